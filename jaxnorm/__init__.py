@@ -1,0 +1,34 @@
+"""jaxnorm: statistics over a set of axes are a mergeable value; normalizing is applying it."""
+
+from importlib import import_module
+
+from jaxnorm.moments import AxisGroups, Moments, merge, moments
+from jaxnorm.normalize import normalize, standardize
+from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm, switchable_norm
+from jaxnorm.running import ema
+from jaxnorm.weights import spectral_norm, weight_norm
+
+__version__ = "0.1.0"
+__all__ = [
+    "AxisGroups",
+    "Moments",
+    "batch_norm",
+    "ema",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "merge",
+    "moments",
+    "normalize",
+    "rms_norm",
+    "spectral_norm",
+    "standardize",
+    "switchable_norm",
+    "weight_norm",
+]
+
+
+def __getattr__(name: str):
+    if name in ("linen", "nnx"):  # these need flax, which `import jaxnorm` must not load
+        return import_module(f"jaxnorm.{name}")
+    raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")

@@ -1,0 +1,96 @@
+"""What the public functions accept; every error says what must hold, what came, and the remedy."""
+
+import math
+from numbers import Real
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import checkify
+
+
+def floating(x, name: str = "x") -> jax.Array:
+    """``x`` as an array of a floating or complex dtype."""
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TypeError(f"{name} must be floating point: got {x.dtype}. Cast it first, for example with .astype(jnp.float32).")
+    return x
+
+
+def fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+    """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
+    padded = (1,) * (len(target) - len(shape)) + tuple(shape)
+    if len(shape) > len(target) or any(s not in (1, t) for s, t in zip(padded, target, strict=True)):
+        raise ValueError(f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}.")
+
+
+def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
+    """A boolean mask or non-negative float weights that broadcast against ``shape``."""
+    if where is None:
+        return None
+    where = jnp.asarray(where)
+    if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
+        raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
+    fits("where", where.shape, shape)
+    if where.dtype != jnp.bool_:
+        _values(where, lambda w: (w >= 0) & jnp.isfinite(w), f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0")
+    return where
+
+
+def variance(var) -> None:
+    """Raises for a negative variance; NaN and Inf pass, they show in the output."""
+    _values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
+
+
+def epsilon(value) -> float:
+    """A finite, static number >= 0."""
+    value = _number("epsilon", value)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"epsilon must be finite and >= 0: got {value}.")
+    return value
+
+
+def correction(value) -> float:
+    """The number that the count is reduced by in the variance: 0 divides by n, 1 by n - 1."""
+    value = _number("correction", value)
+    if not 0 <= value < math.inf:
+        raise ValueError(f"correction must be finite and >= 0: got {value}. 0 divides by n, 1 by n - 1.")
+    return value
+
+
+def epsilon_in(value: str) -> str:
+    if value not in ("var", "std"):
+        raise ValueError(f"epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got {value!r}.")
+    return value
+
+
+def momentum(value):
+    """A number in [0, 1], the weight of the old value; a traced one is checked under checkify."""
+    if isinstance(value, jax.Array):
+        if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"momentum must be one floating point number: got shape {value.shape}, {value.dtype}.")
+        _values(value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
+        return value
+    value = _number("momentum", value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"momentum must lie in [0, 1]: got {value}. It is the weight of the old value (1 - momentum in PyTorch's terms).")
+    return value
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{name} must be a static number: got a traced value. Pass it as a Python number.")
+    if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number: got {value!r} ({type(value).__name__}).")
+    return float(value)
+
+
+def _values(array: jax.Array, holds, message: str) -> None:
+    """Raises where ``holds`` is false: at once for concrete values, under checkify for traced ones."""
+    if isinstance(array, jax.core.Tracer):
+        checkify.debug_check(jnp.all(holds(array)), message + ".")
+    elif not bool(np.all(holds(array))):
+        bad = np.asarray(array)[~np.asarray(holds(array))].ravel()[0]
+        raise ValueError(f"{message}: found {bad}.")

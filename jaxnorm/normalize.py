@@ -1,0 +1,325 @@
+"""Applying Moments to data, and the derivative of doing both steps at once.
+
+    y = (x - mean) * rstd * scale + bias,    rstd = 1 / sqrt(var + epsilon)
+
+The derivative of :func:`standardize` is written down once: the pooled tangents in closed form, the rest as the
+derivative of that line. It is rematerialized, so that reverse mode keeps ``x`` in its own dtype and a few numbers per
+set instead of every intermediate.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import checks
+from jaxnorm.axes import Axes, Pooling, resolve
+from jaxnorm.moments import (
+    Frame,
+    Moments,
+    Sets,
+    assemble,
+    average,
+    compute_dtype,
+    estimate,
+    estimate_tangent,
+    local,
+    make_frame,
+    needs_power,
+    nothing_saved,
+    power_of_two,
+)
+
+SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The static facts about the application."""
+
+    epsilon: float
+    correction: float = 0.0
+    epsilon_in: str = "var"
+    dtype: jnp.dtype | None = None
+
+    def lowest_power(self, dtype) -> int | None:
+        """The least power of two that data of this dtype are divided by; None if they need no scaling.
+
+        Scaling is needed where squares overflow, and where they vanish although epsilon is smaller still.
+        """
+        finfo = jnp.finfo(compute_dtype(dtype))
+        if not needs_power(dtype) and self.epsilon >= float(finfo.tiny) / float(finfo.eps):
+            return None
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            return None
+        return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.degree
+
+    @property
+    def degree(self) -> int:
+        return 2 if self.epsilon_in == "var" else 1
+
+    def scaled_epsilon(self, frame: Frame, dtype) -> jax.Array:
+        """epsilon in the units of the frame."""
+        if frame.power is None:
+            return jnp.asarray(self.epsilon, dtype)
+        fraction, exponent = math.frexp(self.epsilon)
+        return jnp.ldexp(jnp.asarray(fraction, dtype), exponent - self.degree * frame.power.astype(jnp.int32))
+
+
+def normalize(
+    x: jax.Array,
+    moments: Moments,
+    /,
+    *,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-5,
+    where=None,
+    correction: float = 0,
+    epsilon_in: str = "var",
+    dtype=None,
+) -> jax.Array:
+    """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running average.
+
+    Args:
+      x: floating or complex array.
+      moments: mean and variance that broadcast against ``x``. An axis of size g against one of size C, with g dividing
+        C, holds the Moments of g equal blocks, as :func:`moments` returns them for ``(g [c])``.
+      scale: factor that broadcasts against ``x``.
+      bias: summand that broadcasts against ``x``.
+      epsilon: added to the variance.
+      where: mask or weights; the output is 0 where they are 0, whatever ``x`` holds there.
+      correction: 0 uses the biased variance, 1 the unbiased one (needs ``moments.count``).
+      epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``.
+      dtype: dtype of the result; that of ``x`` by default.
+
+    Returns:
+      An array of the shape of ``x``. Inside, at least float32. A mean is known to the precision of its dtype; where it
+      is millions of times the standard deviation, :func:`standardize` is more exact.
+
+    Raises:
+      TypeError: integer or boolean ``x``.
+      ValueError: shapes that do not fit, negative ``epsilon`` or variance.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> x = jnp.array([[1.0, 3.0], [5.0, 9.0]])
+    >>> jn.normalize(x, jn.moments(x, "n [c]"), epsilon=0.0).tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    x = checks.floating(x)
+    if not isinstance(moments, Moments):
+        raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+    checks.variance(moments.var)
+    rule = make_rule(epsilon, correction, epsilon_in, dtype)
+    where = checks.mask(where, x.shape)
+    blocks = _blocks(moments, x.shape)
+    scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
+    return _normalize(rule, blocks, x, moments, where, scale, bias)
+
+
+def standardize(
+    x: jax.Array,
+    axes: Axes,
+    /,
+    *,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-5,
+    where=None,
+    centered: bool = True,
+    correction: float = 0,
+    epsilon_in: str = "var",
+    axis_name=None,
+    implementation: str | None = None,
+    dtype=None,
+    **sizes: int,
+) -> jax.Array:
+    """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
+
+    More exact than the two in turn, since the mean is never rounded to one number, and with a derivative that keeps
+    only ``x`` and a few numbers per set.
+
+    Args:
+      x: floating or complex array.
+      axes: the pooled axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
+      scale: factor that broadcasts against ``x``.
+      bias: summand that broadcasts against ``x``.
+      epsilon: added to the variance; 0 is allowed, and a set without spread then gives ``bias``.
+      where: boolean mask or float weights. What is masked out counts for nothing, outputs 0 and gets gradient 0, even
+        NaN. A set of which nothing is left is 0 everywhere.
+      centered: False divides by the root mean square and subtracts nothing.
+      correction: 0 for the biased variance, 1 for the unbiased one; a set of no more elements has variance 0.
+      epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
+      axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
+      implementation: None chooses; ``"xla"`` is plain JAX; ``"full_range"`` first divides each set by a power of two,
+        which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to 2 times the work. bfloat16 input and
+        ``epsilon`` below 1e-30 always use it.
+      dtype: dtype of the result; that of ``x`` by default.
+      **sizes: sizes of split axes in a pattern.
+
+    Returns:
+      An array of the shape of ``x``.
+
+    Raises:
+      TypeError: integer or boolean ``x``.
+      ValueError: axes, pattern, mask or parameters that do not fit ``x``; a negative ``epsilon``.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    x = checks.floating(x)
+    pooling = resolve(axes, x.shape, sizes)
+    where = checks.mask(where, x.shape)
+    rule = make_rule(epsilon, correction, epsilon_in, dtype)
+    scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
+    sets = Sets(pooling.axes, axis_name, bool(centered))
+    return fused(sets, rule, pooling, x, where, scale, bias, implementation=implementation)[0]
+
+
+def fused(sets: Sets, rule: Rule, pooling: Pooling, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
+    """Output and Moments of arguments that have been checked."""
+    if implementation not in (None, "xla", "full_range"):
+        raise ValueError(f"implementation must be None, 'xla' or 'full_range': got {implementation!r}.")
+    return _fused(sets, rule, pooling, implementation == "full_range", x, where, scale, bias)
+
+
+def make_rule(epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
+    dtype = None if dtype is None else jnp.dtype(dtype)
+    return Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype)
+
+
+def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
+    if value is None:
+        return None
+    value = checks.floating(value, name)
+    checks.fits(name, value.shape, shape)
+    return value
+
+
+def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
+    """How ``shape`` splits so that every axis of the Moments broadcasts against it."""
+    given = jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+    padded = (1,) * (len(shape) - len(given)) + given
+    divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
+    if not divides:
+        checks.fits("moments", given, shape)
+    parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
+    return Pooling(shape, parts, ())
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def inverse_root(rule: Rule, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
+    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
+    var = var * _unbias(rule, var, count)
+    total = var + epsilon if rule.epsilon_in == "var" else jnp.sqrt(var) + epsilon
+    safe = jnp.where(total == 0, 1, total)
+    return jnp.where(total == 0, 0, lax.rsqrt(safe) if rule.epsilon_in == "var" else 1 / safe)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(rule, primals, tangents):
+    var, epsilon, count = primals
+    r = inverse_root(rule, var, epsilon, count)
+    dvar = tangents[0] * _unbias(rule, var, count)
+    if rule.epsilon_in == "std":  # d sqrt(v) = dv / (2 sqrt(v)); a set without spread has no tangent either
+        var = var * _unbias(rule, var, count)
+        dstd = jnp.where(var > 0, 0.5 * dvar * lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
+        return r, -(dstd * r) * r
+    return r, (((-0.5 * dvar) * r) * r) * r  # step by step: r**3 alone underflows for data of size 1e13
+
+
+def _unbias(rule: Rule, var, count):
+    if rule.correction == 0:
+        return 1
+    count = jnp.asarray(count, var.dtype)
+    return jnp.where(count > rule.correction, count / jnp.where(count > rule.correction, count - rule.correction, 1), 0)
+
+
+def _apply(rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
+    """The one line that everything here is about."""
+    rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.count)
+    y = (local(x, where, frame) - offset) * rstd
+    if scale is not None:
+        y = y * scale.astype(_at_least(y.dtype, scale.dtype))
+    if bias is not None:
+        y = y + bias.astype(_at_least(y.dtype, bias.dtype))
+    if where is not None:
+        y = jnp.where(where > 0 if where.dtype != jnp.bool_ else where, y, 0)
+    return y.astype(x.dtype if rule.dtype is None else rule.dtype)
+
+
+def _at_least(dtype, other):
+    """``dtype``, made complex where ``other`` is."""
+    return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _standardize(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
+    """Output, offset and variance of every set."""
+    offset, var = estimate(sets, x, where, frame)
+    return _apply(rule, where, frame, x, offset, var, scale, bias), offset, var
+
+
+@_standardize.defjvp
+def _standardize_jvp(sets, rule, primals, tangents):
+    x, where, frame, scale, bias = primals
+    y, offset, var = _standardize(sets, rule, *primals)
+    kept = None if _recompute_offset(sets, x, where) else offset
+
+    @nothing_saved
+    def tangent(x, where, frame, offset, var, scale, bias, dx, dscale, dbias):
+        if offset is None:
+            offset = average(sets, local(x, where, frame), where, frame.count)
+        doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
+        apply = partial(_apply, rule, where, frame)
+        _, dy = jax.jvp(apply, (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
+        return dy, doffset, dvar
+
+    dx, _, _, dscale, dbias = tangents
+    return (y, offset, var), tangent(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
+
+
+def _recompute_offset(sets: Sets, x, where) -> bool:
+    size = math.prod(x.shape[axis] for axis in sets.axes)
+    return sets.centered and sets.axis_name is None and where is None and size < SMALL_SET
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _fused(sets: Sets, rule: Rule, pooling: Pooling, full_range: bool, x, where, scale, bias):
+    shape = x.shape
+    x = x.reshape(pooling.split)
+    where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
+    lowest = rule.lowest_power(x.dtype)
+    if full_range and lowest is None:
+        lowest = (math.frexp(rule.epsilon)[1] - 60) // rule.degree
+    frame = make_frame(sets, x, where, lowest)
+    y, offset, var = _standardize(sets, rule, x, where, frame, scale, bias)
+    found = jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
+    return y.reshape(shape), found
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, bias):
+    split = blocks.split
+    where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
+    dtype = compute_dtype(x.dtype)
+
+    def fit(leaf, dtype):
+        leaf = jnp.asarray(leaf)
+        padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
+        parts = zip(padded, blocks.parts, strict=True)
+        return leaf.reshape([s for size, part in parts for s in (part if size == math.prod(part) else (size, *(1,) * (len(part) - 1)))]).astype(dtype)
+
+    real = jnp.finfo(dtype).dtype
+    count, var = (fit(leaf, real) for leaf in (moments.count, moments.var))
+    mean = fit(moments.mean, dtype)
+
+    @nothing_saved
+    def apply(x, where, count, mean, var, scale, bias):
+        return _apply(rule, where, Frame(count, None, mean), x, jnp.zeros_like(mean), var, scale, bias)
+
+    return apply(x.reshape(split), where, count, mean, var, scale, bias).reshape(x.shape)

@@ -1,0 +1,386 @@
+"""The named norms: each is a choice of axes.
+
+    batch      "[n h w] c"          instance   "n [h w] c"
+    layer      "n h w [c]"          group      "n [h w] (g [c])"
+    rms        layer, not centered  switchable a blend of instance, layer and batch
+
+Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes,
+wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import checks
+from jaxnorm.axes import Axes, Pooling, canonical_axes, other_axes, resolve
+from jaxnorm.moments import Moments, Sets, compute_dtype, moments
+from jaxnorm.normalize import fused, make_rule, normalize, standardize
+
+
+def batch_norm(
+    x: jax.Array,
+    /,
+    *,
+    scale=None,
+    bias=None,
+    feature_axes: int | tuple[int, ...] = -1,
+    epsilon: float = 1e-5,
+    where=None,
+    axis_name=None,
+    dtype=None,
+) -> tuple[jax.Array, Moments]:
+    """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
+
+    In training, blend the returned Moments into a running average with :func:`ema`; in evaluation, call
+    ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one element gives ``bias``.
+
+    Args:
+      x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
+      scale: gain of the shape of the feature axes.
+      bias: shift of the same shape.
+      feature_axes: the axes that are not pooled.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes to pool over as well, weighted by count.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      The output, of the shape of ``x``, and the Moments of the batch, whose pooled axes have size one.
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> y, batch = jn.batch_norm(jnp.array([[1.0, 0.0], [3.0, 8.0]]), epsilon=0.0)
+    >>> y.tolist(), batch.mean.tolist()
+    ([[-1.0, -1.0], [1.0, 1.0]], [[2.0, 4.0]])
+    """
+    x = checks.floating(x)
+    features = canonical_axes(feature_axes, x.ndim, "feature_axes")
+    pooled = other_axes(features, x.ndim)
+    if not pooled and axis_name is None:
+        raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    sets, pooling = Sets(pooled, axis_name), _unsplit(x.shape, pooled)
+    return fused(sets, make_rule(epsilon, dtype=dtype), pooling, x, checks.mask(where, x.shape), scale, bias)
+
+
+def layer_norm(
+    x: jax.Array,
+    /,
+    *,
+    axes: Axes = -1,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-6,
+    where=None,
+    correction: float = 0,
+    epsilon_in: str = "var",
+    axis_name=None,
+    dtype=None,
+) -> jax.Array:
+    """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
+
+    Args:
+      x: floating array ``(..., C)``.
+      axes: the pooled axes, which are the feature axes too: several of them have one gain and bias per element
+        (PyTorch's and Paddle's ``normalized_shape``).
+      scale: gain of the shape of the pooled axes.
+      bias: shift of the same shape.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      correction: 1 divides by n - 1 in the variance.
+      epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
+      axis_name: device or vmap axes to pool over as well.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      An array of the shape of ``x``. A single feature gives ``bias``.
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.layer_norm(jnp.array([[1.0, 3.0]]), scale=jnp.array([1.0, 2.0]), epsilon=0.0).tolist()
+    [[-1.0, 2.0]]
+    """
+    x = checks.floating(x)
+    pooled = resolve(axes, x.shape).axes
+    scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return standardize(x, pooled, scale=scale, bias=bias, correction=correction, epsilon_in=epsilon_in, **options)
+
+
+def rms_norm(
+    x: jax.Array,
+    /,
+    *,
+    axes: Axes = -1,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-6,
+    where=None,
+    axis_name=None,
+    dtype=None,
+) -> jax.Array:
+    """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+    Args:
+      x: floating array ``(..., C)``.
+      axes: the pooled axes, which are the feature axes too.
+      scale: gain of the shape of the pooled axes.
+      bias: shift of the same shape.
+      epsilon: added to the mean square.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes to pool over as well.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      An array of the shape of ``x``.
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.rms_norm(jnp.array([[3.0, -3.0]]), epsilon=0.0).tolist()
+    [[1.0, -1.0]]
+    """
+    x = checks.floating(x)
+    pooled = resolve(axes, x.shape).axes
+    scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return standardize(x, pooled, scale=scale, bias=bias, centered=False, **options)
+
+
+def instance_norm(
+    x: jax.Array,
+    /,
+    *,
+    feature_axes: int | tuple[int, ...] = -1,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-6,
+    where=None,
+    axis_name=None,
+    dtype=None,
+) -> jax.Array:
+    """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
+
+    Args:
+      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
+      feature_axes: the axes that, beside the batch, are not pooled.
+      scale: gain of the shape of the feature axes.
+      bias: shift of the same shape.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes to pool over as well.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      An array of the shape of ``x``.
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: no spatial axis; axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.instance_norm(jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]]), epsilon=0.0)[..., 0].tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    x = checks.floating(x)
+    features, pooled = _spatial(x.shape, feature_axes, "instance norm")
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    return standardize(x, pooled, scale=scale, bias=bias, epsilon=epsilon, where=where, axis_name=axis_name, dtype=dtype)
+
+
+def group_norm(
+    x: jax.Array,
+    num_groups: int = 32,
+    /,
+    *,
+    feature_axes: int | tuple[int, ...] = -1,
+    axes: tuple[int, ...] | None = None,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-6,
+    where=None,
+    axis_name=None,
+    dtype=None,
+) -> jax.Array:
+    """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
+
+    One group is layer norm over all but the batch, one channel per group is instance norm.
+
+    Args:
+      x: floating array ``(N, ..., C)``; the batch is axis 0.
+      num_groups: the number of equal groups of neighbouring channels.
+      feature_axes: the one axis of channels.
+      axes: the other pooled axes; all but the batch by default.
+      scale: gain ``(C,)``.
+      bias: shift ``(C,)``.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes to pool over as well.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      An array of the shape of ``x``.
+
+    Raises:
+      TypeError: integer ``x``, a number of groups that is no integer.
+      ValueError: groups that do not divide the channels; axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.group_norm(jnp.array([[1.0, 3.0, 10.0, 30.0]]), 2, epsilon=0.0).tolist()
+    [[-1.0, 1.0, -1.0, 1.0]]
+    """
+    x = checks.floating(x)
+    features = canonical_axes(feature_axes, x.ndim, "feature_axes")
+    if len(features) != 1 or features[0] == 0:
+        raise ValueError(f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}.")
+    channel = features[0]
+    check_groups(num_groups, x.shape[channel])
+    pooled = other_axes((0, channel), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    names = [f"a{i}" if i not in pooled else f"[a{i}]" for i in range(x.ndim)]
+    names[channel] = "(g [c])"
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return standardize(x, " ".join(names), g=num_groups, scale=scale, bias=bias, **options)
+
+
+def switchable_norm(
+    x: jax.Array,
+    mean_logits: jax.Array,
+    var_logits: jax.Array,
+    /,
+    *,
+    running: Moments | None = None,
+    feature_axes: int | tuple[int, ...] = -1,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-5,
+    where=None,
+    axis_name=None,
+    dtype=None,
+) -> tuple[jax.Array, Moments]:
+    """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
+
+    Means are blended with ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are
+    the instance statistics merged over the channels, the batch statistics the same merged over the batch.
+
+    Args:
+      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
+      mean_logits: ``(3,)``, in the order instance, layer, batch.
+      var_logits: ``(3,)``, in the same order.
+      running: Moments that stand in for those of the batch (evaluation).
+      feature_axes: the axes of the features.
+      scale: gain of the shape of the feature axes.
+      bias: shift of the same shape.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes that the batch extends over.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is given).
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: logits that are not ``(3,)``, no spatial axis; axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
+    >>> instance_only = jnp.array([50.0, 0.0, 0.0])
+    >>> jn.switchable_norm(x, instance_only, instance_only, epsilon=0.0)[0][..., 0].tolist()
+    [[-1.0, 1.0], [-1.0, 1.0]]
+    """
+    x = checks.floating(x)
+    features, spatial = _spatial(x.shape, feature_axes, "switchable norm")
+    logits = [checks.floating(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
+    for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
+        if value.shape != (3,):
+            raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    where = checks.mask(where, x.shape)
+    rule = make_rule(epsilon, dtype=x.dtype if dtype is None else dtype)
+    if running is not None:
+        running = _like_batch(running, x.shape, features)
+    y, batch = _switchable(rule, features, spatial, axis_name, x, *logits, running, scale, bias, where)
+    return y, batch if running is None else running
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, running, scale, bias, where):
+    u = x.astype(compute_dtype(x.dtype))
+    # The blend does not move when all of x does: near 0, no digits are lost to a large mean.
+    origin = lax.stop_gradient(moments(u, tuple(range(x.ndim)), where=where, axis_name=axis_name).mean)
+    u = u - origin
+    instance = moments(u, spatial, where=where)
+    layer = instance.merge(features)
+    batch = instance.merge(0, axis_name=axis_name) if running is None else Moments(running.count, running.mean - origin, running.var)
+    parts = (instance, layer, batch)
+    weights = [jax.nn.softmax(logits.astype(jnp.finfo(u.dtype).dtype)) for logits in (mean_logits, var_logits)]
+    mean = sum(weights[0][i] * part.mean for i, part in enumerate(parts))
+    var = sum(weights[1][i] * part.var for i, part in enumerate(parts))
+    blend = Moments(instance.count, mean, var)
+    y = normalize(u, blend, scale=scale, bias=bias, where=where, epsilon=rule.epsilon, dtype=rule.dtype)
+    return y, Moments(batch.count, batch.mean + origin, batch.var)
+
+
+def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params) -> list[jax.Array | None]:
+    """Parameters of the shape of the feature axes, reshaped to broadcast against ``shape``."""
+    return [None if value is None else _align(name, checks.floating(value, name), shape, features) for name, value in params.items()]
+
+
+def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[int, ...]) -> jax.Array:
+    sizes = tuple(shape[axis] for axis in features)
+    lead = value.ndim - len(features)
+    before = other_axes(features, len(shape))[: max(lead, 0)]
+    fits = lead == len(before) and value.shape[lead:] == sizes
+    if not fits or any(size not in (1, shape[axis]) for size, axis in zip(value.shape, before, strict=False)):
+        raise ValueError(
+            f"{name} must have the shape of the feature axes, {sizes}, or leading batch axes before it: "
+            f"got {name} of shape {value.shape} for x of shape {shape}."
+        )
+    positions = before + features
+    value = value.transpose(sorted(range(value.ndim), key=positions.__getitem__))
+    return value.reshape([value.shape[sorted(positions).index(axis)] if axis in positions else 1 for axis in range(len(shape))])
+
+
+def check_groups(num_groups: int, channels: int) -> None:
+    if isinstance(num_groups, bool) or not isinstance(num_groups, int):
+        raise TypeError(f"num_groups must be an integer: got {num_groups!r} ({type(num_groups).__name__}).")
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(f"num_groups must be positive and divide the channels: got {num_groups} groups for {channels} channels.")
+
+
+def _unsplit(shape: tuple[int, ...], pooled: tuple[int, ...]):
+    return Pooling(shape, tuple((size,) for size in shape), pooled)
+
+
+def _spatial(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    features = canonical_axes(feature_axes, len(shape), "feature_axes")
+    if 0 in features:
+        raise ValueError(f"{name} must leave axis 0 to the batch: got feature_axes={feature_axes} for shape {shape}.")
+    pooled = other_axes((0, *features), len(shape))
+    if not pooled:
+        raise ValueError(f"{name} must have an axis to pool beside batch and features: x has shape {shape}. Use layer_norm for plain features.")
+    return features, pooled
+
+
+def _like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
+    """Running Moments of the shape of the features or of the batch's, as the batch's."""
+    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
+    sizes = tuple(shape[axis] for axis in features)
+    for name in ("mean", "var"):
+        given = jnp.shape(getattr(running, name))
+        if given not in (target, sizes):
+            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
+    count = jnp.broadcast_to(jnp.asarray(running.count), jnp.shape(running.mean))
+    return Moments(*(jnp.reshape(leaf, target) for leaf in (count, running.mean, running.var)))

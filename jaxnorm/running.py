@@ -1,0 +1,69 @@
+"""Blends over time: the running statistics of batch norm."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm import checks
+from jaxnorm.moments import Moments
+
+
+def ema(running: Moments, batch: Moments, /, *, momentum=0.99, unbiased: bool = False) -> Moments:
+    """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
+
+    A blend, not a merge: what is old fades. Every set for itself is left as it was where the batch holds nothing
+    (count 0) or anything that is not finite.
+
+    Args:
+      running: the old values; only their dtype is kept, so float32 state stays float32.
+      batch: the new ones, of shapes that fit.
+      momentum: weight of the old value, in [0, 1], as in Flax and Keras. PyTorch's ``momentum`` is one minus this.
+      unbiased: average ``var * n / (n - 1)``, as PyTorch does; Flax and Keras average the biased variance.
+        Of a single element it is unknown, and leaves ``running`` as it was.
+
+    Returns:
+      Moments of the shapes of ``running``. An update too small for the dtype moves the value by its last bit, so that
+      the average reaches what it follows instead of stopping short of it.
+
+    Raises:
+      TypeError: arguments that are no Moments.
+      ValueError: momentum outside [0, 1], shapes that differ.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> old = jn.Moments(count=jnp.array(8.0), mean=jnp.array(0.0), var=jnp.array(1.0))
+    >>> new = jn.Moments(count=jnp.array(8.0), mean=jnp.array(4.0), var=jnp.array(3.0))
+    >>> float(jn.ema(old, new, momentum=0.75).mean)
+    1.0
+    """
+    for name, value in (("running", running), ("batch", batch)):
+        if not isinstance(value, Moments):
+            raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+    momentum = checks.momentum(momentum)
+    _same_shape(running, batch)
+    count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
+    if unbiased:
+        n = count.astype(var.dtype)
+        var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
+    known = (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
+    count = jnp.broadcast_to(count, known.shape)
+    return jax.tree.map(lambda old, new: _blend(jnp.asarray(old), new, momentum, known), running, Moments(count, mean, var))
+
+
+def _same_shape(running: Moments, batch: Moments) -> None:
+    for name in ("mean", "var"):
+        old, new = jnp.shape(getattr(running, name)), jnp.shape(getattr(batch, name))
+        if [size for size in old if size != 1] != [size for size in new if size != 1]:
+            raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
+
+
+def _blend(old: jax.Array, new: jax.Array, momentum, known: jax.Array) -> jax.Array:
+    if old.ndim == 0 and known.size != 1:  # one count for all sets
+        new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
+    new, known = new.reshape(old.shape), known.reshape(old.shape)
+    dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+    old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
+    momentum = jnp.asarray(momentum, jnp.finfo(dtype).dtype)
+    result = old + (1 - momentum) * (new - old)  # in this form a value equal to the batch stays what it is
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        result = jnp.where(result == old, jnp.nextafter(old, new), result)
+    result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
+    return jnp.where(known, result, old)

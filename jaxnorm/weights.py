@@ -1,0 +1,91 @@
+"""The same two functions on a kernel's axes: weight norm and spectral norm."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import checks
+from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.moments import compute_dtype
+from jaxnorm.normalize import standardize
+from jaxnorm.norms import aligned
+
+
+def weight_norm(kernel: jax.Array, scale=None, /, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
+    """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
+
+    Args:
+      kernel: floating array, for example ``(..., in, out)``.
+      scale: length of each feature's weights, of the shape of the feature axes.
+      feature_axes: the axes that are not pooled; None or () pools all.
+      epsilon: added to the sum of squares.
+      dtype: dtype of the result; that of ``kernel`` by default.
+
+    Returns:
+      An array of the shape of ``kernel``.
+
+    Raises:
+      TypeError: integer ``kernel``.
+      ValueError: axes or scale that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.weight_norm(jnp.array([[3.0], [4.0]]), jnp.array([5.0])).round(5).tolist()
+    [[3.0], [4.0]]
+    """
+    kernel = checks.floating(kernel, "kernel")
+    features = () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, kernel.ndim, "feature_axes")
+    pooled = other_axes(features, kernel.ndim)
+    size = max(math.prod(kernel.shape[axis] for axis in pooled), 1)
+    gain = jnp.full(tuple(kernel.shape[axis] for axis in features), 1 / math.sqrt(size), compute_dtype(kernel.dtype))
+    if scale is not None:
+        gain = gain * checks.floating(scale, "scale").astype(gain.dtype)
+    (gain,) = aligned(kernel.shape, features, scale=gain)
+    # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
+    return standardize(kernel, pooled, scale=gain, epsilon=checks.epsilon(epsilon) / size, centered=False, dtype=dtype)
+
+
+def spectral_norm(
+    kernel: jax.Array, u: jax.Array, /, *, n_steps: int = 1, epsilon: float = 1e-12
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
+
+    Args:
+      kernel: floating array of rank 2 or more; the last axis is the output, the others are flattened.
+      u: ``(1, out)``, the left vector of the last call, or random.
+      n_steps: power iterations in this call, at least 1.
+      epsilon: added to sums of squares.
+
+    Returns:
+      The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``. The vectors are constants under
+      differentiation, sigma is not.
+
+    Raises:
+      TypeError: integer ``kernel``.
+      ValueError: a kernel of rank below 2, a ``u`` that does not fit, ``n_steps`` below 1.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> kernel, u, sigma = jn.spectral_norm(jnp.diag(jnp.array([3.0, 1.0])), jnp.array([[1.0, 0.0]]))
+    >>> round(float(sigma), 5)
+    3.0
+    """
+    kernel = checks.floating(kernel, "kernel")
+    if kernel.ndim < 2:
+        raise ValueError(f"kernel must have rank 2 or more: got shape {kernel.shape}.")
+    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+        raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
+    if jnp.shape(u) != (1, kernel.shape[-1]):
+        raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
+    matrix = kernel.reshape(-1, kernel.shape[-1])
+    u = jnp.asarray(u, matrix.dtype)
+    for _ in range(n_steps):
+        v = _unit(u @ matrix.T, epsilon)
+        u = _unit(v @ matrix, epsilon)
+    u, v = lax.stop_gradient(u), lax.stop_gradient(v)
+    sigma = (v @ matrix @ u.T)[0, 0]
+    return kernel / jnp.where(sigma != 0, sigma, 1), u, sigma
+
+
+def _unit(vector: jax.Array, epsilon: float) -> jax.Array:
+    return weight_norm(vector, feature_axes=0, epsilon=epsilon)
