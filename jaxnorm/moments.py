@@ -10,7 +10,6 @@ The pair (pivot, offset) holds the mean to twice the precision of one number, so
 The frame is constant under differentiation: no result depends on its choice.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -164,13 +163,13 @@ def compute_dtype(dtype) -> jnp.dtype:
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def bound(axis_name):
-    """The part of ``axis_name`` that is bound where this is called; None if nothing is."""
-    if isinstance(axis_name, AxisGroups):
-        return axis_name if bound(axis_name.axis_name) else None
-    names = axis_name if isinstance(axis_name, Sequence) and not isinstance(axis_name, str) else (axis_name,)
+def bound(axis_name, groups=None):
+    """The part of ``axis_name`` that is bound where this is called, None if nothing is; in groups if those are given."""
+    names = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
     found = tuple(name for name in names if name is not None and _is_bound(name))
-    return found or None
+    if not found:
+        return None
+    return found if groups is None else AxisGroups(found, tuple(tuple(group) for group in groups))
 
 
 def _is_bound(name) -> bool:

@@ -8,7 +8,7 @@ Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -354,10 +354,45 @@ def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[
 
 
 def check_groups(num_groups: int, channels: int) -> None:
+    """Raises unless the channels form that many equal groups."""
     if isinstance(num_groups, bool) or not isinstance(num_groups, int):
         raise TypeError(f"num_groups must be an integer: got {num_groups!r} ({type(num_groups).__name__}).")
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"num_groups must be positive and divide the channels: got {num_groups} groups for {channels} channels.")
+
+
+def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
+    """The number of groups, from exactly one of the two ways to say it."""
+    if (num_groups is None) == (group_size is None):
+        raise ValueError(
+            f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
+            "Pass num_groups=None with group_size."
+        )
+    if group_size is None:
+        check_groups(num_groups, channels)
+        return num_groups
+    if isinstance(group_size, bool) or not isinstance(group_size, int):
+        raise TypeError(f"group_size must be an integer: got {group_size!r} ({type(group_size).__name__}).")
+    if group_size < 1 or channels % group_size:
+        raise ValueError(f"group_size must be positive and divide the channels: got {group_size} for {channels} channels.")
+    return channels // group_size
+
+
+def group_axes(reduction_axes, rank: int) -> tuple[int, ...] | None:
+    """The axes that group norm pools beside the channels, from a module's ``reduction_axes``, which include those."""
+    if reduction_axes is None:
+        return None
+    pooled = canonical_axes(reduction_axes, rank, "reduction_axes")
+    if rank - 1 not in pooled:
+        raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")
+    return pooled[:-1]
+
+
+def promoted(dtype, *arrays) -> jnp.dtype:
+    """``dtype``, or what the arrays promote to: the dtype of a Flax module's output."""
+    if dtype is not None:
+        return jnp.dtype(dtype)
+    return reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
 
 
 def _unsplit(shape: tuple[int, ...], pooled: tuple[int, ...]):

@@ -60,6 +60,8 @@ def _blend(old: jax.Array, new: jax.Array, momentum, known: jax.Array) -> jax.Ar
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = new.reshape(old.shape), known.reshape(old.shape)
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+    if jnp.iscomplexobj(new):
+        dtype = jnp.promote_types(dtype, new.dtype)
     old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
     momentum = jnp.asarray(momentum, jnp.finfo(dtype).dtype)
     result = old + (1 - momentum) * (new - old)  # in this form a value equal to the batch stays what it is

@@ -1,0 +1,129 @@
+"""Norms with running statistics: batch norm and switchable norm."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.typing import Axes, Dtype, Initializer
+from jax.nn import initializers
+
+from jaxnorm.axes import canonical_axes
+from jaxnorm.linen.layers import affine
+from jaxnorm.moments import Moments, bound
+from jaxnorm.normalize import normalize
+from jaxnorm.norms import aligned, batch_norm, switchable_norm
+from jaxnorm.running import ema
+
+
+class _Running:
+    """The running statistics of a module: variables ``mean`` and ``var`` of the collection ``batch_stats``."""
+
+    def __init__(self, module: nn.Module, sizes: tuple[int, ...], dtype: Dtype):
+        self.module = module
+        self.mean = module.variable("batch_stats", "mean", jnp.zeros, sizes, dtype)
+        self.var = module.variable("batch_stats", "var", jnp.ones, sizes, dtype)
+
+    def read(self) -> Moments:
+        return Moments(jnp.ones((), jnp.float32), self.mean.value, self.var.value)
+
+    def update(self, batch: Moments, momentum: float) -> None:
+        if not self.module.is_initializing():
+            new = ema(self.read(), batch, momentum=momentum)
+            self.mean.value, self.var.value = new.mean, new.var
+
+
+class BatchNorm(nn.Module):
+    """Batch normalization (Ioffe & Szegedy 2015), as :class:`flax.linen.BatchNorm`.
+
+    In training (``use_running_average=False``) the batch's statistics normalize it and are blended, biased, into the
+    collection ``batch_stats``, which must be mutable. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in
+    PyTorch, which also averages the unbiased variance. Initialization leaves the running statistics at 0 and 1.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm, x = nn.BatchNorm(momentum=0.9), jnp.array([[1.0], [3.0]])
+    >>> variables = norm.init(jax.random.key(0), x, use_running_average=False)
+    >>> y, state = norm.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+    >>> y.round(3).tolist(), state["batch_stats"]["mean"].round(3).tolist()
+    ([[-1.0], [1.0]], [0.20000000298023224])
+    """
+
+    use_running_average: bool | None = None
+    axis: Axes = -1
+    momentum: float = 0.99
+    epsilon: float = 1e-5
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    use_bias: bool = True
+    use_scale: bool = True
+    bias_init: Initializer = initializers.zeros
+    scale_init: Initializer = initializers.ones
+    axis_name: str | None = None
+    axis_index_groups: Any = None
+    use_fast_variance: bool = True
+    force_float32_reductions: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
+        features = canonical_axes(self.axis, x.ndim, "axis")
+        state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
+        running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
+        params = affine(self, x, features)
+        if evaluating:
+            return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
+        axis_name = bound(self.axis_name, self.axis_index_groups)
+        y, batch = batch_norm(x, feature_axes=features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        running.update(batch, self.momentum)
+        return y
+
+
+def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
+    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
+    mean, var, scale, bias = aligned(x.shape, features, mean=running.mean, var=running.var, scale=scale, bias=bias)
+    return normalize(x, Moments(running.count, mean, var), scale=scale, bias=bias, **options)
+
+
+class SwitchableNorm(nn.Module):
+    """Switchable normalization (Luo et al. 2018): a learned blend of instance, layer and batch statistics.
+
+    Parameters ``scale``, ``bias`` of the shape of the feature axes, ``mean_logits`` and ``var_logits`` ``(3,)`` in the
+    order instance, layer, batch, all zero at first: equal weights. Running batch statistics as :class:`BatchNorm`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm = nn.SwitchableNorm(use_running_average=False)
+    >>> variables = norm.init(jax.random.key(0), jnp.ones((2, 4, 4, 3)))
+    >>> sorted(variables["params"])
+    ['bias', 'mean_logits', 'scale', 'var_logits']
+    """
+
+    use_running_average: bool | None = None
+    feature_axes: Axes = -1
+    momentum: float = 0.99
+    epsilon: float = 1e-5
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    use_bias: bool = True
+    use_scale: bool = True
+    bias_init: Initializer = initializers.zeros
+    scale_init: Initializer = initializers.ones
+    axis_name: str | None = None
+    axis_index_groups: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
+        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
+        params = affine(self, x, features)
+        logits = [self.param(name, initializers.zeros, (3,), self.param_dtype) for name in ("mean_logits", "var_logits")]
+        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
+        if evaluating:
+            return switchable_norm(x, *logits, running=running.read(), **options)[0]
+        y, batch = switchable_norm(x, *logits, axis_name=bound(self.axis_name, self.axis_index_groups), **options)
+        running.update(batch, self.momentum)
+        return y

@@ -1,0 +1,112 @@
+"""Norms of another layer's parameters: weight norm and spectral norm."""
+
+from collections.abc import Iterable
+from dataclasses import field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.typing import Axes, Dtype, Initializer
+from jax.nn import initializers
+
+from jaxnorm.axes import canonical_axes
+from jaxnorm.norms import promoted
+from jaxnorm.weights import spectral_norm, weight_norm
+
+
+class WeightNorm(nn.Module):
+    """Calls a layer with its weights normalized (Salimans & Kingma 2016), as :class:`flax.linen.WeightNorm`.
+
+    Every parameter of ``layer_instance`` whose path contains a word of ``variable_filter`` has its features divided by
+    their lengths and multiplied with a learned ``<layer>/<path>/scale``.
+
+    >>> import flax.linen, jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm = nn.WeightNorm(flax.linen.Dense(1, kernel_init=flax.linen.initializers.ones))
+    >>> norm.init_with_output(jax.random.key(0), jnp.array([[2.0, 0.0, 0.0, 0.0]]))[0].tolist()
+    [[1.0]]
+    """
+
+    layer_instance: nn.Module
+    epsilon: float = 1e-12
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    use_scale: bool = True
+    scale_init: Initializer = initializers.ones
+    feature_axes: Axes | None = -1
+    variable_filter: Iterable[str] | None = field(default_factory=lambda: {"kernel"})
+
+    @nn.compact
+    def __call__(self, *args, **kwargs):
+        """Calls the layer with these arguments."""
+        return _call_with(self, self._normalized, args, kwargs)
+
+    def _normalized(self, path: str, value: jax.Array) -> jax.Array:
+        if self.variable_filter and not any(word in path for word in self.variable_filter):
+            return value
+        features = () if self.feature_axes is None else canonical_axes(self.feature_axes, value.ndim, "feature_axes")
+        sizes = tuple(value.shape[axis] for axis in features)
+        scale = self.param(f"{path}/scale", self.scale_init, sizes, self.param_dtype) if self.use_scale else None
+        return weight_norm(value, scale, feature_axes=features, epsilon=self.epsilon, dtype=promoted(self.dtype, value, scale))
+
+
+class SpectralNorm(nn.Module):
+    """Calls a layer with its weights divided by their largest singular value, as :class:`flax.linen.SpectralNorm`.
+
+    Miyato et al. 2018. ``update_stats`` keeps the vector of the power iteration in the collection ``collection_name``.
+
+    >>> import flax.linen, jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm = nn.SpectralNorm(flax.linen.Dense(1, kernel_init=flax.linen.initializers.ones))
+    >>> y, _ = norm.init_with_output(jax.random.key(0), jnp.array([[2.0, 0.0, 0.0, 0.0]]), update_stats=False)
+    >>> y.round(3).tolist()
+    [[1.0]]
+    """
+
+    layer_instance: nn.Module
+    n_steps: int = 1
+    epsilon: float = 1e-12
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    error_on_non_matrix: bool = False
+    collection_name: str = "batch_stats"
+
+    @nn.compact
+    def __call__(self, *args, update_stats: bool, **kwargs):
+        """Calls the layer with these arguments."""
+
+        def normalized(path: str, value: jax.Array) -> jax.Array:
+            return self._normalized(path, value, update_stats)
+
+        return _call_with(self, normalized, args, kwargs, mutable=True)
+
+    def _normalized(self, path: str, value: jax.Array, update_stats: bool) -> jax.Array:
+        if value.ndim < 2 or self.n_steps < 1:
+            return value
+        if value.ndim > 2 and self.error_on_non_matrix:
+            raise ValueError(f"{path} must be a matrix with error_on_non_matrix=True: it has shape {value.shape}.")
+        missing = not self.has_variable(self.collection_name, f"{path}/u")
+        key = self.make_rng("params") if missing else None
+        u = self.variable(self.collection_name, f"{path}/u", jax.random.normal, key, (1, value.shape[-1]), self.param_dtype)
+        sigma = self.variable(self.collection_name, f"{path}/sigma", jnp.ones, (), self.param_dtype)
+        kernel, new_u, new_sigma = spectral_norm(value, u.value, n_steps=self.n_steps, epsilon=self.epsilon)
+        if update_stats:
+            u.value, sigma.value = new_u, new_sigma
+        return kernel.astype(promoted(self.dtype, value, new_u, new_sigma))
+
+
+def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any], **options):
+    """Calls ``module.layer_instance`` with its parameters replaced by ``transform(path, value)``."""
+
+    def trans_in(variables):
+        def leaf(path, value):
+            name = "/".join((module.layer_instance.name, *(entry.key for entry in path[1:])))
+            return transform(name, jnp.asarray(value))
+
+        return jax.tree_util.tree_map_with_path(leaf, variables)
+
+    call = nn.map_variables(
+        lambda layer: layer(*args, **kwargs), trans_in_fn=trans_in, init=module.is_initializing(), **options
+    )
+    return call(module.layer_instance)
