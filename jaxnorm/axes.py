@@ -9,6 +9,7 @@ A pattern names the axes of an array and puts brackets around those that are poo
 ``( )`` splits one axis into several; all of their sizes but one come by keyword.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -175,7 +176,7 @@ def _check_name(token: str, column: int, names: list[_Name], in_group: bool, rep
 
 
 def _check_groups(names: list[_Name], report: _Report) -> None:
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         if before.group is not None and before.group == after.group and before.pooled and not after.pooled:
             raise report.error(
                 f"within ( ) what is kept must stand before what is pooled: {after.name!r} follows a pooled axis. "

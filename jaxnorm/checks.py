@@ -21,7 +21,9 @@ def fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
     if len(shape) > len(target) or any(s not in (1, t) for s, t in zip(padded, target, strict=True)):
-        raise ValueError(f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}.")
+        raise ValueError(
+            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}."
+        )
 
 
 def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
@@ -33,7 +35,11 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     fits("where", where.shape, shape)
     if where.dtype != jnp.bool_:
-        _values(where, lambda w: (w >= 0) & jnp.isfinite(w), f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0")
+        _values(
+            where,
+            lambda w: (w >= 0) & jnp.isfinite(w),
+            f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0",
+        )
     return where
 
 

@@ -30,7 +30,6 @@ from jaxnorm.moments import (
     make_frame,
     needs_power,
     nothing_saved,
-    power_of_two,
 )
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
@@ -312,7 +311,9 @@ def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, b
         leaf = jnp.asarray(leaf)
         padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
         parts = zip(padded, blocks.parts, strict=True)
-        return leaf.reshape([s for size, part in parts for s in (part if size == math.prod(part) else (size, *(1,) * (len(part) - 1)))]).astype(dtype)
+        return leaf.reshape(
+            [s for size, part in parts for s in (part if size == math.prod(part) else (size, *(1,) * (len(part) - 1)))]
+        ).astype(dtype)
 
     real = jnp.finfo(dtype).dtype
     count, var = (fit(leaf, real) for leaf in (moments.count, moments.var))

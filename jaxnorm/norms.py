@@ -69,6 +69,12 @@ def batch_norm(
     return fused(sets, make_rule(epsilon, dtype=dtype), pooling, x, checks.mask(where, x.shape), scale, bias)
 
 
+def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
+    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
+    mean, var, scale, bias = aligned(x.shape, features, mean=running.mean, var=running.var, scale=scale, bias=bias)
+    return normalize(x, Moments(running.count, mean, var), scale=scale, bias=bias, **options)
+
+
 def layer_norm(
     x: jax.Array,
     /,
@@ -243,7 +249,9 @@ def group_norm(
     x = checks.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     if len(features) != 1 or features[0] == 0:
-        raise ValueError(f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}.")
+        raise ValueError(
+            f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
+        )
     channel = features[0]
     check_groups(num_groups, x.shape[channel])
     pooled = other_axes((0, channel), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
@@ -405,7 +413,9 @@ def _spatial(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int
         raise ValueError(f"{name} must leave axis 0 to the batch: got feature_axes={feature_axes} for shape {shape}.")
     pooled = other_axes((0, *features), len(shape))
     if not pooled:
-        raise ValueError(f"{name} must have an axis to pool beside batch and features: x has shape {shape}. Use layer_norm for plain features.")
+        raise ValueError(
+            f"{name} must have an axis to pool beside batch and features: x has shape {shape}. Use layer_norm for plain features."
+        )
     return features, pooled
 
 

@@ -11,8 +11,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes
 from jaxnorm.linen.layers import affine
 from jaxnorm.moments import Moments, bound
-from jaxnorm.normalize import normalize
-from jaxnorm.norms import aligned, batch_norm, switchable_norm
+from jaxnorm.norms import batch_norm, switchable_norm, with_running
 from jaxnorm.running import ema
 
 
@@ -78,12 +77,6 @@ class BatchNorm(nn.Module):
         y, batch = batch_norm(x, feature_axes=features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
         running.update(batch, self.momentum)
         return y
-
-
-def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
-    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
-    mean, var, scale, bias = aligned(x.shape, features, mean=running.mean, var=running.var, scale=scale, bias=bias)
-    return normalize(x, Moments(running.count, mean, var), scale=scale, bias=bias, **options)
 
 
 class SwitchableNorm(nn.Module):

@@ -106,7 +106,5 @@ def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any]
 
         return jax.tree_util.tree_map_with_path(leaf, variables)
 
-    call = nn.map_variables(
-        lambda layer: layer(*args, **kwargs), trans_in_fn=trans_in, init=module.is_initializing(), **options
-    )
+    call = nn.map_variables(lambda layer: layer(*args, **kwargs), trans_in_fn=trans_in, init=module.is_initializing(), **options)
     return call(module.layer_instance)
