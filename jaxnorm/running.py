@@ -1,7 +1,10 @@
 """Blends over time: the running statistics of batch norm."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxnorm import checks
 from jaxnorm.moments import Moments
@@ -39,13 +42,18 @@ def ema(running: Moments, batch: Moments, /, *, momentum=0.99, unbiased: bool = 
             raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
     momentum = checks.momentum(momentum)
     _same_shape(running, batch)
+    return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
+
+
+@partial(jax.jit, static_argnums=0)
+def _ema(unbiased: bool, running: Moments, batch: Moments, momentum, weight) -> Moments:
     count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
     if unbiased:
         n = count.astype(var.dtype)
         var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
     known = (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
-    count = jnp.broadcast_to(count, known.shape)
-    return jax.tree.map(lambda old, new: _blend(jnp.asarray(old), new, momentum, known), running, Moments(count, mean, var))
+    fresh = Moments(jnp.broadcast_to(count, known.shape), mean, var)
+    return jax.tree.map(lambda old, new: _blend(jnp.asarray(old), new, momentum, weight, known), running, fresh)
 
 
 def _same_shape(running: Moments, batch: Moments) -> None:
@@ -55,7 +63,7 @@ def _same_shape(running: Moments, batch: Moments) -> None:
             raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
 
 
-def _blend(old: jax.Array, new: jax.Array, momentum, known: jax.Array) -> jax.Array:
+def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -> jax.Array:
     if old.ndim == 0 and known.size != 1:  # one count for all sets
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = new.reshape(old.shape), known.reshape(old.shape)
@@ -63,9 +71,15 @@ def _blend(old: jax.Array, new: jax.Array, momentum, known: jax.Array) -> jax.Ar
     if jnp.iscomplexobj(new):
         dtype = jnp.promote_types(dtype, new.dtype)
     old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
-    momentum = jnp.asarray(momentum, jnp.finfo(dtype).dtype)
-    result = old + (1 - momentum) * (new - old)  # in this form a value equal to the batch stays what it is
+    momentum, weight = (jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, weight))
+    result = old + weight * (new - old)  # in this form a value equal to the batch stays what it is
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        result = jnp.where(result == old, jnp.nextafter(old, new), result)
+        result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
     return jnp.where(known, result, old)
+
+
+def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:
+    """The smallest step from ``old`` towards ``new``."""
+    old, new = lax.stop_gradient(old), lax.stop_gradient(new)
+    return jnp.nextafter(old, new) - old

@@ -1,0 +1,18 @@
+"""``python -m jaxnorm``: the experiments' command line."""
+
+import sys
+
+
+def main() -> int:
+    try:
+        from jaxnorm.experiments.command import main as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("jaxnorm"):
+            raise
+        print(f"jaxnorm: the experiments need {error.name}: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
+        return 1
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

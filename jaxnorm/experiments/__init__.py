@@ -1,0 +1,1 @@
+"""Experiments on real data that show which normalization helps where."""

@@ -1,0 +1,92 @@
+"""The same network trained once per norm, batch size and seed; interrupted, it keeps what it had finished."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from jaxnorm.experiments import report
+from jaxnorm.experiments.data import load
+from jaxnorm.experiments.training import Run, train
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is compared. The numbers depend on all of it; the order of the lists is that of the runs."""
+
+    data: str
+    norms: tuple[str, ...]
+    where: str
+    batch_sizes: tuple[int, ...]
+    seeds: int
+    epochs: int
+    learning_rate: float
+    momentum: float
+    train_examples: int | None = None
+
+    def runs(self) -> list[Run]:
+        """Seed by seed, so that an interrupted comparison has all norms."""
+        rest = {"where": self.where, "epochs": self.epochs, "learning_rate": self.learning_rate, "momentum": self.momentum}
+        return [Run(norm, batch_size, seed, **rest) for seed in range(self.seeds) for batch_size in self.batch_sizes for norm in self.norms]
+
+
+def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
+    """Trains what is not there yet, writing ``results.json`` after every run and the curves at the end.
+
+    Raises:
+      DataError: the data cannot be had.
+      ResultsError: there is nothing to resume, or it was made with other settings.
+      KeyboardInterrupt: after a word on how to go on.
+    """
+    results = _start(settings, out, console, resume)
+    data = load(settings.data, data_dir).first(settings.train_examples)
+    if max(settings.batch_sizes) > len(data.train_images):
+        raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_images)} training examples.")
+    finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}
+    todo = [run for run in settings.runs() if run.key not in finished]
+    report.write(out, results)
+    try:
+        with _progress(console) as progress:
+            overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
+            for run in todo:
+                name = f"{run.norm}, batch {run.batch_size}, seed {run.seed}"
+                task = progress.add_task(name, total=None)
+                found = train(run, data, lambda step, steps, task=task: progress.update(task, completed=step, total=steps))
+                results["runs"].append({"norm": run.norm, "batch_size": run.batch_size, "seed": run.seed, **found})
+                report.write(out, results)
+                progress.remove_task(task)
+                progress.advance(overall)
+                if not console.is_terminal:
+                    last = found["epochs"][-1]
+                    console.print(f"{name}: test accuracy {last['test_accuracy']:.2%}, training loss {last['train_loss']:.4f}")
+    except KeyboardInterrupt:
+        console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
+        raise
+    report.plot(out, results)
+    return results
+
+
+def _start(settings: Settings, out: Path, console: Console, resume: bool) -> dict:
+    """The results so far, none for a new comparison."""
+    fresh = {"settings": _as_json(settings), "machine": report.machine(), "runs": []}
+    if resume:
+        results = report.read(out)
+        differing = {key for key, value in fresh["settings"].items() if results["settings"].get(key) != value}
+        if differing:
+            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {fresh['settings'][key]} now)" for key in sorted(differing))
+            raise report.ResultsError(f"{out / report.RESULTS} was made with other settings: {changes}. Pass those, or another --out.")
+        return results
+    earlier = report.keep_earlier(out)
+    if earlier is not None:
+        console.print(f"Earlier results are kept as {earlier}.")
+    return fresh
+
+
+def _as_json(settings: Settings) -> dict:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
