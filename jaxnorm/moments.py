@@ -95,6 +95,21 @@ class Sets:
             values, where = values * where.astype(_real(values.dtype)), None
         return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True, where=where))
 
+    def careful_sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
+        """The same, one axis after the other, the last axis last; not differentiable in reverse mode.
+
+        XLA's CPU back-end adds several small axes up in one run, each number to all before it: 1e-5 off for 8000 equal
+        ones. In turn they are off by 5e-7, and where the last axis is split the sum takes half the time.
+        """
+        if where is not None:
+            values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(_real(values.dtype))
+        last = values.ndim - 1
+        for axis in sorted(self.axes, key=lambda axis: (axis == last, -axis)):
+            values = jnp.sum(values, axis, keepdims=True)
+            if len(self.axes) > 1:
+                values = lax.optimization_barrier(values)  # or the sums are merged again
+        return self.across(lax.psum, values)
+
 
 class Frame(NamedTuple):
     """Constants of each set: its count, the power of two it is divided by, and a number near its mean."""
@@ -236,8 +251,12 @@ def local(x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
 
 def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> jax.Array:
     """Weighted mean over each set, 0 for an empty one."""
-    count = jnp.asarray(count, _real(values.dtype))
-    return sets.sum(values, where) / jnp.where(count > 0, count, 1)
+    return _divide(sets.sum(values, where), count)
+
+
+def _divide(total: jax.Array, count) -> jax.Array:
+    count = jnp.asarray(count, _real(total.dtype))
+    return total / jnp.where(count > 0, count, 1)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -247,10 +266,10 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     count = frame.count
     if sets.centered:  # A compiler replaces division by a constant with multiplication by its rounded inverse:
         count = jnp.where(jnp.isnan(frame.pivot), jnp.nan, count)  # hidden from it, constant sets give exactly 0.
-    square = average(sets, jnp.real(u * jnp.conj(u)), where, count)
+    square = _divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), count)
     if not sets.centered:
         return jnp.zeros_like(square, u.dtype), square
-    offset = average(sets, u, where, count)
+    offset = _divide(sets.careful_sum(u, where), count)
     return offset, jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
 
 
@@ -278,6 +297,15 @@ def assemble(frame: Frame, offset: jax.Array, var: jax.Array) -> Moments:
         factor = power_of_two(frame.power, mean.dtype)
         mean, var = mean * factor, var * factor * factor
     return Moments(jnp.full_like(var, frame.count), mean, var)
+
+
+def into_frame(moments: Moments, frame: Frame) -> Moments:
+    """The inverse of :func:`assemble`."""
+    mean, var = moments.mean, moments.var
+    if frame.power is not None:
+        factor = power_of_two(-frame.power.astype(jnp.int32), var.dtype)
+        mean, var = mean * factor, var * factor * factor
+    return Moments(moments.count, mean - frame.pivot, var)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

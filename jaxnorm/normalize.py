@@ -238,7 +238,7 @@ def _unbias(rule: Rule, var, count):
     return jnp.where(count > rule.correction, count / jnp.where(count > rule.correction, count - rule.correction, 1), 0)
 
 
-def _apply(rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
+def apply(rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
     """The one line that everything here is about."""
     rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.count)
     y = (local(x, where, frame) - offset) * rstd
@@ -260,7 +260,7 @@ def _at_least(dtype, other):
 def _standardize(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
     """Output, offset and variance of every set."""
     offset, var = estimate(sets, x, where, frame)
-    return _apply(rule, where, frame, x, offset, var, scale, bias), offset, var
+    return apply(rule, where, frame, x, offset, var, scale, bias), offset, var
 
 
 @_standardize.defjvp
@@ -274,8 +274,7 @@ def _standardize_jvp(sets, rule, primals, tangents):
         if offset is None:
             offset = average(sets, local(x, where, frame), where, frame.count)
         doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-        apply = partial(_apply, rule, where, frame)
-        _, dy = jax.jvp(apply, (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
+        _, dy = jax.jvp(partial(apply, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
         return dy, doffset, dvar
 
     dx, _, _, dscale, dbias = tangents
@@ -319,8 +318,5 @@ def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, b
     count, var = (fit(leaf, real) for leaf in (moments.count, moments.var))
     mean = fit(moments.mean, dtype)
 
-    @nothing_saved
-    def apply(x, where, count, mean, var, scale, bias):
-        return _apply(rule, where, Frame(count, None, mean), x, jnp.zeros_like(mean), var, scale, bias)
-
-    return apply(x.reshape(split), where, count, mean, var, scale, bias).reshape(x.shape)
+    zero, frame = jnp.zeros_like(mean), Frame(count, None, mean)
+    return nothing_saved(partial(apply, rule))(where, frame, x.reshape(split), zero, var, scale, bias).reshape(x.shape)

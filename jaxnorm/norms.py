@@ -12,12 +12,11 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxnorm import checks
 from jaxnorm.axes import Axes, Pooling, canonical_axes, other_axes, resolve
-from jaxnorm.moments import Moments, Sets, compute_dtype, moments
-from jaxnorm.normalize import fused, make_rule, normalize, standardize
+from jaxnorm.moments import Moments, Sets, assemble, compute_dtype, into_frame, local, make_frame, moments, nothing_saved
+from jaxnorm.normalize import apply, fused, make_rule, normalize, standardize
 
 
 def batch_norm(
@@ -326,19 +325,17 @@ def switchable_norm(
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, running, scale, bias, where):
     u = x.astype(compute_dtype(x.dtype))
-    # The blend does not move when all of x does: near 0, no digits are lost to a large mean.
-    origin = lax.stop_gradient(moments(u, tuple(range(x.ndim)), where=where, axis_name=axis_name).mean)
-    u = u - origin
-    instance = moments(u, spatial, where=where)
+    # The blend does not move when all of x does: in the frame of all of x, no digits are lost to a large mean.
+    frame = make_frame(Sets(tuple(range(x.ndim)), axis_name), u, where, rule.lowest_power(x.dtype))
+    instance = moments(local(u, where, frame), spatial, where=where)
     layer = instance.merge(features)
-    batch = instance.merge(0, axis_name=axis_name) if running is None else Moments(running.count, running.mean - origin, running.var)
-    parts = (instance, layer, batch)
-    weights = [jax.nn.softmax(logits.astype(jnp.finfo(u.dtype).dtype)) for logits in (mean_logits, var_logits)]
-    mean = sum(weights[0][i] * part.mean for i, part in enumerate(parts))
-    var = sum(weights[1][i] * part.var for i, part in enumerate(parts))
-    blend = Moments(instance.count, mean, var)
-    y = normalize(u, blend, scale=scale, bias=bias, where=where, epsilon=rule.epsilon, dtype=rule.dtype)
-    return y, Moments(batch.count, batch.mean + origin, batch.var)
+    batch = instance.merge(0, axis_name=axis_name) if running is None else into_frame(running, frame)
+    mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
+    # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
+    mean = instance.mean + sum(mean_weights[i] * (part.mean - instance.mean) for i, part in ((1, layer), (2, batch)))
+    var = sum(var_weights[i] * part.var for i, part in enumerate((instance, layer, batch)))
+    y = nothing_saved(partial(apply, rule))(where, frame._replace(count=instance.count), u, mean, var, scale, bias)
+    return y, assemble(frame._replace(count=batch.count), batch.mean, batch.var)
 
 
 def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params) -> list[jax.Array | None]:

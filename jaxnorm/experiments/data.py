@@ -1,6 +1,7 @@
 """Data sets: scikit-learn's handwritten digits (embedded) and MNIST."""
 
 import os
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,8 @@ def _fetch_mnist() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import fetch_openml
 
     try:
-        return fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False, parser="liac-arff", n_retries=1)
+        with warnings.catch_warnings(action="ignore"):  # of retries
+            return fetch_openml("mnist_784", version=1, return_X_y=True, as_frame=False, parser="liac-arff", n_retries=1)
     except (OSError, ValueError) as error:  # URLError is an OSError; openml answers some failures as ValueError
         raise DataError(
             f"MNIST is not on this machine and could not be fetched ({error}): "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from rich import box
 from rich.table import Table
 
 RESULTS = "results.json"
@@ -77,7 +78,8 @@ def table(results: dict) -> Table:
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     result = Table(
         title=f"{settings['data']}, norm in the {settings['where']} part, {settings['epochs']} epochs, {seeds}",
-        caption="batch stats: accuracy with the statistics of test batches as large as in training",
+        caption="accuracy with running statistics, and with those of test batches as large as in training",
+        box=box.SIMPLE_HEAD,
     )
     for name in ("batch", "norm", "train loss", "test loss", "accuracy %", "batch stats", "steps/s"):
         result.add_column(name, justify="left" if name == "norm" else "right", no_wrap=True)
@@ -97,10 +99,10 @@ def groups(runs: Iterable[dict]) -> dict[tuple[int, str], list[dict]]:
 def _cells(runs: list[dict]) -> list[str]:
     last = [run["epochs"][-1] for run in runs]
     return [
-        _spread([epoch["train_loss"] for epoch in last], ".4f"),
-        _spread([epoch["test_loss"] for epoch in last], ".4f"),
-        _spread([epoch["test_accuracy"] for epoch in last], ".2f", 100),
-        _spread([epoch["batch_test_accuracy"] for epoch in last], ".2f", 100) if "batch_test_accuracy" in last[0] else "",
+        _spread([epoch["train_loss"] for epoch in last], ".3f"),
+        _spread([epoch["test_loss"] for epoch in last], ".3f"),
+        _spread([epoch["test_accuracy"] for epoch in last], ".1f", 100),
+        _spread([epoch["batch_test_accuracy"] for epoch in last], ".1f", 100) if "batch_test_accuracy" in last[0] else "",
         f"{np.median([run['steps_per_second'] for run in runs]):.0f}",
     ]
 
@@ -110,7 +112,7 @@ def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
         return "diverged"
     values = factor * np.array(values, float)
     mean = format(values.mean(), form)
-    return f"{mean} ± {format(values.std(ddof=1), form)}" if len(values) > 1 else mean
+    return f"{mean}±{format(values.std(ddof=1), form)}" if len(values) > 1 else mean
 
 
 def plot(folder: Path, results: dict) -> Path:

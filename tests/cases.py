@@ -1,0 +1,126 @@
+"""The table of norms: every law is tested for every row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+from oracle import Part, oracle
+
+import jaxnorm as jn
+
+MEAN_LOGITS = np.array([0.3, -0.5, 0.8], np.float32)
+VAR_LOGITS = np.array([-0.2, 0.4, 0.1], np.float32)
+
+
+def softmax(logits):
+    powers = np.exp(logits.astype(np.float64))
+    return powers / powers.sum()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A norm as ``call(x, scale=, bias=, **options) -> y``, and what it pools."""
+
+    name: str
+    call: Callable
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]  # of the split shape
+    param: tuple[int, ...]  # shape of scale and bias
+    split: tuple[int, ...] | None = None
+    param_split: tuple[int, ...] | None = None  # shape of scale and bias that broadcasts against split
+    epsilon: float = 1e-5
+    centered: bool = True
+    parts: tuple[Part, ...] = ()
+    options: dict = field(default_factory=dict)
+
+    def __str__(self):
+        return self.name
+
+    def __call__(self, x, **options):
+        return self.call(x, **{"epsilon": self.epsilon, **options})
+
+    @property
+    def split_shape(self):
+        return self.split or self.shape
+
+    @property
+    def set_axes(self):
+        """The axes of a set within which an error is measured: the smallest sets that are pooled."""
+        return self.axes
+
+    def params(self, rng):
+        return tuple(rng.uniform(0.5, 1.5, self.param).astype(np.float32) for _ in range(2))
+
+    def truth(self, x, *, scale=None, bias=None, where=None, cotangent=None, **options):
+        """The oracle's result, in the shape of x."""
+        x = np.asarray(x)
+
+        def split(a, shape):
+            return None if a is None else np.asarray(a).reshape(shape)
+
+        arguments = {
+            "scale": 1.0 if scale is None else split(scale, self.param_split),
+            "bias": 0.0 if bias is None else split(bias, self.param_split),
+            "cotangent": 0.0 if cotangent is None else split(cotangent, self.split_shape),
+            "where": None if where is None else np.broadcast_to(where, self.shape).reshape(self.split_shape),
+        }
+        parts = self.parts or (Part(self.axes),)
+        options = {"epsilon": self.epsilon, "centered": self.centered, **options}
+        result = oracle(x.reshape(self.split_shape), parts, **arguments, **options)
+        result.dscale_size, result.dbias_size = self._reduce(np.abs(result.dscale)), self._reduce(np.abs(result.dbias))
+        result.dscale, result.dbias = self._reduce(result.dscale), self._reduce(result.dbias)
+        result.y, result.dx = result.y.reshape(self.shape), result.dx.reshape(self.shape)
+        return result
+
+    def _reduce(self, a):
+        if self.param_split is None:
+            return a
+        axes = tuple(i for i, (s, full) in enumerate(zip(self.param_split, self.split_shape, strict=True)) if s == 1 and full != 1)
+        return a.sum(axes).reshape(self.param)
+
+    def arrange(self, values):
+        """``(sets, n)`` values as an array whose sets hold those rows, in order."""
+        kept = [i for i in range(len(self.split_shape)) if i not in self.axes]
+        order = kept + list(self.axes)
+        sizes = [self.split_shape[i] for i in order]
+        return np.asarray(values).reshape(sizes).transpose(np.argsort(order)).reshape(self.shape)
+
+    @property
+    def sets(self):
+        """How many sets, and how many elements each."""
+        n = int(np.prod([self.split_shape[i] for i in self.axes]))
+        return int(np.prod(self.shape)) // n, n
+
+
+def batch(x, **options):
+    return jn.batch_norm(x, **options)[0]
+
+
+def switchable(x, **options):
+    return jn.switchable_norm(x, jnp.asarray(MEAN_LOGITS), jnp.asarray(VAR_LOGITS), **options)[0]
+
+
+def group(x, *, groups, **options):
+    return jn.group_norm(x, groups, **options)
+
+
+SWITCHABLE = tuple(
+    Part(axes, *w) for axes, *w in zip(((1, 2), (1, 2, 3), (0, 1, 2)), softmax(MEAN_LOGITS), softmax(VAR_LOGITS), strict=True)
+)
+
+CASES = [
+    Case("layer", jn.layer_norm, (6, 77), (1,), (77,), param_split=(1, 77)),
+    Case("layer_hwc", partial(jn.layer_norm, axes=(1, 2, 3)), (3, 4, 5, 6), (1, 2, 3), (4, 5, 6), param_split=(1, 4, 5, 6)),
+    Case("rms", jn.rms_norm, (6, 77), (1,), (77,), param_split=(1, 77), centered=False),
+    Case("batch", batch, (64, 5), (0,), (5,), param_split=(1, 5)),
+    Case("batch_conv", batch, (4, 5, 6, 8), (0, 1, 2), (8,), param_split=(1, 1, 1, 8)),
+    Case("batch_nchw", partial(batch, feature_axes=1), (4, 8, 5, 6), (0, 2, 3), (8,), param_split=(1, 8, 1, 1)),
+    Case("instance", jn.instance_norm, (3, 7, 8, 4), (1, 2), (4,), param_split=(1, 1, 1, 4)),
+    Case("group", partial(group, groups=4), (3, 6, 5, 8), (1, 2, 4), (8,), split=(3, 6, 5, 4, 2), param_split=(1, 1, 1, 4, 2)),
+    Case("group_nchw", partial(group, groups=2, feature_axes=1), (3, 8, 5), (2, 3), (8,), split=(3, 2, 4, 5), param_split=(1, 2, 4, 1)),
+    Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE),
+]
+SIX = [case for case in CASES if case.name in ("layer", "rms", "batch_conv", "instance", "group", "switchable")]
+BY_NAME = {case.name: case for case in CASES}

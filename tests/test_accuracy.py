@@ -1,0 +1,184 @@
+"""Hard inputs: every norm against the float64 oracle on the same rounded input, output and gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_NAME, CASES, SIX
+from oracle import worst
+
+import jaxnorm as jn
+
+B32 = (4e-7, 1e-6)  # output, gradient
+
+
+@dataclass(frozen=True)
+class Hard:
+    """An input: ``make(rng, sets, n)`` gives the rows; ``unit`` is the size that epsilon scales with."""
+
+    name: str
+    make: Callable
+    unit: float = 1.0
+    bounds: tuple[float, float] = B32
+
+    def __str__(self):
+        return self.name
+
+
+def normal(mean=0.0, size=1.0):
+    return lambda rng, sets, n: rng.standard_normal((sets, n)) * size + mean
+
+
+def outlier(value, place):
+    def make(rng, sets, n):
+        rows = rng.standard_normal((sets, n))
+        rows[:, {"first": 0, "middle": n // 2, "last": n - 1}[place]] = value
+        return rows
+
+    return make
+
+
+def one_ulp(rng, sets, n):
+    return np.where(np.arange(sets * n).reshape(sets, n) % 2 == 0, np.float32(1e6), np.nextafter(np.float32(1e6), np.float32(2e6)))
+
+
+HARD = [
+    Hard("normal", normal()),
+    *(Hard(f"mean_{mean:g}", normal(mean)) for mean in (1e2, 1e3, 1e4, 1e6, 1e7)),
+    Hard("sorted", lambda rng, sets, n: np.sort(rng.standard_normal((sets, n)) + 1e4, 1)),
+    Hard("ramp", lambda rng, sets, n: np.linspace(0, 1e6, n) + np.zeros((sets, 1))),
+    Hard("lognormal", lambda rng, sets, n: np.exp(3 * rng.standard_normal((sets, n)))),
+    *(Hard(f"outlier_{value:g}_{place}", outlier(value, place)) for value in (1e4, 1e6) for place in ("first", "middle", "last")),
+    *(Hard(f"size_{size:g}", normal(0, size), size) for size in (1e10, 1e13, 1e15, 1e-3, 1e-20, 1e-30)),
+    Hard("one_ulp", one_ulp),
+]
+
+
+def check(case, x, rng, bounds, **options):
+    scale, bias = case.params(rng)
+    cotangent = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x, scale=scale, bias=bias, cotangent=cotangent, **{k: v for k, v in options.items() if k != "where"})
+
+    def run(x, scale, bias):
+        y, pullback = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2], **options), x, scale, bias)
+        return y, *pullback(jnp.asarray(cotangent, y.dtype))
+
+    split = case.split_shape
+    for found in (run(x, scale, bias), jax.jit(run)(x, scale, bias)):
+        assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.set_axes) <= bounds[0]
+        assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.set_axes) <= bounds[1]
+        for got, want, size in ((found[2], truth.dscale, truth.dscale_size), (found[3], truth.dbias, truth.dbias_size)):
+            assert np.abs(got - want).max() <= bounds[1] * size.max()  # of the sum of sizes: the sum itself may cancel
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "all_true"])
+@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_hard_inputs(case, hard, masked, rng):
+    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+    epsilon = case.epsilon * hard.unit**2
+    options = {"where": np.ones(case.shape, bool)} if masked else {}
+    check(case, x, rng, hard.bounds, epsilon=epsilon, **options)
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("axes", [0, 1])
+def test_an_outlier_among_65536(axes, place, rng):
+    rows = outlier(1e6, place)(rng, 3, 65536).astype(np.float32)
+    y = np.asarray(jn.standardize(rows.T if axes == 0 else rows, axes))
+    truth = (rows - rows.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(rows.astype(np.float64).var(1, keepdims=True) + 1e-5)
+    assert worst(y.T if axes == 0 else y, truth, 1) <= B32[0]
+
+
+@pytest.mark.parametrize("size", [1e18, 1e20, 1e30, 3.4e38])
+def test_full_range_is_right_beyond_the_range_of_squares(size, rng):
+    x = (rng.uniform(-1, 1, (6, 77)) * size).astype(np.float32)
+    y = jn.standardize(x, 1, implementation="full_range")
+    assert worst(y, BY_NAME["layer"].truth(x).y, 1) <= B32[0]
+
+
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_subnormal_numbers_give_finite_results(case, rng):
+    x = case.arrange(1e-40 * rng.standard_normal(case.sets)).astype(np.float32)
+    y, pullback = jax.vjp(lambda x: case(x, epsilon=1e-85), x)
+    assert np.isfinite(y).all()
+    assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
+HALF = [
+    ("float16", "wide", lambda rng, shape: rng.uniform(-6e4, 6e4, shape)),
+    ("float16", "offset", lambda rng, shape: rng.standard_normal(shape) + 1000),
+    ("bfloat16", "offset", lambda rng, shape: rng.standard_normal(shape) + 256),
+    ("bfloat16", "wide", lambda rng, shape: rng.uniform(-1, 1, shape) * 3e38),
+]
+
+
+@pytest.mark.parametrize("dtype, name, make", HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF])
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
+    """At most 0.51 units in the last place of the output away from the truth."""
+    x = jnp.asarray(make(rng, case.shape), dtype)
+    y = case(x)
+    assert y.dtype == x.dtype
+    truth = case.truth(np.asarray(x).astype(np.float64)).y
+    spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))) * float(jnp.finfo(dtype).eps)
+    big = np.abs(truth) > 1e-3  # near zero an absolute error of 1e-7 is many of its units
+    assert (np.abs(np.asarray(y).astype(np.float64) - truth) / spacing)[big].max() <= 0.51
+
+
+@pytest.mark.parametrize("mean", [0, 1e4, 1e8])
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_float64(case, mean, rng, x64):
+    x = case.arrange(normal(mean)(rng, *case.sets))
+    cotangent = rng.standard_normal(case.shape)
+    if case.name == "switchable":
+        pytest.skip("its weights are float32 parameters here")
+    y, pullback = jax.vjp(case, jnp.asarray(x))
+    assert y.dtype == jnp.float64
+    truth = case.truth(x, cotangent=cotangent)
+    split = case.split_shape
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.set_axes) <= 1e-15
+    assert worst(np.reshape(pullback(jnp.asarray(cotangent))[0], split), truth.dx.reshape(split), case.set_axes) <= 2e-15
+
+
+@pytest.mark.parametrize("n", [64, 77, 1000])
+@pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "all_true"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_constant_set_gives_the_bias(value, n, masked, axis):
+    shape = (n, 3) if axis == 0 else (3, n)
+    x, bias = np.full(shape, value, np.float32), np.float32(0.7)
+    where = np.ones(shape, bool) if masked else None
+    for epsilon in (1e-5, 0.0):
+        y, pullback = jax.vjp(lambda x, e=epsilon: jn.standardize(x, axis, bias=bias.reshape(1, 1), where=where, epsilon=e), x)
+        assert (np.asarray(y) == bias).all()
+        assert np.isfinite(pullback(jnp.asarray(x + 1))[0]).all()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.centered and case.name != "switchable"], ids=str)
+@pytest.mark.parametrize("power", [-8, 5, 12])
+def test_scaling_and_shifting_the_input_changes_only_the_sign(case, power, rng):
+    """y(a x + b) = sign(a) y(x) for a = ±2^k and epsilon scaled by a^2."""
+    x = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x).y
+    for a in (2.0**power, -(2.0**power)):
+        y = case(jnp.asarray(a * x, jnp.float32), epsilon=case.epsilon * a * a)
+        split = case.split_shape
+        assert worst(np.reshape(np.sign(a) * y, split), truth.reshape(split), case.set_axes) <= B32[0]
+    y = np.asarray(case(x), np.float64).reshape(case.split_shape)
+    var = x.astype(np.float64).reshape(case.split_shape).var(case.axes)
+    assert np.abs(y.mean(case.axes)).max() <= 1e-7
+    np.testing.assert_allclose((y**2).mean(case.axes), var / (var + case.epsilon), rtol=8e-7)  # twice the bound of the output
+
+
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_a_row_depends_on_the_batch_in_its_last_bits_only(name, rng):
+    """XLA orders sums by shape, so equal bits are not promised; 4 units in the last place of the largest value are."""
+    x = rng.standard_normal((257, 77)).astype(np.float32)
+    one = np.concatenate([np.asarray(BY_NAME[name](x[i : i + 1])) for i in range(8)])
+    for size in (1, 2, 3, 8, 64, 257):
+        y = np.asarray(BY_NAME[name](x[:size]))[:8]
+        assert worst(y, one[:size], 1) <= 4 * np.finfo(np.float32).eps
