@@ -221,7 +221,7 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
         count = sets.sum(lax.stop_gradient(weights), None)
     power = None if lowest_power is None else _power(sets, x, where, lowest_power)
     frame = Frame(count, power, None)
-    pivot = average(sets, local(x, where, frame), where, count) if sets.centered else None
+    pivot = _divide(sets.careful_sum(local(x, where, frame), where), count) if sets.centered else None
     return frame._replace(pivot=pivot)
 
 
