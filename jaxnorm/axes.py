@@ -32,7 +32,13 @@ class Pooling:
 
     @property
     def split(self) -> tuple[int, ...]:
+        """The shape with every split axis replaced by its parts."""
         return tuple(size for sizes in self.parts for size in sizes)
+
+    @property
+    def size(self) -> int:
+        """How many elements each set has."""
+        return math.prod(self.split[axis] for axis in self.axes)
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -61,7 +67,11 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
         return _resolve_pattern(axes, tuple(shape), tuple(sorted((sizes or {}).items())))
     if sizes:
         raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} beside the axes {axes!r}.")
-    axes = canonical_axes(axes, len(shape))
+    return unsplit(shape, canonical_axes(axes, len(shape)))
+
+
+def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pooling:
+    """Pools whole axes, which may be none."""
     return Pooling(tuple(shape), tuple((size,) for size in shape), axes)
 
 

@@ -11,7 +11,7 @@ from jax.experimental import checkify
 
 def floating(x, name: str = "x") -> jax.Array:
     """``x`` as an array of a floating or complex dtype."""
-    x = jnp.asarray(x)
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"{name} must be floating point: got {x.dtype}. Cast it first, for example with .astype(jnp.float32).")
     return x
@@ -30,7 +30,7 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:
         return None
-    where = jnp.asarray(where)
+    where = where if isinstance(where, jax.Array) else jnp.asarray(where)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     fits("where", where.shape, shape)

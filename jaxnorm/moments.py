@@ -62,7 +62,7 @@ class Moments:
         mean = checks.floating(self.mean, "mean")
         count = jnp.broadcast_to(jnp.asarray(self.count, _real(mean.dtype)), mean.shape)
         pooling = resolve(axes, mean.shape, sizes)
-        return _merge(Sets(pooling.axes, axis_name), pooling, count, mean, self.var)
+        return _merge(Sets(pooling, axis_name), count, mean, self.var)
 
 
 class AxisGroups(NamedTuple):
@@ -76,9 +76,13 @@ class AxisGroups(NamedTuple):
 class Sets:
     """The static facts about the pooled sets."""
 
-    axes: tuple[int, ...]
+    pooling: Pooling
     axis_name: str | tuple[str, ...] | AxisGroups | None = None
     centered: bool = True
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.pooling.axes
 
     def across(self, collective, value):
         """``collective`` of ``value`` over ``axis_name``."""
@@ -147,7 +151,7 @@ def moments(x: jax.Array, axes: Axes, /, *, where=None, centered: bool = True, a
     x = checks.floating(x)
     where = checks.mask(where, x.shape)
     pooling = resolve(axes, x.shape, sizes)
-    return _moments(Sets(pooling.axes, axis_name, centered), pooling, x, where)
+    return _moments(Sets(pooling, axis_name, centered), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -210,18 +214,15 @@ def needs_power(dtype) -> bool:
 
 def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None) -> Frame:
     """The frame of each set; ``lowest_power`` None leaves the scale alone."""
-    x = lax.stop_gradient(x)
+    x = lax.stop_gradient(x).reshape(sets.pooling.split)
     if where is None:
-        size = 1
-        for axis in sets.axes:
-            size *= x.shape[axis]
-        count = float(size * sets.across(lax.psum, 1))
+        count = float(sets.pooling.size * sets.across(lax.psum, 1))
     else:
         weights = jnp.broadcast_to(where, x.shape).astype(_real(compute_dtype(x.dtype)))
         count = sets.sum(lax.stop_gradient(weights), None)
     power = None if lowest_power is None else _power(sets, x, where, lowest_power)
     frame = Frame(count, power, None)
-    pivot = _divide(sets.careful_sum(local(x, where, frame), where), count) if sets.centered else None
+    pivot = _divide(sets.careful_sum(local(sets, x, where, frame), where), count) if sets.centered else None
     return frame._replace(pivot=pivot)
 
 
@@ -239,9 +240,9 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     return jnp.ldexp(jnp.ones((), _real(dtype)), exponent.astype(jnp.int32))
 
 
-def local(x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
-    """``x`` in the frame of its set; what is masked out is replaced before it can do harm."""
-    u = x.astype(compute_dtype(x.dtype))
+def local(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+    """``x`` split, in the frame of its set; what is masked out is replaced before it can do harm."""
+    u = x.astype(compute_dtype(x.dtype)).reshape(sets.pooling.split)
     if where is not None:
         u = jnp.where(_valid(where), u, 0)
     if frame.power is not None:
@@ -262,7 +263,7 @@ def _divide(total: jax.Array, count) -> jax.Array:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
-    u = local(x, where, frame)
+    u = local(sets, x, where, frame)
     count = frame.count
     if sets.centered:  # A compiler replaces division by a constant with multiplication by its rounded inverse:
         count = jnp.where(jnp.isnan(frame.pivot), jnp.nan, count)  # hidden from it, constant sets give exactly 0.
@@ -283,8 +284,8 @@ def _estimate_jvp(sets, primals, tangents):
 
 def estimate_tangent(sets: Sets, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    du = local(dx, where, frame._replace(pivot=None))
-    deviation = local(x, where, frame) - offset
+    du = local(sets, dx, where, frame._replace(pivot=None))
+    deviation = local(sets, x, where, frame) - offset
     doffset = average(sets, du, where, frame.count)
     dvar = 2 * average(sets, jnp.real(jnp.conj(deviation) * du), where, frame.count)
     return (doffset if sets.centered else jnp.zeros_like(doffset)), dvar
@@ -308,18 +309,17 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
     return Moments(moments.count, mean - frame.pivot, var)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _moments(sets: Sets, pooling: Pooling, x: jax.Array, where: jax.Array | None) -> Moments:
-    x = x.reshape(pooling.split)
-    where = None if where is None else where.reshape(pooling.fit(where.shape))
+@partial(jax.jit, static_argnums=0)
+def _moments(sets: Sets, x: jax.Array, where: jax.Array | None) -> Moments:
+    where = None if where is None else where.reshape(sets.pooling.fit(where.shape))
     frame = make_frame(sets, x, where, -100 if needs_power(x.dtype) else None)
     result = assemble(frame, *estimate(sets, x, where, frame))
-    return jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), result)
+    return jax.tree.map(lambda leaf: leaf.reshape(sets.pooling.kept), result)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _merge(sets: Sets, pooling: Pooling, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    between = _moments(sets, pooling, mean, count)
+@partial(jax.jit, static_argnums=0)
+def _merge(sets: Sets, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
+    pooling, between = sets.pooling, _moments(sets, mean, count)
     count, var = (leaf.reshape(pooling.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
     total = between.count.reshape(sets.sum(count, None).shape)
     share = count / jnp.where(total > 0, total, 1)  # before the product: an empty part changes no bit

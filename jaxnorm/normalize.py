@@ -44,15 +44,14 @@ class Rule:
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
 
-    def lowest_power(self, dtype) -> int | None:
+    def lowest_power(self, dtype, always: bool = False) -> int | None:
         """The least power of two that data of this dtype are divided by; None if they need no scaling.
 
         Scaling is needed where squares overflow, and where they vanish although epsilon is smaller still.
         """
         finfo = jnp.finfo(compute_dtype(dtype))
-        if not needs_power(dtype) and self.epsilon >= float(finfo.tiny) / float(finfo.eps):
-            return None
-        if jnp.issubdtype(dtype, jnp.complexfloating):
+        needed = always or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
+        if not needed or jnp.issubdtype(dtype, jnp.complexfloating):
             return None
         return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.degree
 
@@ -175,15 +174,15 @@ def standardize(
     where = checks.mask(where, x.shape)
     rule = make_rule(epsilon, correction, epsilon_in, dtype)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    sets = Sets(pooling.axes, axis_name, bool(centered))
-    return fused(sets, rule, pooling, x, where, scale, bias, implementation=implementation)[0]
+    sets = Sets(pooling, axis_name, bool(centered))
+    return fused(sets, rule, x, where, scale, bias, implementation=implementation)[0]
 
 
-def fused(sets: Sets, rule: Rule, pooling: Pooling, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
+def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
     """Output and Moments of arguments that have been checked."""
     if implementation not in (None, "xla", "full_range"):
         raise ValueError(f"implementation must be None, 'xla' or 'full_range': got {implementation!r}.")
-    return _fused(sets, rule, pooling, implementation == "full_range", x, where, scale, bias)
+    return _fused(sets, rule, implementation == "full_range", x, where, scale, bias)
 
 
 def make_rule(epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
@@ -238,17 +237,17 @@ def _unbias(rule: Rule, var, count):
     return jnp.where(count > rule.correction, count / jnp.where(count > rule.correction, count - rule.correction, 1), 0)
 
 
-def apply(rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
+def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
     """The one line that everything here is about."""
     rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.count)
-    y = (local(x, where, frame) - offset) * rstd
+    y = (local(sets, x, where, frame) - offset) * rstd
     if scale is not None:
         y = y * scale.astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:
         y = y + bias.astype(_at_least(y.dtype, bias.dtype))
     if where is not None:
         y = jnp.where(where > 0 if where.dtype != jnp.bool_ else where, y, 0)
-    return y.astype(x.dtype if rule.dtype is None else rule.dtype)
+    return y.astype(x.dtype if rule.dtype is None else rule.dtype).reshape(x.shape)
 
 
 def _at_least(dtype, other):
@@ -260,63 +259,55 @@ def _at_least(dtype, other):
 def _standardize(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
     """Output, offset and variance of every set."""
     offset, var = estimate(sets, x, where, frame)
-    return apply(rule, where, frame, x, offset, var, scale, bias), offset, var
+    return apply(sets, rule, where, frame, x, offset, var, scale, bias), offset, var
 
 
 @_standardize.defjvp
 def _standardize_jvp(sets, rule, primals, tangents):
     x, where, frame, scale, bias = primals
     y, offset, var = _standardize(sets, rule, *primals)
-    kept = None if _recompute_offset(sets, x, where) else offset
+    kept = None if _recompute_offset(sets, where) else offset
 
     @nothing_saved
     def tangent(x, where, frame, offset, var, scale, bias, dx, dscale, dbias):
         if offset is None:
-            offset = average(sets, local(x, where, frame), where, frame.count)
+            offset = average(sets, local(sets, x, where, frame), where, frame.count)
         doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-        _, dy = jax.jvp(partial(apply, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
+        _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
         return dy, doffset, dvar
 
     dx, _, _, dscale, dbias = tangents
     return (y, offset, var), tangent(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
 
 
-def _recompute_offset(sets: Sets, x, where) -> bool:
-    size = math.prod(x.shape[axis] for axis in sets.axes)
-    return sets.centered and sets.axis_name is None and where is None and size < SMALL_SET
+def _recompute_offset(sets: Sets, where) -> bool:
+    return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _fused(sets: Sets, rule: Rule, pooling: Pooling, full_range: bool, x, where, scale, bias):
-    shape = x.shape
-    x = x.reshape(pooling.split)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _fused(sets: Sets, rule: Rule, full_range: bool, x, where, scale, bias):
+    pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
-    lowest = rule.lowest_power(x.dtype)
-    if full_range and lowest is None:
-        lowest = (math.frexp(rule.epsilon)[1] - 60) // rule.degree
+    lowest = rule.lowest_power(x.dtype, always=full_range)
     frame = make_frame(sets, x, where, lowest)
     y, offset, var = _standardize(sets, rule, x, where, frame, scale, bias)
-    found = jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
-    return y.reshape(shape), found
+    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, bias):
-    split = blocks.split
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
-
-    def fit(leaf, dtype):
-        leaf = jnp.asarray(leaf)
-        padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
-        parts = zip(padded, blocks.parts, strict=True)
-        return leaf.reshape(
-            [s for size, part in parts for s in (part if size == math.prod(part) else (size, *(1,) * (len(part) - 1)))]
-        ).astype(dtype)
-
     real = jnp.finfo(dtype).dtype
-    count, var = (fit(leaf, real) for leaf in (moments.count, moments.var))
-    mean = fit(moments.mean, dtype)
+    count, var = (_fit_blocks(blocks, leaf).astype(real) for leaf in (moments.count, moments.var))
+    mean = _fit_blocks(blocks, moments.mean).astype(dtype)
+    step = nothing_saved(partial(apply, Sets(blocks), rule))
+    return step(where, Frame(count, None, mean), x, jnp.zeros_like(mean), var, scale, bias)
 
-    zero, frame = jnp.zeros_like(mean), Frame(count, None, mean)
-    return nothing_saved(partial(apply, rule))(where, frame, x.reshape(split), zero, var, scale, bias).reshape(x.shape)
+
+def _fit_blocks(blocks: Pooling, leaf) -> jax.Array:
+    """Moments of blocks, reshaped to broadcast against the split shape."""
+    leaf = jnp.asarray(leaf)
+    padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
+    parts = zip(padded, blocks.shape, blocks.parts, strict=True)
+    return leaf.reshape([s for size, full, part in parts for s in (part if size == full else (size, *(1,) * (len(part) - 1)))])

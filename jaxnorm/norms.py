@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks
-from jaxnorm.axes import Axes, Pooling, canonical_axes, other_axes, resolve
+from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.moments import Moments, Sets, assemble, compute_dtype, into_frame, local, make_frame, moments, nothing_saved
 from jaxnorm.normalize import apply, fused, make_rule, normalize, standardize
 
@@ -64,8 +64,8 @@ def batch_norm(
     if not pooled and axis_name is None:
         raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    sets, pooling = Sets(pooled, axis_name), _unsplit(x.shape, pooled)
-    return fused(sets, make_rule(epsilon, dtype=dtype), pooling, x, checks.mask(where, x.shape), scale, bias)
+    sets = Sets(unsplit(x.shape, pooled), axis_name)
+    return fused(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -326,15 +326,16 @@ def switchable_norm(
 def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, running, scale, bias, where):
     u = x.astype(compute_dtype(x.dtype))
     # The blend does not move when all of x does: in the frame of all of x, no digits are lost to a large mean.
-    frame = make_frame(Sets(tuple(range(x.ndim)), axis_name), u, where, rule.lowest_power(x.dtype))
-    instance = moments(local(u, where, frame), spatial, where=where)
+    everything = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name)
+    frame = make_frame(everything, u, where, rule.lowest_power(x.dtype))
+    instance = moments(local(everything, u, where, frame), spatial, where=where)
     layer = instance.merge(features)
     batch = instance.merge(0, axis_name=axis_name) if running is None else into_frame(running, frame)
     mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
     # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
     mean = instance.mean + sum(mean_weights[i] * (part.mean - instance.mean) for i, part in ((1, layer), (2, batch)))
     var = sum(var_weights[i] * part.var for i, part in enumerate((instance, layer, batch)))
-    y = nothing_saved(partial(apply, rule))(where, frame._replace(count=instance.count), u, mean, var, scale, bias)
+    y = nothing_saved(partial(apply, everything, rule))(where, frame._replace(count=instance.count), u, mean, var, scale, bias)
     return y, assemble(frame._replace(count=batch.count), batch.mean, batch.var)
 
 
@@ -398,10 +399,6 @@ def promoted(dtype, *arrays) -> jnp.dtype:
     if dtype is not None:
         return jnp.dtype(dtype)
     return reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
-
-
-def _unsplit(shape: tuple[int, ...], pooled: tuple[int, ...]):
-    return Pooling(shape, tuple((size,) for size in shape), pooled)
 
 
 def _spatial(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

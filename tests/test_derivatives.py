@@ -1,0 +1,113 @@
+"""Derivatives of every order and mode, and what reverse mode keeps in memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, SIX
+from jax.test_util import check_grads
+
+import jaxnorm as jn
+
+
+@pytest.mark.parametrize("options", [{}, {"masked": True}], ids=["plain", "masked"])
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
+    shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape
+    x = jnp.asarray(rng.standard_normal(shape))
+    where = jnp.asarray(rng.random(shape) < 0.7) if options else None
+    weights = jnp.asarray(rng.standard_normal(shape))
+    check_grads(lambda x: jnp.sin(case(x, where=where)) * weights, (x,), order=2, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"correction": 1}, {"epsilon_in": "std"}, {"correction": 1, "epsilon_in": "std"}, {"epsilon": 0.0}], ids=str
+)
+def test_derivatives_of_the_variants(options, rng, x64):
+    x = jnp.asarray(rng.standard_normal((3, 5)))
+    scale, bias = jnp.asarray(rng.standard_normal((2, 5)))
+    check_grads(lambda x, s, b: jnp.sin(jn.standardize(x, 1, scale=s[None], bias=b[None], **options)), (x, scale, bias), order=2)
+
+
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_hessian_jacobians_and_gradients_of_gradients_agree(case, rng, x64):
+    shape = case.shape if case.split else tuple(min(size, 4) for size in case.shape)
+    x = jnp.asarray(rng.standard_normal(shape))
+    direction = jnp.asarray(rng.standard_normal(shape))
+
+    def loss(x):
+        return jnp.sin(case(x)).sum()
+
+    gradient = jax.grad(loss)
+    forward_over_reverse = jax.jvp(gradient, (x,), (direction,))[1]
+    reverse_over_forward = jax.grad(lambda x: jax.jvp(loss, (x,), (direction,))[1])(x)
+    reverse_over_reverse = jax.grad(lambda x: (gradient(x) * direction).sum())(x)
+    np.testing.assert_allclose(reverse_over_forward, forward_over_reverse, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(reverse_over_reverse, forward_over_reverse, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(jax.jacfwd(loss)(x), gradient(x), rtol=1e-9, atol=1e-9)
+    one = jnp.asarray(rng.standard_normal((2, 3, 2, 2))) if case.name not in ("layer", "rms") else x[:2]
+    if case.name != "group":
+        hessian = jax.hessian(lambda x: jnp.sin(case(x)).sum())(one)
+        transposed = jnp.transpose(hessian, (*range(one.ndim, 2 * one.ndim), *range(one.ndim)))
+        np.testing.assert_allclose(hessian, transposed, rtol=1e-9, atol=1e-9)
+
+
+def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
+    x = jnp.asarray(rng.standard_normal((5, 3)))
+
+    def both(x):
+        y, found = jn.batch_norm(x)
+        return jnp.sin(y).sum() + (found.mean**2).sum() + (found.var**3).sum()
+
+    check_grads(both, (x,), order=2)
+    truth = jax.grad(lambda x: (x.mean(0) ** 2).sum() + (x.var(0) ** 3).sum())(x)
+    alone = jax.grad(lambda x: (lambda m: (m.mean**2).sum() + (m.var**3).sum())(jn.moments(x, 0)))(x)
+    np.testing.assert_allclose(alone, truth, rtol=1e-12, atol=1e-14)
+
+
+def test_merging_is_differentiable(rng, x64):
+    x = jnp.asarray(rng.standard_normal((4, 3)))
+    check_grads(lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1)), (x,), order=2)
+
+
+def test_normalize_is_differentiable_in_everything(rng, x64):
+    x, scale = jnp.asarray(rng.standard_normal((4, 3))), jnp.asarray(rng.standard_normal((1, 3)))
+
+    def call(x, mean, var, scale):
+        return jn.normalize(x, jn.Moments(jnp.ones(()), mean, var), scale=scale)
+
+    check_grads(call, (x, scale * 2, scale**2 + 0.1, scale), order=2)
+
+
+NORMS = {
+    "layer": (lambda x, s, b: jn.layer_norm(x, scale=s, bias=b), (256, 64)),
+    "layer_wide": (lambda x, s, b: jn.layer_norm(x, scale=s, bias=b), (64, 1024)),
+    "rms": (lambda x, s, b: jn.rms_norm(x, scale=s), (256, 64)),
+    "batch": (lambda x, s, b: jn.batch_norm(x, scale=s, bias=b), (256, 64)),
+    "batch_conv": (lambda x, s, b: jn.batch_norm(x, scale=s, bias=b)[0], (8, 16, 16, 64)),
+    "instance": (lambda x, s, b: jn.instance_norm(x, scale=s, bias=b), (8, 16, 16, 64)),
+    "group": (lambda x, s, b: jn.group_norm(x, 32, scale=s, bias=b), (8, 16, 16, 64)),
+}
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 4.2), ("bfloat16", 2.2)])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_reverse_mode_keeps_the_input_and_little_else(name, dtype, bound, jitted, rng):
+    norm, shape = NORMS[name]
+    x = jnp.asarray(rng.standard_normal(shape), dtype)
+    scale, bias = jnp.ones(shape[-1]), jnp.zeros(shape[-1])
+    _, pullback = jax.vjp(jax.jit(norm) if jitted else norm, x, scale, bias)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes"))
+    assert kept / x.size <= bound
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
+    if case.name in ("rms", "switchable"):
+        pytest.skip("not centered; a blend of several sets")
+    shape = tuple(1 if axis in case.axes else size for axis, size in enumerate(case.split_shape))
+    x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    y, pullback = jax.vjp(lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x)
+    assert (np.asarray(y) == 0.5).all()
+    assert (np.asarray(pullback(jnp.ones_like(y))[0]) == 0).all()

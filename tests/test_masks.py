@@ -1,0 +1,114 @@
+"""A mask counts as if what it hides were not there: values, gradients, statistics, state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, SIX
+from oracle import worst
+
+import jaxnorm as jn
+
+JUNK = [np.nan, np.inf, -np.inf, 1e30]
+
+
+def masked_input(case, rng, junk, keep=0.7):
+    x = rng.standard_normal(case.shape).astype(np.float32)
+    mask = rng.random(case.shape) < keep
+    return np.where(mask, x, np.float32(junk)), mask
+
+
+def value_and_gradients(case, x, where, scale, bias, cotangent):
+    y, pullback = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2], where=where), x, scale, bias)
+    return y, *pullback(cotangent)
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_values_and_gradients_equal_those_of_the_compacted_data(case, junk, rng):
+    x, mask = masked_input(case, rng, junk)
+    scale, bias = case.params(rng)
+    cotangent = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x, where=mask, scale=scale, bias=bias, cotangent=cotangent)
+    y, dx, dscale, dbias = value_and_gradients(case, x, mask, scale, bias, cotangent)
+    split = case.split_shape
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
+    assert worst(np.reshape(dx, split), truth.dx.reshape(split), case.axes) <= 1e-6
+    assert (np.asarray(dx)[~mask] == 0).all()
+    np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
+    np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float_weights_equal_repeated_elements(case, rng):
+    x = rng.standard_normal(case.shape).astype(np.float32)
+    weights = rng.integers(0, 4, case.shape).astype(np.float32)
+    cotangent = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x, where=weights, cotangent=cotangent)
+    y, pullback = jax.vjp(lambda x: case(x, where=weights), x)
+    split = case.split_shape
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
+    assert worst(np.reshape(pullback(jnp.asarray(cotangent))[0], split), truth.dx.reshape(split), case.axes) <= 1e-6
+
+
+@pytest.mark.parametrize("junk", [0.0, np.nan, np.inf], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fully_masked_input_is_finite_everywhere(case, junk, rng):
+    x = np.full(case.shape, junk, np.float32)
+    scale, bias = case.params(rng)
+    found = value_and_gradients(case, x, np.zeros(case.shape, bool), scale, bias, np.ones(case.shape, np.float32))
+    for array in found:
+        assert (np.asarray(array) == 0).all()
+
+
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_a_fully_masked_example_leaves_the_others_alone(case, rng):
+    x = rng.standard_normal(case.shape).astype(np.float32)
+    x[1] = np.nan
+    where = (np.arange(case.shape[0]) != 1).reshape(-1, *(1,) * (len(case.shape) - 1))
+    y, pullback = jax.vjp(lambda x: case(x, where=where), x)
+    dx = np.asarray(pullback(jnp.ones_like(y))[0])
+    truth = case.truth(x, where=where).y
+    np.testing.assert_allclose(y, truth, atol=2e-6)
+    assert np.isfinite(dx).all()
+    assert (dx[1] == 0).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "switchable"], ids=str)
+def test_a_set_that_is_not_finite_keeps_that_to_itself(case, bad, rng):
+    x = rng.standard_normal(case.shape).astype(np.float32)
+    clean = x.copy()
+    x.flat[0] = bad
+    y, pullback = jax.vjp(case, x)
+    dx = np.asarray(pullback(jnp.asarray(rng.standard_normal(case.shape), jnp.float32))[0])
+    touched = np.zeros(case.shape, bool)
+    touched.flat[0] = True
+    split = touched.reshape(case.split_shape)
+    touched = np.broadcast_to(split.any(case.axes, keepdims=True), case.split_shape).reshape(case.shape)
+    np.testing.assert_array_equal(np.asarray(y)[~touched], np.asarray(case(clean))[~touched])
+    assert np.isfinite(dx[~touched]).all()
+    assert not np.isfinite(np.asarray(y)[touched]).all()
+
+
+def test_a_mask_may_have_any_shape_that_broadcasts(rng):
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]:
+        mask = np.asarray(rng.random(shape) < 0.6)
+        full = np.broadcast_to(mask, x.shape)
+        np.testing.assert_allclose(jn.standardize(x, (1, 2), where=mask), jn.standardize(x, (1, 2), where=full), atol=1e-6)
+        found, whole = jn.moments(x, "[n] h c", where=mask), jn.moments(x, "[n] h c", where=full)
+        np.testing.assert_allclose(found.mean, whole.mean, atol=1e-7)
+        np.testing.assert_array_equal(found.count, full.sum(0, keepdims=True))
+
+
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_debug_nans_and_infs_raise_nowhere(case, rng):
+    x, mask = map(jnp.asarray, masked_input(case, rng, np.nan))  # made outside: to make a NaN is an error within
+    constant, nothing = jnp.full(case.shape, 3.3), jnp.zeros(case.shape, bool)
+    gradient = jax.grad(lambda x, where, epsilon: (case(x, where=where, epsilon=epsilon) ** 2).sum())
+    with jax.debug_nans(True), jax.debug_infs(True):
+        for epsilon in (case.epsilon, 0.0):
+            jax.block_until_ready(gradient(x, mask, epsilon))
+            jax.block_until_ready(gradient(x, nothing, epsilon))
+            jax.block_until_ready(gradient(constant, mask, epsilon))

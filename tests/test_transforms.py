@@ -1,0 +1,163 @@
+"""Every norm under every transformation of JAX."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, SIX
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxnorm as jn
+
+shard_map = jax.shard_map if hasattr(jax, "shard_map") else jax.experimental.shard_map.shard_map
+
+
+def ulps(found, truth):
+    """The largest difference, in units of the last place of the largest value."""
+    found, truth = np.asarray(found, np.float64), np.asarray(truth, np.float64)
+    return np.abs(found - truth).max() / (np.abs(truth).max() * np.finfo(np.float32).eps)
+
+
+def arguments(case, rng, batch=()):
+    x = rng.standard_normal((*batch, *case.shape)).astype(np.float32)
+    return jnp.asarray(x), *map(jnp.asarray, case.params(rng))
+
+
+def loss(case, x, scale, bias):
+    return jnp.sin(case(x, scale=scale, bias=bias)).sum()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_jit_equals_eager(case, rng):
+    x, scale, bias = arguments(case, rng)
+    call = partial(case, scale=scale, bias=bias)
+    assert ulps(jax.jit(call)(x), call(x)) <= 4
+    gradient = jax.grad(partial(loss, case), (0, 1, 2))
+    for jitted, eager in zip(jax.jit(gradient)(x, scale, bias), gradient(x, scale, bias), strict=True):
+        assert ulps(jitted, eager) <= 4
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_vmap_equals_a_loop(case, rng):
+    x, scale, bias = arguments(case, rng, (3,))
+    for function in (partial(case, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))):
+        loop = jnp.stack([function(one) for one in x])
+        assert ulps(jax.vmap(function)(x), loop) <= 4
+        assert ulps(jax.vmap(jax.vmap(function))(x[None]), loop[None]) <= 4
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_vmap_over_parameters(case, rng):
+    x, scale, bias = arguments(case, rng)
+    scales = jnp.stack([scale, 2 * scale])
+    found = jax.vmap(lambda s: case(x, scale=s, bias=bias))(scales)
+    assert ulps(found, jnp.stack([case(x, scale=s, bias=bias) for s in scales])) <= 4
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_scan_and_checkpoint_equal_a_loop(case, rng):
+    x, scale, bias = arguments(case, rng)
+
+    def step(x, _):
+        x = jnp.sin(case(x, scale=scale, bias=bias))
+        return x, None
+
+    def scanned(x):
+        return jax.lax.scan(jax.checkpoint(step), x, length=2)[0].sum()
+
+    def looped(x):
+        return step(step(x, None)[0], None)[0].sum()
+
+    assert ulps(scanned(x), looped(x)) <= 4
+    np.testing.assert_allclose(jax.grad(scanned)(x), jax.grad(looped)(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_shapes_are_known_without_computing(case):
+    x = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
+    found = jax.eval_shape(case, x)
+    assert (found.shape, found.dtype) == (case.shape, jnp.bfloat16)
+
+
+def test_a_donated_buffer_is_reused(rng):
+    x = jnp.asarray(rng.standard_normal((64, 128)), jnp.float32)
+    truth = np.asarray(jn.layer_norm(x))
+    compiled = jax.jit(jn.layer_norm, donate_argnums=0).lower(x).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes == x.nbytes
+    assert ulps(compiled(x), truth) <= 4
+
+
+DEVICES = {"batch": (0,), "batch_conv": (0,), "layer": (0,), "rms": (0,), "group": (0,), "instance": (0,), "switchable": (0,)}
+SHARDED = [case for case in SIX if case.name in DEVICES]
+
+
+def wide_input(case, rng):
+    shape = (8 * case.shape[0], *case.shape[1:])
+    return rng.standard_normal(shape).astype(np.float32) + 3
+
+
+@pytest.mark.parametrize("case", SHARDED, ids=str)
+def test_sharded_jit_equals_one_device(case, rng):
+    x = wide_input(case, rng)
+    scale, bias = case.params(rng)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    sharded = jax.device_put(x, NamedSharding(mesh, P("data")))
+    function = jax.jit(jax.value_and_grad(partial(loss, case), (0, 1, 2)))
+    value, gradients = function(sharded, scale, bias)
+    single, truths = function(jnp.asarray(x), scale, bias)
+    np.testing.assert_allclose(value, single, rtol=1e-5)
+    for found, truth in zip(gradients, truths, strict=True):
+        np.testing.assert_allclose(found, truth, atol=1e-5 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("case", [case for case in SHARDED if case.name in ("batch_conv", "switchable")], ids=str)
+def test_shard_map_equals_one_device(case, rng):
+    x = wide_input(case, rng)
+    scale, bias = case.params(rng)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+
+    @partial(shard_map, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P("data"))
+    def mapped(x, scale, bias):
+        return case(x, scale=scale, bias=bias, axis_name="data")
+
+    truth = case(x, scale=scale, bias=bias)
+    np.testing.assert_allclose(jax.jit(mapped)(x, scale, bias), truth, atol=2e-6)
+    found = jax.jit(jax.grad(lambda *a: jnp.sin(mapped(*a)).sum(), (0, 1, 2)))(x, scale, bias)
+    truths = jax.grad(partial(loss, case), (0, 1, 2))(x, scale, bias)
+    for got, want in zip(found, truths, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_replicas_are_weighted_by_their_valid_elements(rng):
+    """Means of 4 and of 1 valid elements: Flax averages them to 3.0, the truth is 1.8."""
+    x = np.array([[1.0, 1.0, 1.0, 1.0], [5.0, np.nan, np.nan, np.nan]], np.float32)
+    found = jax.vmap(lambda x: jn.moments(x, 0, where=~jnp.isnan(x), axis_name="replica"), axis_name="replica")(x)
+    np.testing.assert_allclose(found.mean, np.full((2, 1), 1.8), rtol=1e-7)
+    np.testing.assert_allclose(found.var, np.full((2, 1), 2.56), rtol=1e-6)
+    np.testing.assert_array_equal(found.count, np.full((2, 1), 5.0))
+
+
+@pytest.mark.parametrize("mean", [0, 1e3, 1e6])
+def test_uneven_and_empty_shards(mean, rng):
+    counts = [64, 0, 1, 5, 40, 13, 2, 30]
+    x = (rng.standard_normal((8, 64, 3)) + mean).astype(np.float32)
+    mask = np.arange(64)[None, :, None] < np.array(counts)[:, None, None]
+    x = np.where(mask, x, np.nan)
+    y, found = jax.vmap(lambda x, m: jn.batch_norm(x, where=m, axis_name="d"), axis_name="d")(x, mask)
+    valid = x[np.broadcast_to(mask, x.shape)].reshape(-1, 3).astype(np.float64)
+    truth = (valid - valid.mean(0)) / np.sqrt(valid.var(0) + 1e-5)
+    np.testing.assert_allclose(np.asarray(y)[np.broadcast_to(mask, x.shape)].reshape(-1, 3), truth, atol=1e-6 * np.abs(truth).max())
+    np.testing.assert_array_equal(np.asarray(found.count)[0, 0], np.full(3, sum(counts)))
+    empty = jax.vmap(lambda x: jn.batch_norm(x, where=jnp.zeros_like(x, bool), axis_name="d"), axis_name="d")(x)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
+
+
+def test_groups_of_replicas(rng):
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    across = jn.AxisGroups("d", ((0, 1), (2, 3)))
+    found = jax.pmap(lambda x: jn.moments(x, 0, axis_name=across), axis_name="d")(x)
+    truth = [x[:2].mean(dtype=np.float64)] * 2 + [x[2:].mean(dtype=np.float64)] * 2
+    np.testing.assert_allclose(np.asarray(found.mean)[:, 0], truth, rtol=1e-6)
