@@ -96,7 +96,7 @@ class Sets:
     def sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
         """Weighted sum over each set."""
         if where is not None and where.dtype != jnp.bool_:
-            values, where = values * where.astype(_real(values.dtype)), None
+            values, where = values * where.astype(values.dtype), None
         return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True, where=where))
 
     def careful_sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -106,7 +106,7 @@ class Sets:
         ones. In turn they are off by 5e-7, and where the last axis is split the sum takes half the time.
         """
         if where is not None:
-            values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(_real(values.dtype))
+            values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
         last = values.ndim - 1
         for axis in sorted(self.axes, key=lambda axis: (axis == last, -axis)):
             values = jnp.sum(values, axis, keepdims=True)
@@ -257,7 +257,7 @@ def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> ja
 
 def _divide(total: jax.Array, count) -> jax.Array:
     count = jnp.asarray(count, _real(total.dtype))
-    return total / jnp.where(count > 0, count, 1)
+    return total / jnp.where(count > 0, count, 1).astype(total.dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -240,7 +240,8 @@ def _unbias(rule: Rule, var, count):
 def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
     """The one line that everything here is about."""
     rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.count)
-    y = (local(sets, x, where, frame) - offset) * rstd
+    y = local(sets, x, where, frame) - offset
+    y = y * rstd.astype(y.dtype)
     if scale is not None:
         y = y * scale.astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:

@@ -398,7 +398,8 @@ def promoted(dtype, *arrays) -> jnp.dtype:
     """``dtype``, or what the arrays promote to: the dtype of a Flax module's output."""
     if dtype is not None:
         return jnp.dtype(dtype)
-    return reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
+    with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
+        return reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
 
 
 def _spatial(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

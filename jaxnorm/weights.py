@@ -38,10 +38,9 @@ def weight_norm(kernel: jax.Array, scale=None, /, *, feature_axes=-1, epsilon: f
     features = () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, kernel.ndim, "feature_axes")
     pooled = other_axes(features, kernel.ndim)
     size = max(math.prod(kernel.shape[axis] for axis in pooled), 1)
-    gain = jnp.full(tuple(kernel.shape[axis] for axis in features), 1 / math.sqrt(size), compute_dtype(kernel.dtype))
+    gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     if scale is not None:
-        gain = gain * checks.floating(scale, "scale").astype(gain.dtype)
-    (gain,) = aligned(kernel.shape, features, scale=gain)
+        gain = gain * aligned(kernel.shape, features, scale=scale)[0].astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     return standardize(kernel, pooled, scale=gain, epsilon=checks.epsilon(epsilon) / size, centered=False, dtype=dtype)
 

@@ -56,10 +56,7 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
     live = w > 0
     g = np.where(live, cotangent * scale, 0)
     # d r / d v = -r^3 / 2, or -r^2 / (2 sqrt(v)) with epsilon in std
-    if epsilon_in == "var":
-        slope = -0.5 * r**3
-    else:
-        slope = np.divide(-(r**2), 2 * np.sqrt(var), out=np.zeros_like(r), where=var > 0)
+    slope = {"var": -0.5 * r**3, "std": np.divide(-(r**2), 2 * np.sqrt(var), out=np.zeros_like(r), where=var > 0)}[epsilon_in]
     dx = g * r
     for part, n, m, _ in stats:
         if centered:

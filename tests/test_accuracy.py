@@ -116,7 +116,7 @@ HALF = [
 ]
 
 
-@pytest.mark.parametrize("dtype, name, make", HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF])
+@pytest.mark.parametrize(("dtype", "name", "make"), HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
     """At most 0.51 units in the last place of the output away from the truth."""

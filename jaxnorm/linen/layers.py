@@ -8,6 +8,7 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
+from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
 from jaxnorm.moments import bound
 from jaxnorm.normalize import standardize
@@ -16,6 +17,7 @@ from jaxnorm.norms import aligned, group_axes, group_count, group_norm, instance
 
 def affine(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> dict[str, Any]:
     """Scale and bias of a module, created on first use, and the dtype that its output has."""
+    checks.floating(x)
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
     for name in ("scale", "bias"):

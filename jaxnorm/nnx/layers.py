@@ -11,6 +11,7 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
+from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
 from jaxnorm.moments import bound
 from jaxnorm.normalize import standardize
@@ -34,6 +35,7 @@ class Affine(nnx.Module):
 
     def _operands(self, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
         """``x``, and scale, bias and dtype for a function call."""
+        checks.floating(x)
         params = [None if p is None else p[...] for p in (self.scale, getattr(self, "bias", None))]
         dtype = promoted(self.dtype, x, *params)
         if self.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics

@@ -1,0 +1,113 @@
+"""Patterns say the same as integer axes."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxnorm as jn
+from jaxnorm.axes import resolve
+
+SAME = [
+    ("[n h w] c", {}, (0, 1, 2)),
+    ("n [h w] c", {}, (1, 2)),
+    ("n h w [c]", {}, 3),
+    ("n [h w c]", {}, (-3, -2, -1)),
+    ("[...] c", {}, (0, 1, 2)),
+    ("n [...] c", {}, (1, 2)),
+    ("... [c]", {}, -1),
+    ("n [h] w [c]", {}, (1, 3)),
+    ("  [ n ]h w c ", {}, 0),
+    ("[n] ... c", {"c": 6}, 0),
+    ("n h w ([c])", {}, 3),
+]
+
+
+@pytest.mark.parametrize(("pattern", "sizes", "axes"), SAME, ids=[row[0] for row in SAME])
+def test_a_pattern_pools_the_axes_in_brackets(pattern, sizes, axes, rng):
+    x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
+    assert resolve(pattern, x.shape, sizes) == resolve(axes, x.shape)
+    np.testing.assert_array_equal(jn.standardize(x, pattern, **sizes), jn.standardize(x, axes))
+
+
+SPLIT = [
+    ("n [h w] (g [c])", {"g": 3}, (2, 4, 5, 3, 2), (1, 2, 4), (2, 1, 1, 3)),
+    ("n [h w] (g [c])", {"c": 2}, (2, 4, 5, 3, 2), (1, 2, 4), (2, 1, 1, 3)),
+    ("n [h w] (g [c])", {"g": 3, "c": 2}, (2, 4, 5, 3, 2), (1, 2, 4), (2, 1, 1, 3)),
+    ("(k [n]) [h w] c", {"k": 2}, (2, 1, 4, 5, 6), (1, 2, 3), (2, 1, 1, 6)),
+    ("n (a [h]) (b [w]) c", {"a": 2, "b": 5}, (2, 2, 2, 5, 1, 6), (2, 4), (2, 2, 5, 6)),
+    ("n [(a h)] w c", {"a": 2}, (2, 2, 2, 5, 6), (1, 2), (2, 1, 5, 6)),
+]
+
+
+@pytest.mark.parametrize(("pattern", "sizes", "split", "axes", "kept"), SPLIT, ids=[f"{row[0]} {row[1]}" for row in SPLIT])
+def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, kept, rng):
+    x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
+    found = jn.moments(x, pattern, **sizes)
+    assert found.mean.shape == kept
+    truth = jn.moments(x.reshape(split), axes)
+    np.testing.assert_array_equal(found.mean, truth.mean.reshape(kept))
+    np.testing.assert_array_equal(found.var, truth.var.reshape(kept))
+    y = jn.standardize(x, pattern, **sizes)
+    np.testing.assert_array_equal(y, jn.standardize(x.reshape(split), axes).reshape(x.shape))
+    np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)  # the mean is rounded, the sets are small
+
+
+def test_masks_and_parameters_follow_the_split(rng):
+    x = rng.standard_normal((2, 4, 6)).astype(np.float32)
+    scale, mask = rng.standard_normal(6).astype(np.float32), rng.random((4, 1)) < 0.7
+    y = jn.standardize(x, "n [h] (g [c])", g=2, scale=scale.reshape(1, 1, 6), where=mask)
+    full = np.broadcast_to(mask, x.shape).reshape(2, 4, 2, 3)
+    truth = jn.standardize(x.reshape(2, 4, 2, 3), (1, 3), scale=scale.reshape(1, 1, 2, 3), where=full)
+    np.testing.assert_allclose(y, truth.reshape(x.shape), atol=1e-6)
+
+
+def test_ghost_batches_are_normalized_by_themselves(rng):
+    x = rng.standard_normal((8, 3)).astype(np.float32)
+    y = jn.standardize(x, "(k [n]) c", k=4)
+    np.testing.assert_allclose(y, jnp.concatenate([jn.batch_norm(part)[0] for part in np.split(x, 4)]), atol=1e-6)
+
+
+def test_one_group_is_layer_norm_and_one_channel_per_group_instance_norm(rng):
+    x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
+    np.testing.assert_allclose(jn.group_norm(x, 1), jn.layer_norm(x, axes="n [h w c]"), atol=1e-6)
+    np.testing.assert_allclose(jn.group_norm(x, 6), jn.instance_norm(x), atol=1e-6)
+
+
+def test_feature_axes_may_stand_anywhere(rng):
+    x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
+    scale, bias = rng.standard_normal((2, 6)).astype(np.float32)
+    first, last = (0, 3, 1, 2), (0, 2, 3, 1)
+    y = jn.batch_norm(x.transpose(first), scale=scale, bias=bias, feature_axes=1)[0].transpose(last)
+    np.testing.assert_allclose(y, jn.batch_norm(x, scale=scale, bias=bias)[0], atol=1e-6)
+    y = jn.group_norm(x.transpose(first), 3, scale=scale, bias=bias, feature_axes=1).transpose(last)
+    np.testing.assert_allclose(y, jn.group_norm(x, 3, scale=scale, bias=bias), atol=1e-6)
+    two = rng.standard_normal((4, 6)).astype(np.float32)
+    y = jn.batch_norm(x, scale=two, feature_axes=(1, -1))[0]
+    np.testing.assert_allclose(y, jn.standardize(x, (0, 2), scale=two.reshape(1, 4, 1, 6)), atol=1e-6)
+
+
+def test_parameters_may_have_leading_batch_axes(rng):
+    """Adaptive norms: a gain for each example."""
+    x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
+    scale = rng.standard_normal((2, 6)).astype(np.float32)
+    truth = jn.instance_norm(x) * scale[:, None, None]
+    np.testing.assert_allclose(jn.instance_norm(x, scale=scale), truth, atol=1e-6)
+    y = jn.instance_norm(x.transpose(0, 3, 1, 2), scale=scale, feature_axes=1)
+    np.testing.assert_allclose(y.transpose(0, 2, 3, 1), truth, atol=1e-6)
+    np.testing.assert_allclose(jn.layer_norm(x, scale=scale), jn.layer_norm(x) * scale[:, None, None], atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+def test_empty_arrays_keep_their_shape(shape):
+    x = jnp.zeros(shape)
+    y, found = jn.batch_norm(x)
+    assert y.shape == shape
+    assert (np.asarray(found.count) == shape[0]).all()
+    assert np.isfinite(found.mean).all()
+    assert np.isfinite(found.var).all()
+    assert jn.layer_norm(x).shape == shape
+    running = jn.Moments(jnp.ones(()), jnp.full((1, shape[1]), 2.0), jnp.full((1, shape[1]), 3.0))
+    after = jn.ema(running, found)
+    if shape[0] == 0:
+        np.testing.assert_array_equal(after.mean, running.mean)
+        np.testing.assert_array_equal(after.var, running.var)

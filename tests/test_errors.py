@@ -1,0 +1,173 @@
+"""Wrong calls: each says what must hold, what came, and what to do."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx as flax_nnx
+from jax.experimental import checkify
+
+import jaxnorm as jn
+from jaxnorm import linen, nnx
+from jaxnorm.experiments.command import main
+
+X = np.ones((4, 6), np.float32)
+IMAGES = np.ones((2, 3, 3, 6), np.float32)
+INTS = np.ones((4, 6), np.int32)
+M = jn.Moments(jnp.ones((1, 6)), jnp.zeros((1, 6)), jnp.ones((1, 6)))
+RNGS = flax_nnx.Rngs(0)
+LOGITS = np.zeros(3, np.float32)
+
+
+def init(module, x=X, **options):
+    return module.init(jax.random.key(0), x, **options)
+
+
+WRONG = [
+    # axes
+    (lambda: jn.moments(X, 5), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis 5."),
+    (lambda: jn.moments(X, -3), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis -3."),
+    (lambda: jn.moments(X, (0, -2)), ValueError, "axes must not repeat an axis: got (0, -2) for an array of rank 2."),
+    (lambda: jn.moments(X, ()), ValueError, "axes must name at least one axis: got () for an array of rank 2."),
+    (lambda: jn.moments(X, True), TypeError, "axes must be integers or a pattern: got True (bool) for an array of rank 2."),
+    (lambda: jn.moments(X, 1.0), TypeError, "axes must be integers or a pattern: got 1.0 (float) for an array of rank 2."),
+    (lambda: jn.moments(X, 0, g=2), TypeError, "sizes go with a pattern: got g beside the axes 0."),
+    (lambda: jn.batch_norm(X, feature_axes=2), ValueError, "feature_axes must lie in [-2, 2) for an array of rank 2: got axis 2."),
+    (lambda: jn.batch_norm(X[0]), ValueError, "batch norm must have an axis to pool beside the features: x has shape (6,)"),
+    (lambda: jn.layer_norm(X, axes=3), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis 3."),
+    (lambda: init(linen.LayerNorm(reduction_axes=-3)), ValueError, "reduction_axes must lie in [-2, 2)"),
+    (lambda: init(linen.BatchNorm(True, axis=(1, 1))), ValueError, "axis must not repeat an axis: got (1, 1)"),
+    # patterns
+    (lambda: jn.moments(X, "n c"), ValueError, "a pattern must pool at least one axis: none stands in [ ]."),
+    (lambda: jn.moments(X, "n [h] c"), ValueError, "the pattern must name every axis: it names 3, the array has rank 2."),
+    (lambda: jn.moments(X, "n [c"), ValueError, 'every [ must be closed: this one is not.\n    "n [c"\n       ^\n    shape (4, 6)'),
+    (lambda: jn.moments(X, "n c]"), ValueError, "every ] must close a [: this one closes none."),
+    (lambda: jn.moments(X, "n [n]"), ValueError, "a pattern must name each axis once: 'n' stands twice."),
+    (lambda: jn.moments(X, "n ([g] c)", g=2), ValueError, "within ( ) what is kept must stand before what is pooled"),
+    (lambda: jn.moments(X, "n (g [c])"), ValueError, "all sizes within ( ) but one must be given: pass g=… by keyword."),
+    (lambda: jn.moments(X, "n (g [c])", g=4), ValueError, "g=4 must divide the size of its axis: 4 against 6."),
+    (lambda: jn.moments(X, "n (g [c])", g=2.0), TypeError, "the size of 'g' must be an integer: got 2.0 (float)."),
+    (lambda: jn.moments(X, "n [c]", h=2), TypeError, "'h' is neither an argument nor a name in the pattern 'n [c]'."),
+    (lambda: jn.moments(X, "n [c] 2"), ValueError, "a pattern holds names, '...', [ ] and ( ) only: found '2'."),
+    # dtypes
+    (lambda: jn.moments(INTS, 0), TypeError, "x must be floating point: got int32. Cast it first"),
+    (lambda: jn.standardize(X > 0, 0), TypeError, "x must be floating point: got bool. Cast it first"),
+    (lambda: jn.rms_norm(np.ones(3, np.uint8)), TypeError, "x must be floating point: got uint8."),
+    (lambda: jn.layer_norm(X, scale=np.ones(6, int)), TypeError, "scale must be floating point: got int"),
+    (lambda: init(linen.LayerNorm(), INTS), TypeError, "x must be floating point: got int32."),
+    (lambda: nnx.BatchNorm(6, rngs=RNGS)(INTS), TypeError, "x must be floating point: got int32."),
+    # masks
+    (lambda: jn.moments(X, 0, where=np.ones((4, 5), bool)), ValueError, "where has shape (4, 5), x has shape (4, 6)."),
+    (lambda: jn.moments(X, 0, where=np.ones((1, 4, 6), bool)), ValueError, "where must broadcast against x without growing it"),
+    (lambda: jn.moments(X, 0, where=INTS), TypeError, "where must be boolean or float weights: got int32."),
+    (lambda: jn.moments(X, 0, where=-X), ValueError, "the weights in where (4, 6), for x (4, 6), must be finite and >= 0: found -1.0."),
+    (lambda: jn.moments(X, 0, where=X * np.nan), ValueError, "must be finite and >= 0: found nan."),
+    # scale, bias, moments
+    (lambda: jn.layer_norm(X, scale=np.ones(4, "f4")), ValueError, "scale must have the shape of the feature axes, (6,)"),
+    (lambda: jn.layer_norm(X, scale=np.ones((2, 3), "f4")), ValueError, "got scale of shape (2, 3) for x of shape (4, 6)."),
+    (lambda: jn.layer_norm(X, bias=np.ones(1, "f4")), ValueError, "bias must have the shape of the feature axes, (6,)"),
+    (lambda: jn.standardize(X, 0, scale=np.ones((2, 1, 6), "f4")), ValueError, "scale must broadcast against x without growing it"),
+    (lambda: jn.normalize(X, jn.moments(IMAGES, 0)), ValueError, "moments must broadcast against x without growing it"),
+    (lambda: jn.normalize(X, (0, 1)), TypeError, "normalize takes Moments: got tuple."),
+    (lambda: jn.normalize(X, jn.Moments(1.0, 0.0, -1.0)), ValueError, "a variance must be >= 0: found -1.0."),
+    (lambda: jn.merge(M, 3.0), TypeError, "merge takes Moments: got float."),
+    (lambda: jn.merge(M, jn.moments(X[:, :4], 0)), ValueError, "merged Moments must have shapes that broadcast: got (1, 6), (1, 4)."),
+    # groups, spatial axes, logits
+    (lambda: jn.group_norm(X, 4), ValueError, "num_groups must be positive and divide the channels: got 4 groups for 6 channels."),
+    (lambda: jn.group_norm(X, 0), ValueError, "num_groups must be positive and divide the channels: got 0 groups for 6 channels."),
+    (lambda: jn.group_norm(X, -1), ValueError, "got -1 groups for 6 channels."),
+    (lambda: jn.group_norm(X, 12), ValueError, "got 12 groups for 6 channels."),
+    (lambda: jn.group_norm(X, 2.0), TypeError, "num_groups must be an integer: got 2.0 (float)."),
+    (lambda: jn.instance_norm(X), ValueError, "instance norm must have an axis to pool beside batch and features: x has shape (4, 6)."),
+    (lambda: jn.instance_norm(IMAGES, feature_axes=0), ValueError, "instance norm must leave axis 0 to the batch"),
+    (lambda: jn.switchable_norm(IMAGES, LOGITS, LOGITS[:2]), ValueError, "var_logits must have shape (3,)"),
+    (lambda: jn.switchable_norm(IMAGES, LOGITS, LOGITS, running=jn.moments(X[:, :4], 0)), ValueError, "running must have the shape"),
+    (lambda: init(linen.GroupNorm(num_groups=None)), ValueError, "exactly one of num_groups and group_size must be given: got None"),
+    (lambda: nnx.GroupNorm(6, None, 4, rngs=RNGS), ValueError, "group_size must be positive and divide the channels: got 4 for 6"),
+    (lambda: init(linen.GroupNorm(2, reduction_axes=(0,))), ValueError, "reduction_axes must include the last axis"),
+    # numbers and words
+    (lambda: jn.layer_norm(X, epsilon=-1e-5), ValueError, "epsilon must be finite and >= 0: got -1e-05."),
+    (lambda: jn.layer_norm(X, epsilon=float("nan")), ValueError, "epsilon must be finite and >= 0: got nan."),
+    (lambda: jn.layer_norm(X, epsilon=float("inf")), ValueError, "epsilon must be finite and >= 0: got inf."),
+    (lambda: jn.layer_norm(X, epsilon="1e-5"), TypeError, "epsilon must be a number: got '1e-5' (str)."),
+    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e))(1e-5), TypeError, "epsilon must be a static number: got a traced value."),
+    (lambda: jn.layer_norm(X, correction=-1), ValueError, "correction must be finite and >= 0: got -1.0."),
+    (lambda: jn.layer_norm(X, epsilon_in="sigma"), ValueError, "epsilon_in must be 'var' (added to the variance) or 'std'"),
+    (lambda: jn.standardize(X, 0, implementation="cuda"), ValueError, "implementation must be None, 'xla' or 'full_range': got 'cuda'."),
+    (lambda: jn.ema(M, M, momentum=1.5), ValueError, "momentum must lie in [0, 1]: got 1.5."),
+    (lambda: jn.ema(M, M, momentum=float("nan")), ValueError, "momentum must lie in [0, 1]: got nan."),
+    (lambda: jn.ema(M, M, momentum="0.9"), TypeError, "momentum must be a number: got '0.9' (str)."),
+    (lambda: jn.ema(M, jn.moments(X[:, :4], 0)), ValueError, "running and batch must have the same shape"),
+    (lambda: jn.ema(0.9, M), TypeError, "running must be Moments: got float."),
+    (lambda: nnx.BatchNorm(6, use_running_average=None, rngs=RNGS)(X), ValueError, "use_running_average must be given"),
+    # kernels
+    (lambda: jn.weight_norm(X, np.ones(4, "f4")), ValueError, "scale must have the shape of the feature axes, (6,)"),
+    (lambda: jn.spectral_norm(X, np.ones((1, 4), "f4")), ValueError, "u must have shape (1, 6) for a kernel of shape (4, 6): got (1, 4)."),
+    (lambda: jn.spectral_norm(X[0], np.ones((1, 6), "f4")), ValueError, "kernel must have rank 2 or more: got shape (6,)."),
+    (lambda: jn.spectral_norm(X, np.ones((1, 6), "f4"), n_steps=0), ValueError, "n_steps must be an integer of at least 1: got 0."),
+]
+
+
+@pytest.mark.parametrize("index", range(len(WRONG)), ids=lambda i: WRONG[i][2][:50])
+def test_wrong_calls(index):
+    call, error, message = WRONG[index]
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+CHECKED = [
+    (lambda w: jn.moments(X, 0, where=w), -X, "must be finite and >= 0"),
+    (lambda m: jn.ema(M, M, momentum=m), np.float32(1.5), "momentum must lie in [0, 1]"),
+    (lambda v: jn.normalize(X, jn.Moments(1.0, 0.0, v)), np.float32(-1), "a variance must be >= 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=["weights", "momentum", "variance"])
+def test_wrong_values_inside_jit_are_found_under_checkify(call, value, message):
+    error, _ = checkify.checkify(jax.jit(call))(jnp.asarray(value))
+    with pytest.raises(checkify.JaxRuntimeError, match=re.escape(message)):
+        error.throw()
+    checkify.checkify(jax.jit(call))(jnp.abs(value) / 2)[0].throw()
+    jax.block_until_ready(jax.jit(call)(jnp.asarray(value)))  # without checkify nothing is checked
+
+
+COMMANDS = [
+    (["compare", "--norms", "bach"], 2, "unknown norm 'bach' for the dense part: choose from none, batch, layer, rms, group."),
+    (["compare", "--norms", "instance"], 2, "It needs images: pass --where conv."),
+    (["compare", "--norms", "none,,batch"], 2, "norms must be names with commas between them: got 'none,,batch'."),
+    (["compare", "--data", "cifar"], 2, "unknown data set 'cifar': choose from digits, mnist."),
+    (["compare", "--where", "head"], 2, "unknown place 'head': choose from dense, conv."),
+    (["compare", "--batch-sizes", "8,x"], 2, "must be an integer: got 'x'."),
+    (["compare", "--batch-sizes", "0"], 2, "must be positive and finite: got 0."),
+    (["compare", "--learning-rate", "nan"], 2, "must be positive and finite: got nan."),
+    (["compare", "--momentum", "2"], 2, "must lie in [0, 1]: got 2."),
+    (["compare", "--batch-sizes", "100000"], 1, "batch size 100000 is larger than the 1437 training examples."),
+    (["compare", "--resume"], 1, "results.json to resume: leave out --resume, or pass the --out of the earlier run."),
+    (["compare", "--data", "mnist", "--data-dir", "."], 1, "mnist.npz: put mnist.npz (Keras format) there, or pass --data-dir"),
+    (["compare", "--data", "mnist", "--data-dir", "text"], 1, "cannot be read as an .npz file"),
+    (["compare", "--data", "mnist", "--data-dir", "other"], 1, "must hold the arrays x_train, y_train, x_test, y_test"),
+    (["compare", "--data", "mnist", "--data-dir", "shape"], 1, "mnist.npz must hold images (n, 28, 28) and labels (n,)"),
+    (["compare", "--resume", "--out", "broken"], 1, "is not the result of a comparison"),
+    ([], 2, "the following arguments are required: COMMAND"),
+    (["train"], 2, "invalid choice: 'train'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), COMMANDS, ids=[" ".join(command[0]) for command in COMMANDS])
+def test_wrong_commands(arguments, status, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "other", "shape", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "text" / "mnist.npz").write_text("no archive")
+    np.savez(tmp_path / "other" / "mnist.npz", images=np.zeros(3))
+    flat = {name: np.zeros((4, 784)) for name in ("x_train", "x_test")} | {name: np.zeros(4) for name in ("y_train", "y_test")}
+    np.savez(tmp_path / "shape" / "mnist.npz", **flat)
+    (tmp_path / "broken" / "results.json").write_text("{}")
+    try:
+        found = main(arguments)
+    except SystemExit as exit_:
+        found = exit_.code
+    assert found == status
+    assert message in capsys.readouterr().err
