@@ -1,0 +1,202 @@
+"""The main job: what it trains, writes, keeps when it is interrupted, and goes on from."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jaxnorm.experiments import compare as engine
+from jaxnorm.experiments import data as datasets
+from jaxnorm.experiments import report
+from jaxnorm.experiments.command import main
+from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
+from jaxnorm.experiments.training import Run, evaluate, train
+
+SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
+
+
+@pytest.fixture(autouse=True)
+def ordinary_promotion():
+    """The library is strict; optax and the user's own code need not be."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def without_times(results):
+    return [{key: value for key, value in run.items() if key != "steps_per_second"} for run in results["runs"]]
+
+
+def test_a_comparison_writes_results_and_curves(tmp_path, capsys):
+    assert main([*SMALL, "--norms", "none,batch", "--out", str(tmp_path)]) == 0
+    results = report.read(tmp_path)
+    assert [(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]] == [("none", 32, 0), ("batch", 32, 0)]
+    assert set(results["runs"][0]["epochs"][0]) == {"train_loss", "test_loss", "test_accuracy"}
+    assert set(results["runs"][1]["epochs"][0]) == {
+        *("train_loss", "test_loss", "test_accuracy"),
+        *("batch_test_loss", "batch_test_accuracy"),
+    }
+    assert results["runs"][0]["curve"]["step"] == [1, 2]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "norm in the dense part" in shown
+    assert "batch stats" in shown
+
+
+def test_the_same_seed_gives_the_same_numbers(tmp_path):
+    for name in ("a", "b"):
+        assert main([*SMALL, "--norms", "batch,layer", "--out", str(tmp_path / name)]) == 0
+    assert without_times(report.read(tmp_path / "a")) == without_times(report.read(tmp_path / "b"))
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys):
+    arguments = [*SMALL, "--norms", "none,layer", "--out", str(tmp_path)]
+    calls = []
+
+    def interrupted(run, *rest):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(run)
+        return train(run, *rest)
+
+    monkeypatch.setattr(engine, "train", interrupted)
+    assert main(arguments) == 130
+    assert "Stopped. 1 of 2 runs are in" in capsys.readouterr().out
+    first = report.read(tmp_path)["runs"]
+    assert [run["norm"] for run in first] == ["none"]
+    monkeypatch.setattr(engine, "train", train)
+    assert main([*arguments, "--resume"]) == 0
+    results = report.read(tmp_path)
+    assert results["runs"][0] == first[0]
+    assert main([*SMALL, "--norms", "none,layer", "--out", str(tmp_path / "whole")]) == 0
+    assert without_times(results) == without_times(report.read(tmp_path / "whole"))
+    assert main([*arguments, "--resume"]) == 0  # nothing is left to do
+    assert report.read(tmp_path) == results
+
+
+def test_other_settings_are_not_resumed(tmp_path, capsys):
+    assert main([*SMALL, "--norms", "none", "--out", str(tmp_path)]) == 0
+    assert main([*SMALL, "--norms", "none", "--out", str(tmp_path), "--resume", "--epochs", "2"]) == 1
+    assert "was made with other settings: epochs (1 there, 2 now)" in capsys.readouterr().err
+
+
+def test_earlier_results_are_kept(tmp_path):
+    for _ in range(3):
+        assert main([*SMALL, "--norms", "none", "--out", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["results-1.json", "results-2.json", "results.json"]
+
+
+def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
+    command = [sys.executable, "-m", "jaxnorm", "compare", "--epochs", "1", "--batch-sizes", "64", "--seeds", "500", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    deadline = time.monotonic() + 120
+    while not ((tmp_path / "results.json").exists() and report.read(tmp_path)["runs"]):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume goes on." in shown
+    assert len(report.read(tmp_path)["runs"]) >= 1
+
+
+@pytest.mark.parametrize("norm", CONV)
+def test_every_norm_trains_after_convolutions(norm):
+    data = datasets.load("digits").first(160)
+    found = train(Run(norm, 32, 0, where="conv", epochs=4, learning_rate=3e-3), data)
+    losses = [epoch["train_loss"] for epoch in found["epochs"]]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_norms_stand_where_they_are_asked_for():
+    images = jnp.zeros((2, 20, 20, 1))
+    for where, sizes in (("dense", {(120,), (84,)}), ("conv", {(6,), (16,)})):
+        params = LeNet("batch", where).init(jax.random.key(0), images, evaluating=True)["params"]
+        assert {params[name]["scale"].shape for name in params if name.startswith("BatchNorm")} == sizes
+    conv = LeNet("layer", "conv").init(jax.random.key(0), images, evaluating=True)["params"]
+    assert conv["LayerNorm_0"]["scale"].shape == (16, 16, 6)  # a gain for each element
+    assert set(PLACES) == {"dense", "conv"}
+
+
+def test_pooling_takes_the_largest_of_four(rng):
+    x = rng.standard_normal((2, 4, 6, 3)).astype(np.float32)
+    truth = np.stack([x[:, i::2, j::2] for i in (0, 1) for j in (0, 1)]).max(0)
+    np.testing.assert_array_equal(pool(jnp.asarray(x)), truth)
+
+
+def test_batch_statistics_are_those_of_the_test_batches():
+    """Evaluated in batches of 100, the last one filled up from the start."""
+    data = datasets.load("digits")
+    run = Run("batch", 100, 0)
+    model = LeNet("batch")
+    variables = model.init(jax.random.key(0), data.test_images[:2], evaluating=True)
+    found = evaluate(run, model, (variables["params"], variables["batch_stats"], None), data)
+    images = np.concatenate([data.test_images, data.test_images[:40]])
+    logits = [model.apply(variables, part, evaluating=False, mutable=["batch_stats"])[0] for part in np.split(images, 4)]
+    accuracy = (np.concatenate(logits)[:360].argmax(-1) == data.test_labels).mean()
+    assert found["batch_test_accuracy"] == pytest.approx(accuracy, abs=1e-9)
+
+
+def test_digits_are_split_once_and_for_all():
+    data = datasets.load("digits")
+    assert (data.train_images.shape, data.test_images.shape) == ((1437, 20, 20, 1), (360, 20, 20, 1))
+    assert (data.train_images.min(), data.train_images.max()) == (0, 1)
+    assert np.bincount(data.test_labels, minlength=10).min() >= 25
+
+
+def write_mnist(folder):
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{part}": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in (("train", 64), ("test", 20))}
+    np.savez(folder / "mnist.npz", **arrays, y_train=np.arange(64) % 10, y_test=np.arange(20) % 10)
+    return arrays
+
+
+def test_mnist_is_read_from_the_folder_or_the_variable(tmp_path, monkeypatch):
+    arrays = write_mnist(tmp_path)
+    data = datasets.load("mnist", str(tmp_path))
+    np.testing.assert_allclose(data.train_images[..., 0], arrays["x_train"] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(data.test_labels, np.arange(20) % 10)
+    monkeypatch.setenv("JAXNORM_DATA", str(tmp_path))
+    np.testing.assert_array_equal(datasets.load("mnist").test_images, data.test_images)
+    assert (
+        main(["compare", "--data", "mnist", "--norms", "none", "--batch-sizes", "32", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
+    )
+
+
+def test_without_a_network_mnist_says_what_to_do(monkeypatch, capsys, tmp_path):
+    def offline(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.delenv("JAXNORM_DATA", raising=False)
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", offline)
+    assert main(["compare", "--data", "mnist", "--out", str(tmp_path)]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("jaxnorm: MNIST is not on this machine and could not be fetched (no network): download mnist.npz")
+    assert message.count("\n") == 1
+
+
+def test_divergence_is_shown_and_valid_json(tmp_path, capsys):
+    assert main([*SMALL, "--norms", "none", "--learning-rate", "1e30", "--out", str(tmp_path)]) == 0
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    assert report.read(tmp_path)["runs"][0]["epochs"][0]["test_loss"] is None
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_the_table_fits_a_terminal_of_80_columns():
+    epoch = {"train_loss": 0.01, "test_loss": 0.1, "test_accuracy": 0.98, "batch_test_accuracy": 0.97}
+    runs = [{"norm": "switchable", "batch_size": 128, "seed": s, "epochs": [epoch], "steps_per_second": 1234.5} for s in (0, 1)]
+    settings = {"data": "digits", "where": "conv", "epochs": 1, "seeds": 2, "norms": ["switchable"]}
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(report.table({"settings": settings, "runs": runs}))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert "0.010±0.000" in shown
+    assert "98.0±0.0" in shown

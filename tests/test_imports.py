@@ -1,0 +1,80 @@
+"""Imports run one way, and importing the library costs little."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxnorm
+
+ROOT = Path(jaxnorm.__file__).parent
+# Each layer may import those before it.
+LAYERS = [
+    ["axes"],
+    ["checks"],
+    ["moments"],
+    ["normalize", "running"],
+    ["norms"],
+    ["weights"],
+    ["linen", "nnx"],
+    ["experiments"],
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
+
+
+def imported(path):
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer(module):
+    return RANK.get(module.split(".")[1]) if module.startswith("jaxnorm.") else None
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_run_downwards(path):
+    own = RANK[path.parts[0].removesuffix(".py")]
+    package = ".".join(("jaxnorm", *path.parts[:-1])) if len(path.parts) > 1 else None
+    for module in imported(path):
+        inside = package is not None and module.startswith(package)
+        if layer(module) is not None and not inside:
+            assert layer(module) < own, f"{path} imports {module}"
+
+
+def test_axes_need_no_jax():
+    assert not any(module.split(".")[0] in ("jax", "numpy") for module in imported(Path("axes.py")))
+
+
+HEAVY = ("flax", "optax", "chex", "matplotlib", "rich", "sklearn", "scipy")
+
+
+def loaded(statement):
+    code = f"import sys; {statement}; print(*sorted(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_library_loads_jax_and_itself_only():
+    """jax.experimental.checkify is the one module that comes with it."""
+    new = loaded("import jaxnorm") - loaded("import jax, jax.numpy, jax.experimental.checkify")
+    assert {module for module in new if not module.startswith("jaxnorm")} == set()
+    assert not any(module.split(".")[0] in HEAVY for module in new)
+
+
+def test_the_modules_are_reached_from_the_package():
+    assert "flax.linen" in loaded("import jaxnorm; jaxnorm.linen.LayerNorm")
+    assert "flax.nnx" in loaded("import jaxnorm; jaxnorm.nnx.LayerNorm")
+    with pytest.raises(AttributeError, match="no attribute 'keras'"):
+        _ = jaxnorm.keras
+
+
+def test_every_public_name_is_documented():
+    for name in jaxnorm.__all__:
+        text = getattr(jaxnorm, name).__doc__
+        assert len(text.splitlines()) > 1 or name == "AxisGroups", name

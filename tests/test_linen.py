@@ -1,0 +1,235 @@
+"""The linen modules: drop-in for Flax's, and better where Flax is wrong."""
+
+from functools import partial
+
+import flax.linen as flax_nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import serialization
+from oracle import worst
+
+from jaxnorm import linen as jn_nn
+
+KEY = jax.random.key(0)
+
+SAME = [
+    ("LayerNorm", {}, {}),
+    ("LayerNorm", {"reduction_axes": (1, 2, 3)}, {}),
+    ("LayerNorm", {"reduction_axes": (1, 2), "feature_axes": -1, "use_bias": False}, {}),
+    ("LayerNorm", {"reduction_axes": (2, 3), "feature_axes": (2, 3), "use_scale": False}, {}),
+    ("RMSNorm", {}, {}),
+    ("RMSNorm", {"reduction_axes": (2, 3), "feature_axes": (2, 3)}, {}),
+    ("InstanceNorm", {}, {}),
+    ("InstanceNorm", {"feature_axes": (2, 3)}, {}),
+    ("GroupNorm", {"num_groups": 4}, {}),
+    ("GroupNorm", {"num_groups": None, "group_size": 2, "reduction_axes": (1, 3)}, {}),
+    ("BatchNorm", {}, {"use_running_average": False}),
+    ("BatchNorm", {"momentum": 0.5, "epsilon": 1e-3, "axis": 1}, {"use_running_average": False}),
+    ("BatchNorm", {"axis": (1, 3)}, {"use_running_average": False}),
+    ("BatchNorm", {"axis": (1, 3)}, {"use_running_average": True}),
+    ("BatchNorm", {"use_running_average": True, "dtype": jnp.bfloat16}, {}),
+]
+
+
+def disturb(variables):
+    """Parameters and state that are no ones and zeros."""
+    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.uniform(KEY, leaf.shape, leaf.dtype), variables)
+
+
+@pytest.mark.parametrize(("name", "options", "call"), SAME, ids=[f"{row[0]} {row[1]}" for row in SAME])
+def test_same_parameters_state_and_output_as_flax(name, options, call, rng):
+    x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)) * 2 + 1, jnp.float32)
+    theirs, ours = getattr(flax_nn, name)(**options), getattr(jn_nn, name)(**options)
+    variables = theirs.init(KEY, x, **call)
+    for found, truth in zip(jax.tree.leaves(ours.init(KEY, x, **call)), jax.tree.leaves(variables), strict=True):
+        np.testing.assert_array_equal(found, truth)
+    checkpoint = serialization.to_bytes(disturb(variables))
+    restored = serialization.from_bytes(ours.init(KEY, x, **call), checkpoint)
+    found = ours.apply(restored, x, mutable=["batch_stats"], **call)
+    truth = theirs.apply(restored, x, mutable=["batch_stats"], **call)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "InstanceNorm", "GroupNorm", "BatchNorm"])
+def test_same_arguments_and_defaults_as_flax(name):
+    """In the same order; a field that only newer versions of Flax have is allowed."""
+    ours, theirs = getattr(jn_nn, name).__dataclass_fields__, getattr(flax_nn, name).__dataclass_fields__
+    shared = [field for field in theirs if field in ours]
+    assert shared == list(theirs)
+    assert [field for field in ours if field in theirs] == shared
+    x, call = jnp.ones((2, 3, 32)), {"use_running_average": True} if name == "BatchNorm" else {}
+    for field in ("epsilon", "momentum", "num_groups", "use_bias", "use_scale", "axis"):
+        if field in theirs:
+            assert getattr(getattr(jn_nn, name)(), field) == getattr(getattr(flax_nn, name)(), field)
+    np.testing.assert_array_equal(getattr(jn_nn, name)().init_with_output(KEY, x, **call)[0].shape, x.shape)
+
+
+class Net(flax_nn.Module):
+    """A model that changes one import."""
+
+    nn: object
+
+    @flax_nn.compact
+    def __call__(self, x, train: bool):
+        x = flax_nn.Conv(8, (3, 3))(x)
+        x = flax_nn.relu(self.nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+        x = flax_nn.relu(self.nn.GroupNorm(num_groups=4)(flax_nn.Conv(8, (3, 3))(x)))
+        x = x.mean((1, 2))
+        return flax_nn.Dense(3)(self.nn.LayerNorm()(x))
+
+
+def train(model, variables, x, labels, steps=5):
+    optimizer = optax.sgd(1e-2)
+    params, stats = variables["params"], variables["batch_stats"]
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, stats, state):
+        def loss(params):
+            logits, new = model.apply({"params": params, "batch_stats": stats}, x, True, mutable=["batch_stats"])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), new["batch_stats"]
+
+        (_, stats_), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state_ = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), stats_, state_
+
+    for _ in range(steps):
+        params, stats, state = step(params, stats, state)
+    return {"params": params, "batch_stats": stats}
+
+
+def test_a_model_that_changes_its_import_trains_the_same(rng):
+    x, labels = jnp.asarray(rng.standard_normal((16, 8, 8, 3)), jnp.float32), jnp.asarray(rng.integers(0, 3, 16))
+    theirs, ours = Net(flax_nn), Net(jn_nn)
+    variables = theirs.init(KEY, x, False)
+    assert jax.tree.structure(variables) == jax.tree.structure(ours.init(KEY, x, False))
+    after, truth = train(ours, variables, x, labels), train(theirs, variables, x, labels)
+    for got, want in zip(jax.tree.leaves(after["batch_stats"]), jax.tree.leaves(truth["batch_stats"]), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-3)
+    for training in (False, True):
+        found = ours.apply(truth, x, training, mutable=["batch_stats"])[0]
+        np.testing.assert_allclose(found, theirs.apply(truth, x, training, mutable=["batch_stats"])[0], atol=1e-5)
+
+
+def test_running_statistics_follow_the_documented_formula(rng):
+    x = rng.standard_normal((16, 3)).astype(np.float32) + 2
+    norm = jn_nn.BatchNorm(momentum=0.75, use_running_average=False)
+    variables = norm.init(KEY, x)
+    np.testing.assert_array_equal(variables["batch_stats"]["mean"], np.zeros(3))
+    _, state = norm.apply(variables, x, mutable=["batch_stats"])
+    np.testing.assert_allclose(state["batch_stats"]["mean"], 0.25 * x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(state["batch_stats"]["var"], 0.75 + 0.25 * x.var(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+@pytest.mark.parametrize("bad", ["nan", "empty", "masked"])
+def test_a_broken_batch_leaves_the_state(name, bad):
+    norm = getattr(jn_nn, name)(use_running_average=False)
+    x = jnp.ones((4, 5, 5, 3)) + jnp.arange(3.0).reshape(1, 1, 1, 3)
+    variables = disturb(norm.init(KEY, x))
+    batch = {"nan": x * jnp.nan, "empty": x[:0], "masked": x}[bad]
+    mask = jnp.zeros((4, 1, 1, 1), bool) if bad == "masked" else None
+    _, state = norm.apply(variables, batch, mask=mask, mutable=["batch_stats"])
+    for after, before in zip(jax.tree.leaves(state["batch_stats"]), jax.tree.leaves(variables["batch_stats"]), strict=True):
+        np.testing.assert_array_equal(after, before)
+
+
+def test_float_masks_and_masks_of_one_channel(rng):
+    x = jnp.asarray(rng.standard_normal((4, 6, 8)), jnp.float32)
+    mask = jnp.asarray(rng.random((4, 6, 1)) < 0.6)
+    for norm in (jn_nn.GroupNorm(num_groups=2), jn_nn.LayerNorm(reduction_axes=(1, 2)), jn_nn.InstanceNorm()):
+        variables = norm.init(KEY, x)
+        y = norm.apply(variables, jnp.where(mask, x, jnp.nan), mask=mask)
+        np.testing.assert_allclose(y, norm.apply(variables, x, mask=mask.astype(jnp.float32)), atol=1e-6)
+
+
+def test_an_axis_name_that_is_not_bound_is_ignored(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+    for norm in (jn_nn.LayerNorm(axis_name="d"), jn_nn.RMSNorm(axis_name="d"), jn_nn.BatchNorm(False, axis_name="d")):
+        y, variables = norm.init_with_output(KEY, x)
+        assert y.shape == x.shape
+        norm.apply(variables, x, mutable=["batch_stats"])
+
+
+def test_replicas_share_their_statistics(rng):
+    x = jnp.asarray(rng.standard_normal((2, 4, 3)), jnp.float32)
+    norm = jn_nn.BatchNorm(False, axis_name="d")
+    variables = norm.init(KEY, x[0])
+    apply = partial(norm.apply, variables, mutable=["batch_stats"])
+    y, state = jax.vmap(apply, axis_name="d")(x)
+    whole, truth = jn_nn.BatchNorm(False).apply(variables, x.reshape(8, 3), mutable=["batch_stats"])
+    np.testing.assert_allclose(y.reshape(8, 3), whole, atol=1e-6)
+    np.testing.assert_allclose(state["batch_stats"]["mean"][1], truth["batch_stats"]["mean"], atol=1e-7)
+    groups = jn_nn.BatchNorm(False, axis_name="d", axis_index_groups=[[0], [1]])
+    y = jax.pmap(lambda x: groups.apply(variables, x, mutable=["batch_stats"])[0], axis_name="d")(x)
+    np.testing.assert_allclose(y[0], jn_nn.BatchNorm(False).apply(variables, x[0], mutable=["batch_stats"])[0], atol=1e-6)
+
+
+def test_scan_vmap_and_remat(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+
+    class Block(flax_nn.Module):
+        @flax_nn.compact
+        def __call__(self, x, _=None):
+            return jn_nn.BatchNorm(use_running_average=False)(flax_nn.Dense(8)(jn_nn.LayerNorm()(x))), None
+
+    collections = {"params": 0, "batch_stats": 0}
+    scanned = flax_nn.scan(flax_nn.remat(Block), variable_axes=collections, split_rngs={"params": True}, length=3)()
+    variables = scanned.init(KEY, x, None)
+    assert variables["params"]["LayerNorm_0"]["scale"].shape == (3, 8)
+    (y, _), state = scanned.apply(variables, x, None, mutable=["batch_stats"])
+    truth = x
+    for i in range(3):
+        layer = jax.tree.map(lambda leaf, i=i: leaf[i], variables)
+        (truth, _), new = Block().apply(layer, truth, mutable=["batch_stats"])
+        np.testing.assert_allclose(state["batch_stats"]["BatchNorm_0"]["mean"][i], new["batch_stats"]["BatchNorm_0"]["mean"], atol=1e-7)
+    np.testing.assert_allclose(y, truth, atol=1e-5)
+    mapped = flax_nn.vmap(Block, variable_axes=collections, split_rngs={"params": True}, in_axes=0)()
+    y, _ = mapped.init_with_output(KEY, jnp.stack([x, 2 * x]))[0]
+    assert y.shape == (2, 4, 8)
+
+
+def test_partitioning_metadata(rng):
+    boxed = flax_nn.with_partitioning(flax_nn.initializers.ones, ("features",))
+    variables = jn_nn.LayerNorm(scale_init=boxed).init(KEY, jnp.ones((2, 8)))
+    assert flax_nn.get_partition_spec(variables)["params"]["scale"] == jax.sharding.PartitionSpec("features")
+
+
+def test_half_precision_input_and_parameters(rng):
+    """The statistics see the input as it is; the output has the dtype that Flax's would have."""
+    x = jnp.asarray(rng.standard_normal((6, 64)) + 100, jnp.bfloat16)
+    y, _ = jn_nn.LayerNorm().init_with_output(KEY, x)
+    exact = np.asarray(x).astype(np.float64)
+    truth = (exact - exact.mean(1, keepdims=True)) / np.sqrt(exact.var(1, keepdims=True) + 1e-6)
+    assert y.dtype == jnp.float32
+    assert worst(y, truth, 1) <= 4e-7
+    assert jn_nn.LayerNorm(dtype=jnp.bfloat16).init_with_output(KEY, x)[0].dtype == jnp.bfloat16
+
+
+WRAPPED = [("WeightNorm", {}, {}), ("WeightNorm", {"feature_axes": None}, {}), ("WeightNorm", {"use_scale": False}, {})]
+WRAPPED += [("SpectralNorm", {"n_steps": n}, {"update_stats": update}) for n in (1, 3) for update in (False, True)]
+
+
+@pytest.mark.parametrize(("name", "options", "call"), WRAPPED, ids=[f"{row[0]} {row[1]} {row[2]}" for row in WRAPPED])
+@pytest.mark.parametrize("make", [lambda: flax_nn.Dense(7), lambda: flax_nn.Conv(7, (3, 3))], ids=["dense", "conv"])
+def test_norms_of_weights_equal_flax(name, options, call, make, rng):
+    class Model(flax_nn.Module):
+        nn: object
+
+        @flax_nn.compact
+        def __call__(self, x):
+            return getattr(self.nn, name)(make(), **options)(x, **call)
+
+    x = jnp.asarray(rng.standard_normal((4, 5, 5, 6)), jnp.float32)
+    theirs, ours = Model(flax_nn), Model(jn_nn)
+    variables = theirs.init(KEY, x)
+    assert jax.tree.structure(variables) == jax.tree.structure(ours.init(KEY, x))
+    variables = disturb(variables)
+    found, truth = (model.apply(variables, x, mutable=["batch_stats"]) for model in (ours, theirs))
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-5)

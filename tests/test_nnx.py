@@ -1,0 +1,266 @@
+"""The nnx modules: drop-in for Flax's, twins of the linen ones, and better where Flax is wrong."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jaxnorm import linen as jn_linen
+from jaxnorm import nnx as jn_nnx
+
+KEY = jax.random.key(0)
+
+SAME = [
+    ("LayerNorm", 8, {}),
+    ("LayerNorm", 8, {"reduction_axes": (1, 2, 3), "use_bias": False}),
+    ("RMSNorm", 8, {}),
+    ("InstanceNorm", 8, {}),
+    ("GroupNorm", 8, {"num_groups": 4}),
+    ("GroupNorm", 8, {"num_groups": None, "group_size": 2, "use_scale": False}),
+    ("BatchNorm", 8, {}),
+    ("BatchNorm", 5, {"axis": 1, "momentum": 0.5, "epsilon": 1e-3}),
+    ("BatchNorm", 8, {"dtype": jnp.bfloat16}),
+]
+
+
+def leaves(module):
+    return dict(nnx.to_flat_state(nnx.state(module)))
+
+
+def disturb(module):
+    for variable in leaves(module).values():
+        variable[...] = variable[...] + 0.3 * jax.random.uniform(KEY, variable.shape, variable.dtype)
+
+
+@pytest.mark.parametrize(("name", "features", "options"), SAME, ids=[f"{row[0]} {row[2]}" for row in SAME])
+def test_same_parameters_state_and_output_as_flax(name, features, options, rng):
+    if not hasattr(nnx, name):
+        pytest.skip(f"this Flax has no nnx.{name}")
+    x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)) * 2 + 1, jnp.float32)
+    theirs, ours = (getattr(nn, name)(features, **options, rngs=nnx.Rngs(0)) for nn in (nnx, jn_nnx))
+    assert {path: type(leaf) for path, leaf in leaves(ours).items()} == {path: type(leaf) for path, leaf in leaves(theirs).items()}
+    disturb(theirs)
+    nnx.update(ours, nnx.state(theirs))
+    tolerance = 2e-2 if options.get("dtype") else 1e-5  # Flax rounds x to bfloat16 before its statistics
+    for mode in ("train", "eval"):
+        for module in (ours, theirs):
+            getattr(module, mode)()
+        with jax.numpy_dtype_promotion("standard"):  # Flax relies on it
+            found, truth = ours(x), theirs(x)
+        assert found.dtype == truth.dtype
+        np.testing.assert_allclose(found.astype(jnp.float32), truth.astype(jnp.float32), atol=tolerance, rtol=tolerance)
+        for path, leaf in leaves(ours).items():
+            np.testing.assert_allclose(leaf[...], leaves(theirs)[path][...], atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "InstanceNorm", "GroupNorm", "BatchNorm", "WeightNorm", "SpectralNorm"])
+def test_same_arguments_and_defaults_as_flax(name):
+    if not hasattr(nnx, name):
+        pytest.skip(f"this Flax has no nnx.{name}")
+    ours, theirs = (inspect.signature(getattr(nn, name)).parameters for nn in (jn_nnx, nnx))
+    assert list(ours) == list(theirs)
+    for key, parameter in theirs.items():
+        assert ours[key].kind == parameter.kind
+        if isinstance(parameter.default, int | float | str | tuple | None):
+            assert ours[key].default == parameter.default
+
+
+def linen_twin(name, options, x, module):
+    """The output and new state of the linen module with the state of an nnx one."""
+    twin = getattr(jn_linen, name)(**options)
+    state = {path[0]: leaf for path, leaf in leaves(module).items()}
+    params = {key: leaf[...] for key, leaf in state.items() if isinstance(leaf, nnx.Param)}
+    stats = {key: leaf[...] for key, leaf in state.items() if isinstance(leaf, nnx.BatchStat)}
+    return twin.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+
+
+TWINS = [
+    ("LayerNorm", {}),
+    ("RMSNorm", {}),
+    ("InstanceNorm", {}),
+    ("GroupNorm", {"num_groups": 4}),
+    ("BatchNorm", {"use_running_average": False}),
+    ("BatchNorm", {"use_running_average": True}),
+    ("SwitchableNorm", {"use_running_average": False}),
+    ("SwitchableNorm", {"use_running_average": True}),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "options"), TWINS, ids=[f"{row[0]} {row[1]}" for row in TWINS])
+def test_linen_and_nnx_agree_to_the_bit(name, options, dtype, rng):
+    x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)) * 2 + 1, dtype)
+    module = getattr(jn_nnx, name)(8, **options, rngs=nnx.Rngs(0))
+    disturb(module)
+    truth, state = linen_twin(name, options, x, module)
+    found = module(x)
+    assert found.dtype == truth.dtype
+    np.testing.assert_array_equal(found.astype(jnp.float32), truth.astype(jnp.float32))
+    for key, leaf in state.get("batch_stats", {}).items():
+        np.testing.assert_array_equal(getattr(module, key)[...], leaf)
+
+
+class Net(nnx.Module):
+    """A model that changes one import."""
+
+    def __init__(self, nn, rngs):
+        self.conv = nnx.Conv(3, 8, (3, 3), rngs=rngs)
+        self.batch = nn.BatchNorm(8, momentum=0.9, rngs=rngs)
+        self.group = nn.GroupNorm(8, num_groups=4, rngs=rngs)
+        self.layer = nn.LayerNorm(8, rngs=rngs)
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.group(nnx.relu(self.batch(self.conv(x)))))
+        return self.head(self.layer(x.mean((1, 2))))
+
+
+def test_a_model_that_changes_its_import_trains_the_same(rng):
+    x, labels = jnp.asarray(rng.standard_normal((16, 8, 8, 3)), jnp.float32), jnp.asarray(rng.integers(0, 3, 16))
+    ours, theirs = Net(jn_nnx, nnx.Rngs(0)), Net(nnx, nnx.Rngs(0))
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss(model):
+            return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
+
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    for model in (ours, theirs):
+        model.train()
+        optimizer = nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+        for _ in range(5):
+            step(model, optimizer)
+    for path, leaf in leaves(ours).items():
+        np.testing.assert_allclose(leaf[...], leaves(theirs)[path][...], atol=1e-4)
+    nnx.update(ours, nnx.state(theirs))
+    ours.eval()
+    theirs.eval()
+    np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+@pytest.mark.parametrize("bad", ["nan", "empty", "masked"])
+def test_a_broken_batch_leaves_the_state(name, bad):
+    norm = getattr(jn_nnx, name)(3, rngs=nnx.Rngs(0))
+    disturb(norm)
+    before = jax.tree.map(jnp.copy, nnx.state(norm, nnx.BatchStat))
+    x = jnp.ones((4, 5, 5, 3))
+    norm({"nan": x * jnp.nan, "empty": x[:0], "masked": x}[bad], mask=jnp.zeros((4, 1, 1, 1), bool) if bad == "masked" else None)
+    for found, truth in zip(jax.tree.leaves(nnx.state(norm, nnx.BatchStat)), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(found, truth)
+
+
+def test_group_norm_over_some_axes_equals_linen(rng):
+    """Flax's nnx.GroupNorm is silently wrong here."""
+    x = jnp.asarray(rng.standard_normal((2, 4, 5, 6)), jnp.float32)
+    found = jn_nnx.GroupNorm(6, 2, reduction_axes=(1, 3), rngs=nnx.Rngs(0))(x)
+    exact = np.asarray(x, np.float64).reshape(2, 4, 5, 2, 3)
+    truth = (exact - exact.mean((1, 4), keepdims=True)) / np.sqrt(exact.var((1, 4), keepdims=True) + 1e-6)
+    np.testing.assert_allclose(found, truth.reshape(x.shape), atol=2e-6)
+
+
+def test_two_feature_axes_have_flat_parameters(rng):
+    x = jnp.asarray(rng.standard_normal((3, 4, 5, 6)), jnp.float32)
+    norm = jn_nnx.BatchNorm(24, axis=(1, 3), momentum=0.0, rngs=nnx.Rngs(0))
+    truth = jn_linen.BatchNorm(False, axis=(1, 3)).init_with_output(KEY, x)[0]
+    np.testing.assert_allclose(norm(x), truth, atol=1e-6)
+    np.testing.assert_allclose(norm.mean[...], x.mean((0, 2)).ravel(), atol=1e-6)
+    norm.eval()
+    np.testing.assert_allclose(norm(x), truth, atol=1e-5)
+
+
+def test_scan_and_vmap_over_layers(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs):
+        return jn_nnx.BatchNorm(8, rngs=rngs)
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def forward(norm, x):
+        return jnp.sin(norm(x))
+
+    norms = make(nnx.Rngs(0))
+    found = forward(norms, x)
+    truth = x
+    for i in range(3):
+        norm = jn_nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+        truth = jnp.sin(norm(truth))
+        np.testing.assert_allclose(norms.mean[...][i], norm.mean[...], atol=1e-7)
+    np.testing.assert_allclose(found, truth, atol=1e-5)
+
+
+def test_a_view_evaluates_without_touching_the_model(rng):
+    if not hasattr(nnx, "view"):
+        pytest.skip("this Flax has no nnx.view")
+    x = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32)
+    norm = jn_nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    view = nnx.view(norm, use_running_average=True)
+    np.testing.assert_allclose(view(x), x / np.sqrt(1 + 1e-5), rtol=1e-6)
+    assert norm.use_running_average is False
+
+
+def test_metadata_reaches_the_parameters():
+    norm = jn_nnx.LayerNorm(8, scale_metadata={"tag": "gain"}, bias_metadata={"tag": "shift"}, rngs=nnx.Rngs(0))
+    assert (norm.scale.tag, norm.bias.tag) == ("gain", "shift")
+
+
+def test_a_promotion_rule_of_the_user_is_kept(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)) + 100, jnp.float32)
+
+    def to_half(arrays, *, dtype):
+        return tuple(None if a is None else a.astype(jnp.bfloat16) for a in arrays)
+
+    found = jn_nnx.LayerNorm(8, promote_dtype=to_half, rngs=nnx.Rngs(0))(x)
+    truth = jn_nnx.LayerNorm(8, rngs=nnx.Rngs(0))(x.astype(jnp.bfloat16))
+    np.testing.assert_allclose(found, truth, atol=1e-6)
+
+
+def linear():
+    return nnx.Linear(8, 5, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
+def test_norms_of_weights_equal_flax_and_leave_the_layer_alone(name, rng):
+    if not hasattr(nnx, name):
+        pytest.skip(f"this Flax has no nnx.{name}")
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+    ours, theirs = (getattr(nn, name)(linear(), rngs=nnx.Rngs(1)) for nn in (jn_nnx, nnx))
+    np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
+    np.testing.assert_array_equal(ours.layer_instance.kernel[...], linear().kernel[...])
+
+
+def test_weight_norm_trains_its_parameters(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+    norm = jn_nnx.WeightNorm(linear(), rngs=nnx.Rngs(1))
+    gradient = nnx.jit(nnx.grad(lambda m: (m(x) ** 2).sum()))(norm)
+    kernel, scale = norm.layer_instance.kernel[...], jnp.ones(5)
+
+    def loss(kernel, scale):
+        return ((x @ (kernel / jnp.sqrt((kernel**2).sum(0, keepdims=True)) * scale.reshape(1, 5))) ** 2).sum()
+
+    truth = jax.grad(loss, (0, 1))(kernel, scale)
+    found = dict(nnx.to_flat_state(gradient))
+    np.testing.assert_allclose(found[("layer_instance", "kernel")][...], truth[0], atol=1e-4)
+    np.testing.assert_allclose(found[("scales", ("kernel",))][...], truth[1], rtol=1e-5)
+
+
+def test_spectral_norm_keeps_its_vector_in_training_only(rng):
+    x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
+    norm = jn_nnx.SpectralNorm(linear(), n_steps=50, rngs=nnx.Rngs(1))
+    u = norm.batch_stats[("kernel", "u")]
+    before = u[...]
+    norm.eval()
+    norm(x)
+    np.testing.assert_array_equal(u[...], before)
+    norm.train()
+    norm(x)
+    largest = np.linalg.svd(np.asarray(linear().kernel[...]))[1][0]
+    np.testing.assert_allclose(norm.batch_stats[("kernel", "sigma")][...], largest, rtol=1e-5)
+    assert np.abs(u[...] - before).max() > 0.1
