@@ -80,6 +80,7 @@ def table(results: dict) -> Table:
         title=f"{settings['data']}, norm in the {settings['where']} part, {settings['epochs']} epochs, {seeds}",
         caption="accuracy with running statistics, and with those of test batches as large as in training",
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     for name in ("batch", "norm", "train loss", "test loss", "accuracy %", "batch stats", "steps/s"):
         result.add_column(name, justify="left" if name == "norm" else "right", no_wrap=True)
