@@ -1,0 +1,69 @@
+"""What reverse mode keeps: bytes per element of the input that jax.vjp holds on to, for us and for Flax.
+
+    python -m bench.residuals
+
+writes bench/results/residuals.json and residuals.md. The figures are exact counts and the same on every machine.
+"""
+
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import jaxnorm as jn
+from jaxnorm.experiments.report import machine
+
+SHAPES = {"layer": (4096, 1024), "rms": (4096, 1024), "batch": (16, 32, 32, 128), "instance": (16, 32, 32, 128), "group": (16, 32, 32, 128)}
+OURS = {
+    "layer": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b),
+    "rms": lambda x, s, b: jn.rms_norm(x, scale=s),
+    "batch": lambda x, s, b: jn.batch_norm(x, scale=s, bias=b)[0],
+    "instance": lambda x, s, b: jn.instance_norm(x, scale=s, bias=b),
+    "group": lambda x, s, b: jn.group_norm(x, 32, scale=s, bias=b),
+}
+MODULES = {
+    "layer": nn.LayerNorm(),
+    "rms": nn.RMSNorm(),
+    "batch": nn.BatchNorm(use_running_average=False),
+    "instance": nn.InstanceNorm(),
+    "group": nn.GroupNorm(32),
+}
+
+
+def flax(name: str):
+    module = MODULES[name]
+
+    def norm(x, scale, bias):
+        stats = {"mean": jnp.zeros(x.shape[-1]), "var": jnp.ones(x.shape[-1])}
+        variables = {"params": {"scale": scale, "bias": bias}, **({"batch_stats": stats} if name == "batch" else {})}
+        return module.apply(variables, x, mutable=["batch_stats"])[0]
+
+    return norm
+
+
+def kept(norm, shape: tuple[int, ...], dtype: str) -> float:
+    x, param = jnp.ones(shape, dtype), jnp.ones(shape[-1])
+    _, pullback = jax.vjp(norm, x, param, param)
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes")) / x.size
+
+
+def main() -> None:
+    rows = [
+        {"norm": name, "dtype": dtype, "jaxnorm": kept(OURS[name], shape, dtype), "flax": kept(flax(name), shape, dtype)}
+        for name, shape in SHAPES.items()
+        for dtype in ("float32", "bfloat16")
+    ]
+    lines = ["| norm | dtype | jaxnorm | flax |", "|---|---|---|---|"]
+    lines += [f"| {row['norm']} | {row['dtype']} | {row['jaxnorm']:.2f} | {row['flax']:.2f} |" for row in rows]
+    folder = Path(__file__).parent / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / "residuals.json").write_text(json.dumps({"machine": machine(), "shapes": SHAPES, "rows": rows}, indent=1))
+    text = "\n".join(lines) + "\n"
+    (folder / "residuals.md").write_text("Bytes per element that jax.vjp keeps (python -m bench.residuals).\n\n" + text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
