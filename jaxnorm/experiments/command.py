@@ -1,4 +1,4 @@
-"""The command line: ``jaxnorm compare``."""
+"""The command line: ``jaxnorm compare`` and ``jaxnorm axes``."""
 
 import argparse
 import signal
@@ -11,6 +11,7 @@ from jaxnorm.experiments import report
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import LOADERS, VARIABLE, DataError
 from jaxnorm.experiments.models import PLACES
+from jaxnorm.experiments.picture import draw
 
 EPOCHS = {"digits": 20, "mnist": 5}
 
@@ -19,6 +20,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status: 0, 1 for missing data or results, 2 for wrong usage, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     console = Console()
+    if options.command == "axes":
+        draw(options.out)
+        console.print(f"Written: {options.out}")
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # being stopped is being interrupted
     try:
         results = compare(_settings(options), options.out, console, data_dir=options.data_dir, resume=options.resume)
@@ -53,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
     add("--out", metavar="DIR", default=Path("runs/compare"), type=Path, help="folder for results.json and curves.png")
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
+    axes = commands.add_parser("axes", help="draw which elements each norm pools", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=Path, help="the picture")
     return parser
 
 

@@ -1,0 +1,55 @@
+"""The picture of the axis choices: which elements of a batch of images share one mean and one variance."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxnorm.axes import resolve
+
+SHAPE = (4, 3, 3, 4)  # examples, height, width, channels
+PATTERNS = {
+    "batch norm": ("[n h w] c", {}),
+    "layer norm": ("n [h w c]", {}),
+    "layer norm (Flax)": ("n h w [c]", {}),
+    "instance norm": ("n [h w] c", {}),
+    "group norm": ("n [h w] (g [c])", {"g": 2}),
+    "ghost batch norm": ("(k [n]) [h w] c", {"k": 2}),
+}
+
+
+def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """True for the elements that are pooled with the first one.
+
+    >>> shared("[n] c", {}, (2, 3)).tolist()
+    [[True, False, False], [True, False, False]]
+    """
+    pooling = resolve(pattern, shape, sizes)
+    first = np.zeros(pooling.split, bool)
+    first[tuple(slice(None) if axis in pooling.axes else 0 for axis in range(first.ndim))] = True
+    return first.reshape(shape)
+
+
+def draw(path: Path) -> None:
+    """Draws a cube for each pattern: examples, channels, and positions (height and width as one axis)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure = plt.figure(figsize=(12, 7.4), layout="constrained")
+    n, height, width, channels = SHAPE
+    for i, (name, (pattern, sizes)) in enumerate(PATTERNS.items()):
+        axes = figure.add_subplot(2, 3, i + 1, projection="3d")
+        pooled = shared(pattern, sizes).reshape(n, height * width, channels).transpose(0, 2, 1)[:, :, ::-1]
+        colors = np.where(pooled, "#e8823a", "#dfe6ee").astype(object)
+        axes.voxels(np.ones_like(pooled), facecolors=colors, edgecolor="#8a96a3", linewidth=0.4)
+        given = ", ".join(f"{key}={value}" for key, value in sizes.items())
+        axes.set_title(f'{name}\n"{pattern}"' + (f", {given}" if given else ""), family="monospace", fontsize=11)
+        axes.set(xticks=[], yticks=[], zticks=[], box_aspect=(4, 4, 6))
+        for label, text in ((axes.set_xlabel, "n"), (axes.set_ylabel, "c"), (axes.set_zlabel, "h, w")):
+            label(text, labelpad=-12)
+        axes.view_init(elev=22, azim=-128)
+    figure.suptitle("What is coloured shares one mean and one variance")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
