@@ -130,10 +130,11 @@ def _resolve_pattern(pattern: str, shape: tuple[int, ...], sizes: tuple[tuple[st
     known = dict(sizes)
     _check_sizes(known, names, report)
     names = _expand_ellipsis(names, len(shape), report)
-    parts, pooled = [], []
+    parts: list[tuple[int, ...]] = []
+    pooled: list[int] = []
     for size, items in zip(shape, _by_axis(names), strict=True):
         split = _split_axis(size, items, known, report)
-        offset = sum(map(len, parts))
+        offset = sum(len(part) for part in parts)
         pooled += [offset + i for i, item in enumerate(items) if item.pooled]
         parts.append(split)
     if not pooled:

@@ -116,9 +116,9 @@ class Sets:
 
 
 class Frame(NamedTuple):
-    """Constants of each set: its count, the power of two it is divided by, and a number near its mean."""
+    """Constants of each set: its size (the count), the power of two it is divided by, and a number near its mean."""
 
-    count: jax.Array | float
+    size: jax.Array | float
     power: jax.Array | None
     pivot: jax.Array | None
 
@@ -215,6 +215,7 @@ def needs_power(dtype) -> bool:
 def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None) -> Frame:
     """The frame of each set; ``lowest_power`` None leaves the scale alone."""
     x = lax.stop_gradient(x).reshape(sets.pooling.split)
+    count: jax.Array | float
     if where is None:
         count = float(sets.pooling.size * sets.across(lax.psum, 1))
     else:
@@ -264,8 +265,8 @@ def _divide(total: jax.Array, count) -> jax.Array:
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
     u = local(sets, x, where, frame)
-    count = frame.count
-    if sets.centered:  # A compiler replaces division by a constant with multiplication by its rounded inverse:
+    count = frame.size
+    if frame.pivot is not None:  # A compiler replaces division by a constant with multiplication by its rounded inverse:
         count = jnp.where(jnp.isnan(frame.pivot), jnp.nan, count)  # hidden from it, constant sets give exactly 0.
     square = _divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), count)
     if not sets.centered:
@@ -286,8 +287,8 @@ def estimate_tangent(sets: Sets, x, where, frame: Frame, offset, dx) -> tuple[ja
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     du = local(sets, dx, where, frame._replace(pivot=None))
     deviation = local(sets, x, where, frame) - offset
-    doffset = average(sets, du, where, frame.count)
-    dvar = 2 * average(sets, jnp.real(jnp.conj(deviation) * du), where, frame.count)
+    doffset = average(sets, du, where, frame.size)
+    dvar = 2 * average(sets, jnp.real(jnp.conj(deviation) * du), where, frame.size)
     return (doffset if sets.centered else jnp.zeros_like(doffset)), dvar
 
 
@@ -297,7 +298,7 @@ def assemble(frame: Frame, offset: jax.Array, var: jax.Array) -> Moments:
     if frame.power is not None:
         factor = power_of_two(frame.power, mean.dtype)
         mean, var = mean * factor, var * factor * factor
-    return Moments(jnp.full_like(var, frame.count), mean, var)
+    return Moments(jnp.full_like(var, frame.size), mean, var)
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
@@ -306,7 +307,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
     if frame.power is not None:
         factor = power_of_two(-frame.power.astype(jnp.int32), var.dtype)
         mean, var = mean * factor, var * factor * factor
-    return Moments(moments.count, mean - frame.pivot, var)
+    return Moments(moments.count, mean if frame.pivot is None else mean - frame.pivot, var)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -239,7 +239,7 @@ def _unbias(rule: Rule, var, count):
 
 def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
     """The one line that everything here is about."""
-    rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.count)
+    rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.size)
     y = local(sets, x, where, frame) - offset
     y = y * rstd.astype(y.dtype)
     if scale is not None:
@@ -272,7 +272,7 @@ def _standardize_jvp(sets, rule, primals, tangents):
     @nothing_saved
     def tangent(x, where, frame, offset, var, scale, bias, dx, dscale, dbias):
         if offset is None:
-            offset = average(sets, local(sets, x, where, frame), where, frame.count)
+            offset = average(sets, local(sets, x, where, frame), where, frame.size)
         doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
         _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
         return dy, doffset, dvar

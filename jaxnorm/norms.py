@@ -70,8 +70,8 @@ def batch_norm(
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
     """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
-    mean, var, scale, bias = aligned(x.shape, features, mean=running.mean, var=running.var, scale=scale, bias=bias)
-    return normalize(x, Moments(running.count, mean, var), scale=scale, bias=bias, **options)
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    return normalize(x, _like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 
 
 def layer_norm(
@@ -335,8 +335,8 @@ def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, 
     # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
     mean = instance.mean + sum(mean_weights[i] * (part.mean - instance.mean) for i, part in ((1, layer), (2, batch)))
     var = sum(var_weights[i] * part.var for i, part in enumerate((instance, layer, batch)))
-    y = nothing_saved(partial(apply, everything, rule))(where, frame._replace(count=instance.count), u, mean, var, scale, bias)
-    return y, assemble(frame._replace(count=batch.count), batch.mean, batch.var)
+    y = nothing_saved(partial(apply, everything, rule))(where, frame._replace(size=instance.count), u, mean, var, scale, bias)
+    return y, assemble(frame._replace(size=batch.count), batch.mean, batch.var)
 
 
 def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params) -> list[jax.Array | None]:
@@ -369,14 +369,14 @@ def check_groups(num_groups: int, channels: int) -> None:
 
 def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
     """The number of groups, from exactly one of the two ways to say it."""
-    if (num_groups is None) == (group_size is None):
+    if num_groups is not None and group_size is None:
+        check_groups(num_groups, channels)
+        return num_groups
+    if group_size is None or num_groups is not None:
         raise ValueError(
             f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
             "Pass num_groups=None with group_size."
         )
-    if group_size is None:
-        check_groups(num_groups, channels)
-        return num_groups
     if isinstance(group_size, bool) or not isinstance(group_size, int):
         raise TypeError(f"group_size must be an integer: got {group_size!r} ({type(group_size).__name__}).")
     if group_size < 1 or channels % group_size:

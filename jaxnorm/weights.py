@@ -39,8 +39,9 @@ def weight_norm(kernel: jax.Array, scale=None, /, *, feature_axes=-1, epsilon: f
     pooled = other_axes(features, kernel.ndim)
     size = max(math.prod(kernel.shape[axis] for axis in pooled), 1)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    if scale is not None:
-        gain = gain * aligned(kernel.shape, features, scale=scale)[0].astype(gain.dtype)
+    (factor,) = aligned(kernel.shape, features, scale=scale)
+    if factor is not None:
+        gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     return standardize(kernel, pooled, scale=gain, epsilon=checks.epsilon(epsilon) / size, centered=False, dtype=dtype)
 

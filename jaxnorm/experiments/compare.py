@@ -1,10 +1,11 @@
 """The same network trained once per norm, batch size and seed; interrupted, it keeps what it had finished."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxnorm.experiments import report
 from jaxnorm.experiments.data import load
@@ -27,8 +28,8 @@ class Settings:
 
     def runs(self) -> list[Run]:
         """Seed by seed, so that an interrupted comparison has all norms."""
-        rest = {"where": self.where, "epochs": self.epochs, "learning_rate": self.learning_rate, "momentum": self.momentum}
-        return [Run(norm, batch_size, seed, **rest) for seed in range(self.seeds) for batch_size in self.batch_sizes for norm in self.norms]
+        rest = (self.where, self.epochs, self.learning_rate, self.momentum)
+        return [Run(norm, batch_size, seed, *rest) for seed in range(self.seeds) for batch_size in self.batch_sizes for norm in self.norms]
 
 
 def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
@@ -39,10 +40,10 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
       ResultsError: there is nothing to resume, or it was made with other settings.
       KeyboardInterrupt: after a word on how to go on.
     """
-    results = _start(settings, out, console, resume)
     data = load(settings.data, data_dir).first(settings.train_examples)
     if max(settings.batch_sizes) > len(data.train_images):
         raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_images)} training examples.")
+    results = _start(settings, out, console, resume)
     finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}
     todo = [run for run in settings.runs() if run.key not in finished]
     report.write(out, results)
@@ -52,7 +53,7 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
             for run in todo:
                 name = f"{run.norm}, batch {run.batch_size}, seed {run.seed}"
                 task = progress.add_task(name, total=None)
-                found = train(run, data, lambda step, steps, task=task: progress.update(task, completed=step, total=steps))
+                found = train(run, data, partial(_show, progress, task))
                 results["runs"].append({"norm": run.norm, "batch_size": run.batch_size, "seed": run.seed, **found})
                 report.write(out, results)
                 progress.remove_task(task)
@@ -67,20 +68,24 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     return results
 
 
+def _show(progress: Progress, task: TaskID, step: int, steps: int) -> None:
+    progress.update(task, completed=step, total=steps)
+
+
 def _start(settings: Settings, out: Path, console: Console, resume: bool) -> dict:
     """The results so far, none for a new comparison."""
-    fresh = {"settings": _as_json(settings), "machine": report.machine(), "runs": []}
+    wanted = _as_json(settings)
     if resume:
         results = report.read(out)
-        differing = {key for key, value in fresh["settings"].items() if results["settings"].get(key) != value}
+        differing = {key for key, value in wanted.items() if results["settings"].get(key) != value}
         if differing:
-            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {fresh['settings'][key]} now)" for key in sorted(differing))
+            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {wanted[key]} now)" for key in sorted(differing))
             raise report.ResultsError(f"{out / report.RESULTS} was made with other settings: {changes}. Pass those, or another --out.")
         return results
     earlier = report.keep_earlier(out)
     if earlier is not None:
         console.print(f"Earlier results are kept as {earlier}.")
-    return fresh
+    return {"settings": wanted, "machine": report.machine(), "runs": []}
 
 
 def _as_json(settings: Settings) -> dict:

@@ -89,6 +89,13 @@ def table(results: dict) -> Table:
     return result
 
 
+def markdown(results: dict) -> str:
+    """The same rows for a page, without the speeds."""
+    head = "| batch size | norm | training loss | test loss | accuracy % | with batch statistics |\n|---|---|---|---|---|---|"
+    rows = [f"| {size} | {norm} | {' | '.join(_cells(runs)[:-1])} |" for (size, norm), runs in groups(results["runs"]).items()]
+    return "\n".join([head, *rows])
+
+
 def groups(runs: Iterable[dict]) -> dict[tuple[int, str], list[dict]]:
     """The runs of all seeds by batch size and norm, in the order in which they were made."""
     result: dict[tuple[int, str], list[dict]] = {}
@@ -111,9 +118,9 @@ def _cells(runs: list[dict]) -> list[str]:
 def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
     if any(value is None or not math.isfinite(value) for value in values):
         return "diverged"
-    values = factor * np.array(values, float)
-    mean = format(values.mean(), form)
-    return f"{mean}±{format(values.std(ddof=1), form)}" if len(values) > 1 else mean
+    numbers = factor * np.array(values, float)
+    mean = format(numbers.mean(), form)
+    return f"{mean}±{format(numbers.std(ddof=1), form)}" if len(values) > 1 else mean
 
 
 def plot(folder: Path, results: dict) -> Path:

@@ -47,16 +47,17 @@ def train(run: Run, data: Dataset, on_progress: Callable[[int, int], None] = lam
     state = start(jax.random.key(run.seed), images)
     steps_per_epoch = len(images) // run.batch_size
     total = steps_per_epoch * run.epochs
-    epochs, curve, seconds, done = [], {"step": [], "loss": []}, 0.0, 0
+    curve: dict[str, list] = {"step": [], "loss": []}
+    epochs, seconds, done = [], 0.0, 0
     for order in _orders(run, len(images), steps_per_epoch):
-        started, losses = time.perf_counter(), []
+        started, queue = time.perf_counter(), []
         for indices in order:
             state, loss = step(state, images, labels, indices)
-            losses.append(loss)
-            if len(losses) % 50 == 0:
+            queue.append(loss)
+            if len(queue) % 50 == 0:
                 loss.block_until_ready()  # keeps the queue short, so that progress and interrupts are prompt
-                on_progress(done + len(losses), total)
-        losses = np.asarray(jnp.stack(losses), np.float64)
+                on_progress(done + len(queue), total)
+        losses = np.asarray(jnp.stack(queue), np.float64)
         seconds += time.perf_counter() - started
         for part in np.array_split(np.arange(len(losses)), min(POINTS, len(losses))):
             curve["step"].append(int(done + part[-1] + 1))

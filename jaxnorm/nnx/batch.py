@@ -19,6 +19,12 @@ from jaxnorm.running import ema
 class _Running(Affine):
     """A norm with running statistics ``mean`` and ``var``."""
 
+    momentum: float
+    use_running_average: bool | None
+    axis: Axes
+    mean_logits: nnx.Param
+    var_logits: nnx.Param
+
     def _create_running(self, num_features: int) -> None:
         self.mean = nnx.BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = nnx.BatchStat(jnp.ones((num_features,), jnp.float32))

@@ -24,6 +24,18 @@ NO_METADATA: Metadata = MappingProxyType({})
 class Affine(nnx.Module):
     """What all norms hold: scale, bias, and the dtype of the output."""
 
+    scale: nnx.Param | None
+    bias: nnx.Param | None
+    num_features: int
+    epsilon: float
+    dtype: Dtype | None
+    param_dtype: Dtype
+    promote_dtype: PromoteDtypeFn
+    feature_axes: Axes
+    reduction_axes: Any
+    axis_name: Any
+    axis_index_groups: Any
+
     def _create(self, num_features: int, rngs: nnx.Rngs, use: Mapping[str, tuple[bool, Initializer, Metadata]]) -> None:
         for name, (used, init, metadata) in use.items():
             value = nnx.Param(init(rngs.params(), (num_features,), self.param_dtype), **metadata) if used else nnx.data(None)
@@ -39,7 +51,8 @@ class Affine(nnx.Module):
         params = [None if p is None else p[...] for p in (self.scale, getattr(self, "bias", None))]
         dtype = promoted(self.dtype, x, *params)
         if self.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
-            x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
+            promoted_x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
+            x = checks.floating(promoted_x)
         sizes = tuple(x.shape[axis] for axis in features)
         scale, bias = (None if p is None else p.reshape(sizes) for p in params)
         return x, {"scale": scale, "bias": bias, "dtype": dtype}
@@ -217,6 +230,7 @@ class GroupNorm(Affine):
         scale_metadata: Metadata = NO_METADATA,
     ):
         groups = group_count(num_groups, group_size, num_features)
+        self.num_groups: int
         self._configure(num_features=num_features, num_groups=groups, group_size=num_features // groups, epsilon=epsilon)
         self._configure(dtype=dtype, param_dtype=param_dtype, use_bias=use_bias, use_scale=use_scale)
         self._configure(reduction_axes=reduction_axes, axis_name=axis_name, axis_index_groups=axis_index_groups)

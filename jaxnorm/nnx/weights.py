@@ -84,9 +84,9 @@ class WeightNorm(nnx.Module):
     def _normalized(self, path: tuple, value: jax.Array) -> jax.Array:
         if not self.variable_filter(path, nnx.Param(value)):
             return value
-        if self.use_scale and path not in self.scales:
+        if self.scales is not None and path not in self.scales:
             raise ValueError(f"the parameters of the wrapped layer must not change: {path} has no scale. Wrap the layer anew.")
-        scale = self.scales[path][...] if self.use_scale else None
+        scale = None if self.scales is None else self.scales[path][...]
         dtype = promoted(self.dtype, value, scale)
         return weight_norm(value, scale, feature_axes=self._features(value.ndim), epsilon=self.epsilon, dtype=dtype)
 
