@@ -123,7 +123,7 @@ class Frame(NamedTuple):
     pivot: jax.Array | None
 
 
-def moments(x: jax.Array, axes: Axes, /, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
+def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
     """Count, mean and variance of ``x`` over ``axes``.
 
     Args:

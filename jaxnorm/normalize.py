@@ -69,8 +69,8 @@ class Rule:
 
 def normalize(
     x: jax.Array,
-    moments: Moments,
     /,
+    moments: Moments,
     *,
     scale=None,
     bias=None,
@@ -120,8 +120,8 @@ def normalize(
 
 def standardize(
     x: jax.Array,
-    axes: Axes,
     /,
+    axes: Axes,
     *,
     scale=None,
     bias=None,

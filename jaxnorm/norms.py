@@ -206,8 +206,8 @@ def instance_norm(
 
 def group_norm(
     x: jax.Array,
-    num_groups: int = 32,
     /,
+    num_groups: int = 32,
     *,
     feature_axes: int | tuple[int, ...] = -1,
     axes: tuple[int, ...] | None = None,
@@ -263,9 +263,9 @@ def group_norm(
 
 def switchable_norm(
     x: jax.Array,
+    /,
     mean_logits: jax.Array,
     var_logits: jax.Array,
-    /,
     *,
     running: Moments | None = None,
     feature_axes: int | tuple[int, ...] = -1,

@@ -10,7 +10,7 @@ from jaxnorm import checks
 from jaxnorm.moments import Moments
 
 
-def ema(running: Moments, batch: Moments, /, *, momentum=0.99, unbiased: bool = False) -> Moments:
+def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = False) -> Moments:
     """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: what is old fades. Every set for itself is left as it was where the batch holds nothing

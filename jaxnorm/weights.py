@@ -13,7 +13,7 @@ from jaxnorm.normalize import standardize
 from jaxnorm.norms import aligned
 
 
-def weight_norm(kernel: jax.Array, scale=None, /, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
+def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
     """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
 
     Args:
@@ -47,7 +47,7 @@ def weight_norm(kernel: jax.Array, scale=None, /, *, feature_axes=-1, epsilon: f
 
 
 def spectral_norm(
-    kernel: jax.Array, u: jax.Array, /, *, n_steps: int = 1, epsilon: float = 1e-12
+    kernel: jax.Array, /, u: jax.Array, *, n_steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
 

@@ -134,8 +134,6 @@ def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
 def test_float64(case, mean, rng, x64):
     x = case.arrange(normal(mean)(rng, *case.sets))
     cotangent = rng.standard_normal(case.shape)
-    if case.name == "switchable":
-        pytest.skip("its weights are float32 parameters here")
     y, pullback = jax.vjp(case, jnp.asarray(x))
     assert y.dtype == jnp.float64
     truth = case.truth(x, cotangent=cotangent)
@@ -156,6 +154,15 @@ def test_a_constant_set_gives_the_bias(value, n, masked, axis):
         y, pullback = jax.vjp(lambda x, e=epsilon: jn.standardize(x, axis, bias=bias.reshape(1, 1), where=where, epsilon=e), x)
         assert (np.asarray(y) == bias).all()
         assert np.isfinite(pullback(jnp.asarray(x + 1))[0]).all()
+
+
+@pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
+@pytest.mark.parametrize("case", [case for case in CASES if case.centered], ids=str)
+def test_every_norm_of_a_constant_gives_the_bias(case, value, rng):
+    x, (scale, bias) = np.full(case.shape, value, np.float32), case.params(rng)
+    for where in (None, np.ones(case.shape, bool)):
+        y = np.asarray(case(x, scale=scale, bias=bias, where=where)).reshape(case.split_shape)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias.reshape(case.param_split), case.split_shape))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.centered and case.name != "switchable"], ids=str)

@@ -1,8 +1,12 @@
 """Patterns say the same as integer axes."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import SIX
 
 import jaxnorm as jn
 from jaxnorm.axes import resolve
@@ -98,7 +102,7 @@ def test_parameters_may_have_leading_batch_axes(rng):
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
-def test_empty_arrays_keep_their_shape(shape):
+def test_empty_arrays_keep_their_shape_and_state(shape):
     x = jnp.zeros(shape)
     y, found = jn.batch_norm(x)
     assert y.shape == shape
@@ -111,3 +115,28 @@ def test_empty_arrays_keep_their_shape(shape):
     if shape[0] == 0:
         np.testing.assert_array_equal(after.mean, running.mean)
         np.testing.assert_array_equal(after.var, running.var)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 6), (2, 0, 4, 6)])
+@pytest.mark.parametrize("case", [case for case in SIX if len(case.shape) == 4], ids=str)
+def test_empty_images_keep_their_shape(case, shape):
+    group = {"groups": 2} if case.name == "group" else {}
+    x = jnp.zeros(shape)
+    call = partial(case.call.func, **group) if group else case.call
+    y, pullback = jax.vjp(lambda x: call(x, epsilon=case.epsilon), x)
+    assert y.shape == shape
+    assert pullback(y)[0].shape == shape
+
+
+def test_everything_but_the_operand_may_be_named(rng):
+    x = jnp.asarray(rng.standard_normal((2, 4, 4, 6)), jnp.float32)
+    found = jn.moments(x, axes=(1, 2))
+    np.testing.assert_array_equal(jn.standardize(x, axes=(1, 2)), jn.standardize(x, (1, 2)))
+    np.testing.assert_array_equal(jn.normalize(x, moments=found), jn.normalize(x, found))
+    np.testing.assert_array_equal(jn.group_norm(x, num_groups=3), jn.group_norm(x, 3))
+    logits = jnp.zeros(3)
+    np.testing.assert_array_equal(jn.switchable_norm(x, mean_logits=logits, var_logits=logits)[0], jn.switchable_norm(x, logits, logits)[0])
+    np.testing.assert_array_equal(jn.ema(found, batch=found).mean, found.mean)
+    for function in (jn.layer_norm, jn.rms_norm, jn.instance_norm, jn.batch_norm):
+        with pytest.raises(TypeError):
+            function(x=x)

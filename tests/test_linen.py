@@ -11,6 +11,7 @@ import pytest
 from flax import serialization
 from oracle import worst
 
+import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 
 KEY = jax.random.key(0)
@@ -209,6 +210,22 @@ def test_half_precision_input_and_parameters(rng):
     assert y.dtype == jnp.float32
     assert worst(y, truth, 1) <= 4e-7
     assert jn_nn.LayerNorm(dtype=jnp.bfloat16).init_with_output(KEY, x)[0].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_modules_have_the_bits_of_the_functions(dtype, rng):
+    x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)), dtype)
+    scale, bias = jnp.asarray(rng.standard_normal((2, 8)), jnp.float32)
+    params, options = {"params": {"scale": scale, "bias": bias}}, {"scale": scale, "bias": bias, "dtype": jnp.float32}
+    pairs = [
+        (jn_nn.LayerNorm(), jn.layer_norm(x, **options)),
+        (jn_nn.InstanceNorm(), jn.instance_norm(x, **options)),
+        (jn_nn.GroupNorm(4), jn.group_norm(x, 4, **options)),
+        (jn_nn.BatchNorm(False), jn.batch_norm(x, **options)[0]),
+    ]
+    for module, truth in pairs:
+        stats = {"batch_stats": {"mean": jnp.zeros(8), "var": jnp.ones(8)}} if isinstance(module, jn_nn.BatchNorm) else {}
+        np.testing.assert_array_equal(module.apply({**params, **stats}, x, mutable=["batch_stats"])[0], truth)
 
 
 WRAPPED = [("WeightNorm", {}, {}), ("WeightNorm", {"feature_axes": None}, {}), ("WeightNorm", {"use_scale": False}, {})]
