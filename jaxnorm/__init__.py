@@ -2,7 +2,8 @@
 
 from importlib import import_module
 
-from jaxnorm.moments import AxisGroups, Moments, merge, moments
+from jaxnorm.frame import AxisGroups
+from jaxnorm.moments import Moments, merge, moments
 from jaxnorm.normalize import normalize, standardize
 from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm, switchable_norm
 from jaxnorm.running import ema

@@ -17,11 +17,9 @@ from jax import lax
 
 from jaxnorm import checks
 from jaxnorm.axes import Axes, Pooling, resolve
-from jaxnorm.moments import (
+from jaxnorm.frame import (
     Frame,
-    Moments,
     Sets,
-    assemble,
     average,
     compute_dtype,
     estimate,
@@ -30,7 +28,10 @@ from jaxnorm.moments import (
     make_frame,
     needs_power,
     nothing_saved,
+    real,
+    valid,
 )
+from jaxnorm.moments import Moments, assemble
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 
@@ -247,7 +248,7 @@ def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bi
     if bias is not None:
         y = y + bias.astype(_at_least(y.dtype, bias.dtype))
     if where is not None:
-        y = jnp.where(where > 0 if where.dtype != jnp.bool_ else where, y, 0)
+        y = jnp.where(valid(where), y, 0)
     return y.astype(x.dtype if rule.dtype is None else rule.dtype).reshape(x.shape)
 
 
@@ -299,8 +300,7 @@ def _fused(sets: Sets, rule: Rule, full_range: bool, x, where, scale, bias):
 def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, bias):
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
-    real = jnp.finfo(dtype).dtype
-    count, var = (_fit_blocks(blocks, leaf).astype(real) for leaf in (moments.count, moments.var))
+    count, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean = _fit_blocks(blocks, moments.mean).astype(dtype)
     step = nothing_saved(partial(apply, Sets(blocks), rule))
     return step(where, Frame(count, None, mean), x, jnp.zeros_like(mean), var, scale, bias)

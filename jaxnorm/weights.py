@@ -8,9 +8,9 @@ from jax import lax
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.moments import compute_dtype
+from jaxnorm.features import aligned
+from jaxnorm.frame import compute_dtype
 from jaxnorm.normalize import standardize
-from jaxnorm.norms import aligned
 
 
 def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:

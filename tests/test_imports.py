@@ -12,10 +12,10 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes"],
-    ["checks"],
+    ["axes", "checks"],
+    ["frame"],
     ["moments"],
-    ["normalize", "running"],
+    ["normalize", "running", "features"],
     ["norms"],
     ["weights"],
     ["linen", "nnx"],

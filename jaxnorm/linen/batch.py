@@ -9,8 +9,9 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes
+from jaxnorm.frame import bound
 from jaxnorm.linen.layers import affine
-from jaxnorm.moments import Moments, bound
+from jaxnorm.moments import Moments
 from jaxnorm.norms import batch_norm, switchable_norm, with_running
 from jaxnorm.running import ema
 

@@ -10,9 +10,10 @@ from jax.nn import initializers
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.moments import bound
+from jaxnorm.features import aligned, group_axes, group_count, promoted
+from jaxnorm.frame import bound
 from jaxnorm.normalize import standardize
-from jaxnorm.norms import aligned, group_axes, group_count, group_norm, instance_norm, promoted
+from jaxnorm.norms import group_norm, instance_norm
 
 
 def affine(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes
-from jaxnorm.norms import promoted
+from jaxnorm.features import promoted
 from jaxnorm.weights import spectral_norm, weight_norm
 
 
