@@ -65,6 +65,17 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...] | None:
     return pooled[:-1]
 
 
+def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the pooled ones of a Flax InstanceNorm, for which there may be none to pool."""
+    features = canonical_axes(feature_axes, rank, "feature_axes")
+    if 0 in features:  # Flax's own tests look for its words
+        raise ValueError(
+            "The channel axes cannot include the leading dimension as this is assumed to be the batch axis. "
+            f"Got feature_axes={feature_axes} for rank {rank}."
+        )
+    return features, other_axes((0, *features), rank)
+
+
 def promoted(dtype, *arrays) -> jnp.dtype:
     """``dtype``, or what the arrays promote to: the dtype of a Flax module's output."""
     if dtype is not None:

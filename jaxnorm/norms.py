@@ -64,6 +64,12 @@ def batch_norm(
     pooled = other_axes(features, x.ndim)
     if not pooled and axis_name is None:
         raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)
+
+
+def by_feature(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype) -> tuple[jax.Array, Moments]:
+    """Batch and instance norm with their axes known; ``pooled`` may be empty: every element is a set of its own."""
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
     return fused(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
@@ -201,8 +207,8 @@ def instance_norm(
     """
     x = checks.floating(x)
     features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return standardize(x, pooled, scale=scale, bias=bias, epsilon=epsilon, where=where, axis_name=axis_name, dtype=dtype)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)[0]
 
 
 def group_norm(

@@ -69,10 +69,10 @@ def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -
     new, known = new.reshape(old.shape), known.reshape(old.shape)
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     if jnp.iscomplexobj(new):
-        dtype = jnp.promote_types(dtype, new.dtype)
+        dtype = new.dtype
     old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
     momentum, weight = (jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, weight))
-    result = old + weight * (new - old)  # in this form a value equal to the batch stays what it is
+    result = old + weight.astype(dtype) * (new - old)  # in this form a value equal to the batch stays what it is
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm import checks
-from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.features import aligned
-from jaxnorm.frame import compute_dtype
-from jaxnorm.normalize import standardize
+from jaxnorm.frame import Sets, compute_dtype
+from jaxnorm.normalize import fused, make_rule
 
 
 def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
@@ -35,7 +35,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     [[3.0], [4.0]]
     """
     kernel = checks.floating(kernel, "kernel")
-    features = () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, kernel.ndim, "feature_axes")
+    features = kernel_features(feature_axes, kernel.ndim)
     pooled = other_axes(features, kernel.ndim)
     size = max(math.prod(kernel.shape[axis] for axis in pooled), 1)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
@@ -43,7 +43,13 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    return standardize(kernel, pooled, scale=gain, epsilon=checks.epsilon(epsilon) / size, centered=False, dtype=dtype)
+    sets, rule = Sets(unsplit(kernel.shape, pooled), None, False), make_rule(checks.epsilon(epsilon) / size, dtype=dtype)
+    return fused(sets, rule, kernel, None, gain, None)[0]
+
+
+def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:
+    """The feature axes of a kernel; None and () both say that it has none."""
+    return () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, rank, "feature_axes")
 
 
 def spectral_norm(

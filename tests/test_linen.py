@@ -145,7 +145,7 @@ def test_float_masks_and_masks_of_one_channel(rng):
     mask = jnp.asarray(rng.random((4, 6, 1)) < 0.6)
     for norm in (jn_nn.GroupNorm(num_groups=2), jn_nn.LayerNorm(reduction_axes=(1, 2)), jn_nn.InstanceNorm()):
         variables = norm.init(KEY, x)
-        y = norm.apply(variables, jnp.where(mask, x, jnp.nan), mask=mask)
+        y = norm.apply(variables, np.where(mask, x, np.nan).astype(np.complex64), mask=mask)
         np.testing.assert_allclose(y, norm.apply(variables, x, mask=mask.astype(jnp.float32)), atol=1e-6)
 
 
@@ -250,3 +250,65 @@ def test_norms_of_weights_equal_flax(name, options, call, make, rng):
     found, truth = (model.apply(variables, x, mutable=["batch_stats"]) for model in (ours, theirs))
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_edge_cases_that_flax_takes(rng):
+    """No axis to pool: every element is a set of its own; complex running means; kernels normalized element by element."""
+    x = jnp.asarray(rng.standard_normal((10,)), jnp.float32)
+    y, _ = jn_nn.BatchNorm(False, axis_name="batch").init_with_output(KEY, x)
+    np.testing.assert_array_equal(y, np.zeros(10))
+    rows = jnp.asarray(rng.standard_normal((10, 6)), jnp.float32)
+    np.testing.assert_array_equal(jn_nn.InstanceNorm().init_with_output(KEY, rows)[0], np.zeros((10, 6)))
+    images = jnp.asarray(rng.standard_normal((3, 4, 32)), jnp.float32)
+    unbatched = jn_nn.GroupNorm(2, reduction_axes=(-3, -2, -1)).init_with_output(KEY, images)[0]
+    batched = jn_nn.GroupNorm(2, reduction_axes=(-3, -2, -1)).init_with_output(KEY, images[None])[0]
+    np.testing.assert_allclose(unbatched, batched[0], atol=1e-6)
+    with pytest.raises(ValueError, match="cannot include the leading dimension"):
+        jn_nn.InstanceNorm(feature_axes=(0, 2)).init(KEY, images)
+    with pytest.raises(ValueError, match="Input is 3D but error_on_non_matrix is True"):
+        jn_nn.SpectralNorm(flax_nn.DenseGeneral((3, 4)), error_on_non_matrix=True).init(KEY, rows, update_stats=False)
+
+
+def test_complex_batches_have_complex_running_means(rng):
+    x = jnp.asarray(rng.standard_normal((8, 3)) + 1j * rng.standard_normal((8, 3)) + 2, jnp.complex64)
+    mask = rng.random((8, 1)) < 0.7
+    norm = jn_nn.BatchNorm(False, momentum=0.9, dtype=jnp.complex64)
+    y, variables = norm.init_with_output(KEY, x)
+    x, y = np.asarray(x), np.asarray(y)
+    np.testing.assert_allclose(y.mean(0), np.zeros(3), atol=1e-6)
+    np.testing.assert_allclose(y.var(0), np.ones(3), rtol=1e-4)
+    _, state = norm.apply(variables, jnp.where(mask, x, jnp.nan), mask=mask, mutable=["batch_stats"])
+    np.testing.assert_allclose(state["batch_stats"]["mean"], 0.1 * x.mean(0, where=mask), rtol=1e-5)
+    np.testing.assert_allclose(state["batch_stats"]["var"], 0.9 + 0.1 * x.var(0, where=mask), rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (), 0, 1])
+@pytest.mark.parametrize("word", ["kernel", "bias"])
+def test_weight_norm_over_any_axes(axes, word, rng):
+    if word == "bias" and axes not in ((), 0):
+        pytest.skip("a bias has one axis")
+    layer = flax_nn.Dense(2, bias_init=flax_nn.initializers.normal())
+    norm = jn_nn.WeightNorm(layer, feature_axes=axes, variable_filter={word})
+    x = jnp.asarray(rng.standard_normal((1, 3)), jnp.float32)
+    variables = disturb(norm.init(KEY, x))
+    params = {name: np.asarray(value) for name, value in variables["params"]["layer_instance"].items()}
+    scale = variables["params"][f"layer_instance/{word}/scale"]
+    features = (axes,) if isinstance(axes, int) else axes
+    pooled = tuple(axis for axis in range(params[word].ndim) if axis not in features)
+    length = np.sqrt((np.asarray(params[word], np.float64) ** 2).sum(pooled, keepdims=True))
+    params[word] = params[word] / length * np.expand_dims(scale, pooled)
+    np.testing.assert_allclose(norm.apply(variables, x), np.asarray(x) @ params["kernel"] + np.asarray(params["bias"]), atol=1e-6)
+
+
+PAIRS = [
+    (jn_nn.LayerNorm(reduction_axes=(1, 2, 3)), jn_nn.GroupNorm(num_groups=1)),
+    (jn_nn.InstanceNorm(), jn_nn.GroupNorm(num_groups=None, group_size=1)),
+    (jn_nn.LayerNorm(reduction_axes=(1, 2)), jn_nn.InstanceNorm()),
+    (jn_nn.LayerNorm(reduction_axes=-2, feature_axes=(1, 3)), jn_nn.InstanceNorm(feature_axes=(1, -1))),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda m: type(m).__name__)
+def test_norms_that_are_the_same_agree_to_1e_7(one, other, rng):
+    x = jnp.asarray(rng.standard_normal((2, 3, 4, 5)), jnp.float32)
+    np.testing.assert_allclose(one.init_with_output(KEY, x)[0], other.init_with_output(KEY, x)[0], atol=1e-7)

@@ -8,11 +8,11 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
+from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.frame import bound
 from jaxnorm.linen.layers import affine
 from jaxnorm.moments import Moments
-from jaxnorm.norms import batch_norm, switchable_norm, with_running
+from jaxnorm.norms import by_feature, switchable_norm, with_running
 from jaxnorm.running import ema
 
 
@@ -75,7 +75,8 @@ class BatchNorm(nn.Module):
         if evaluating:
             return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
         axis_name = bound(self.axis_name, self.axis_index_groups)
-        y, batch = batch_norm(x, feature_axes=features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        pooled = other_axes(features, x.ndim)
+        y, batch = by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
         running.update(batch, self.momentum)
         return y
 

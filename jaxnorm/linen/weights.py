@@ -10,9 +10,8 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
 from jaxnorm.features import promoted
-from jaxnorm.weights import spectral_norm, weight_norm
+from jaxnorm.weights import kernel_features, spectral_norm, weight_norm
 
 
 class WeightNorm(nn.Module):
@@ -45,7 +44,7 @@ class WeightNorm(nn.Module):
     def _normalized(self, path: str, value: jax.Array) -> jax.Array:
         if self.variable_filter and not any(word in path for word in self.variable_filter):
             return value
-        features = () if self.feature_axes is None else canonical_axes(self.feature_axes, value.ndim, "feature_axes")
+        features = kernel_features(self.feature_axes, value.ndim)
         sizes = tuple(value.shape[axis] for axis in features)
         scale = self.param(f"{path}/scale", self.scale_init, sizes, self.param_dtype) if self.use_scale else None
         return weight_norm(value, scale, feature_axes=features, epsilon=self.epsilon, dtype=promoted(self.dtype, value, scale))
@@ -85,7 +84,7 @@ class SpectralNorm(nn.Module):
         if value.ndim < 2 or self.n_steps < 1:
             return value
         if value.ndim > 2 and self.error_on_non_matrix:
-            raise ValueError(f"{path} must be a matrix with error_on_non_matrix=True: it has shape {value.shape}.")
+            raise ValueError(f"Input is {value.ndim}D but error_on_non_matrix is True: {path} has shape {value.shape}.")
         missing = not self.has_variable(self.collection_name, f"{path}/u")
         key = self.make_rng("params") if missing else None
         u = self.variable(self.collection_name, f"{path}/u", jax.random.normal, key, (1, value.shape[-1]), self.param_dtype)

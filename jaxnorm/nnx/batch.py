@@ -9,10 +9,10 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
+from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.moments import Moments
 from jaxnorm.nnx.layers import NO_METADATA, Affine, Metadata
-from jaxnorm.norms import batch_norm, switchable_norm, with_running
+from jaxnorm.norms import by_feature, switchable_norm, with_running
 from jaxnorm.running import ema
 
 
@@ -105,8 +105,8 @@ class BatchNorm(_Running):
         if self._evaluating(use_running_average):
             running = self._running(tuple(x.shape[axis] for axis in features))
             return with_running(x, running, features, epsilon=self.epsilon, where=mask, **params)
-        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
-        y, batch = batch_norm(x, axis_name=self._across(), **options)
+        pooled = other_axes(features, x.ndim)
+        y, batch = by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
         self._update(batch)
         return y
 

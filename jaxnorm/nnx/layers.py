@@ -13,10 +13,10 @@ from jax.nn import initializers
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.features import aligned, group_axes, group_count, promoted
+from jaxnorm.features import aligned, group_axes, group_count, instance_axes, promoted
 from jaxnorm.frame import bound
 from jaxnorm.normalize import standardize
-from jaxnorm.norms import group_norm, instance_norm
+from jaxnorm.norms import by_feature, group_norm
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
@@ -191,9 +191,9 @@ class InstanceNorm(Affine):
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        features, pooled = instance_axes(self.feature_axes, x.ndim)
         x, params = self._operands(x, features)
-        return instance_norm(x, feature_axes=features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)[0]
 
 
 class GroupNorm(Affine):

@@ -14,9 +14,8 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
 from jaxnorm.features import promoted
-from jaxnorm.weights import spectral_norm, weight_norm
+from jaxnorm.weights import kernel_features, spectral_norm, weight_norm
 
 
 @contextmanager
@@ -74,12 +73,9 @@ class WeightNorm(nnx.Module):
         scales = {}
         for path, param in nnx.to_flat_state(nnx.state(layer_instance, nnx.Param)):
             if use_scale and self.variable_filter(path, param):
-                sizes = tuple(param.shape[axis] for axis in self._features(param.ndim))
+                sizes = tuple(param.shape[axis] for axis in kernel_features(feature_axes, param.ndim))
                 scales[path] = nnx.Param(scale_init(rngs.params(), sizes, param_dtype))
         self.scales = nnx.data(scales if use_scale else None)
-
-    def _features(self, rank: int) -> tuple[int, ...]:
-        return canonical_axes(self.feature_axes, rank, "feature_axes") if self.feature_axes != () else ()
 
     def _normalized(self, path: tuple, value: jax.Array) -> jax.Array:
         if not self.variable_filter(path, nnx.Param(value)):
@@ -88,7 +84,7 @@ class WeightNorm(nnx.Module):
             raise ValueError(f"the parameters of the wrapped layer must not change: {path} has no scale. Wrap the layer anew.")
         scale = None if self.scales is None else self.scales[path][...]
         dtype = promoted(self.dtype, value, scale)
-        return weight_norm(value, scale, feature_axes=self._features(value.ndim), epsilon=self.epsilon, dtype=dtype)
+        return weight_norm(value, scale, feature_axes=self.feature_axes, epsilon=self.epsilon, dtype=dtype)
 
     def __call__(self, x: jax.Array, *args, **kwargs):
         """Calls the layer with these arguments."""
@@ -139,7 +135,7 @@ class SpectralNorm(nnx.Module):
 
     def _applies(self, path: tuple, value) -> bool:
         if value.ndim > 2 and self.error_on_non_matrix:
-            raise ValueError(f"{path} must be a matrix with error_on_non_matrix=True: it has shape {value.shape}.")
+            raise ValueError(f"Input is {value.ndim}D but error_on_non_matrix is True: {path} has shape {value.shape}.")
         return value.ndim > 1 and self.n_steps >= 1
 
     def __call__(self, x: jax.Array, *args, update_stats: bool | None = None, **kwargs):
