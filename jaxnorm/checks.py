@@ -37,7 +37,7 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     if where.dtype != jnp.bool_:
         _values(
             where,
-            lambda w: (w >= 0) & jnp.isfinite(w),
+            lambda w: (w >= 0) & (w < math.inf),
             f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0",
         )
     return where
@@ -97,6 +97,7 @@ def _values(array: jax.Array, holds, message: str) -> None:
     """Raises where ``holds`` is false: at once for concrete values, under checkify for traced ones."""
     if isinstance(array, jax.core.Tracer):
         checkify.debug_check(jnp.all(holds(array)), message + ".")
-    elif not bool(np.all(holds(array))):
-        bad = np.asarray(array)[~np.asarray(holds(array))].ravel()[0]
-        raise ValueError(f"{message}: found {bad}.")
+        return
+    array = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
+    if not np.all(holds(array)):
+        raise ValueError(f"{message}: found {array[~holds(array)].ravel()[0]}.")

@@ -91,6 +91,23 @@ def test_a_set_that_is_not_finite_keeps_that_to_itself(case, bad, rng):
     assert not np.isfinite(np.asarray(y)[touched]).all()
 
 
+@pytest.mark.parametrize("where", ["weights", "traced"])
+def test_float_weights_under_control_flow_and_rematerialization(where, rng):
+    x, weights = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32), jnp.asarray(rng.random((4, 1)), jnp.float32)
+
+    def twice(x, w):
+        w = w if where == "traced" else weights
+        return jax.lax.fori_loop(0, 2, lambda _, x: jn.standardize(x, 0, where=w), x)
+
+    def norm(x, w):
+        return jn.standardize(x, 0, where=w if where == "traced" else weights)
+
+    truth = jn.standardize(jn.standardize(x, 0, where=weights), 0, where=weights)
+    np.testing.assert_allclose(jax.jit(twice)(x, weights), truth, atol=1e-6)
+    gradient = jax.grad(lambda x, w: jnp.sin(jax.checkpoint(norm)(x, w)).sum())
+    np.testing.assert_allclose(jax.jit(gradient)(x, weights), jax.grad(lambda x: jnp.sin(norm(x, weights)).sum())(x), atol=1e-6)
+
+
 def test_a_mask_may_have_any_shape_that_broadcasts(rng):
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
     for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]:
