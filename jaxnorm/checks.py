@@ -98,6 +98,6 @@ def _values(array: jax.Array, holds, message: str) -> None:
     if isinstance(array, jax.core.Tracer):
         checkify.debug_check(jnp.all(holds(array)), message + ".")
         return
-    array = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
-    if not np.all(holds(array)):
-        raise ValueError(f"{message}: found {array[~holds(array)].ravel()[0]}.")
+    values = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
+    if not np.all(holds(values)):
+        raise ValueError(f"{message}: found {values[~holds(values)].ravel()[0]}.")
