@@ -75,6 +75,12 @@ def by_feature(x, features, pooled, *, scale, bias, epsilon, where, axis_name, d
     return fused(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
 
 
+def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:
+    """Layer and RMS norm of the modules, whose pooled axes and feature axes may differ."""
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    return standardize(x, canonical_axes(reduction_axes, x.ndim, "reduction_axes"), scale=scale, bias=bias, **options)
+
+
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
     """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)

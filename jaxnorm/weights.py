@@ -36,15 +36,14 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     """
     kernel = checks.floating(kernel, "kernel")
     features = kernel_features(feature_axes, kernel.ndim)
-    pooled = other_axes(features, kernel.ndim)
-    size = max(math.prod(kernel.shape[axis] for axis in pooled), 1)
+    sets = Sets(unsplit(kernel.shape, other_axes(features, kernel.ndim)), centered=False)
+    size = max(sets.pooling.size, 1)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     (factor,) = aligned(kernel.shape, features, scale=scale)
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    sets, rule = Sets(unsplit(kernel.shape, pooled), None, False), make_rule(checks.epsilon(epsilon) / size, dtype=dtype)
-    return fused(sets, rule, kernel, None, gain, None)[0]
+    return fused(sets, make_rule(checks.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)[0]
 
 
 def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:

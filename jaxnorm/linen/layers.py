@@ -10,10 +10,9 @@ from jax.nn import initializers
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.features import aligned, group_axes, group_count, instance_axes, promoted
+from jaxnorm.features import group_axes, group_count, instance_axes, promoted
 from jaxnorm.frame import bound
-from jaxnorm.normalize import standardize
-from jaxnorm.norms import by_feature, group_norm
+from jaxnorm.norms import by_axes, by_feature, group_norm
 
 
 def affine(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> dict[str, Any]:
@@ -88,11 +87,8 @@ class RMSNorm(nn.Module):
 
 def over_axes(module: nn.Module, x: jax.Array, mask, *, centered: bool) -> jax.Array:
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    params = affine(module, x, features)
-    params["scale"], params["bias"] = aligned(x.shape, features, scale=params["scale"], bias=params["bias"])
-    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
-    axis_name = bound(module.axis_name, module.axis_index_groups)
-    return standardize(x, pooled, epsilon=module.epsilon, where=mask, centered=centered, axis_name=axis_name, **params)
+    options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **affine(module, x, features)}
+    return by_axes(x, module.reduction_axes, features, axis_name=bound(module.axis_name, module.axis_index_groups), **options)
 
 
 class InstanceNorm(nn.Module):

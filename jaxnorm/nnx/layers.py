@@ -13,10 +13,9 @@ from jax.nn import initializers
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.features import aligned, group_axes, group_count, instance_axes, promoted
+from jaxnorm.features import group_axes, group_count, instance_axes, promoted
 from jaxnorm.frame import bound
-from jaxnorm.normalize import standardize
-from jaxnorm.norms import by_feature, group_norm
+from jaxnorm.norms import by_axes, by_feature, group_norm
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
@@ -64,9 +63,8 @@ class Affine(nnx.Module):
     def _over_axes(self, x: jax.Array, mask, *, centered: bool) -> jax.Array:
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         x, params = self._operands(x, features)
-        params["scale"], params["bias"] = aligned(x.shape, features, scale=params["scale"], bias=params["bias"])
-        pooled = canonical_axes(self.reduction_axes, x.ndim, "reduction_axes")
-        return standardize(x, pooled, epsilon=self.epsilon, where=mask, centered=centered, axis_name=self._across(), **params)
+        options = {"epsilon": self.epsilon, "where": mask, "centered": centered, **params}
+        return by_axes(x, self.reduction_axes, features, axis_name=self._across(), **options)
 
 
 class LayerNorm(Affine):
