@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from jaxnorm import recurrent
 from jaxnorm.frame import AxisGroups
 from jaxnorm.moments import Moments, merge, moments
 from jaxnorm.normalize import normalize, standardize
@@ -21,6 +22,7 @@ __all__ = [
     "merge",
     "moments",
     "normalize",
+    "recurrent",
     "rms_norm",
     "spectral_norm",
     "standardize",

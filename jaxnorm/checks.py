@@ -35,7 +35,7 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     fits("where", where.shape, shape)
     if where.dtype != jnp.bool_:
-        _values(
+        values(
             where,
             lambda w: (w >= 0) & (w < math.inf),
             f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0",
@@ -45,7 +45,7 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
 
 def variance(var) -> None:
     """Raises for a negative variance; NaN and Inf pass, they show in the output."""
-    _values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
+    values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
 
 
 def epsilon(value) -> float:
@@ -75,11 +75,19 @@ def momentum(value):
     if isinstance(value, jax.Array):
         if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"momentum must be one floating point number: got shape {value.shape}, {value.dtype}.")
-        _values(value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
+        values(value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
         return value
     value = _number("momentum", value)
     if not 0 <= value <= 1:
         raise ValueError(f"momentum must lie in [0, 1]: got {value}. It is the weight of the old value (1 - momentum in PyTorch's terms).")
+    return value
+
+
+def rate(name: str, value) -> float:
+    """A static number in [0, 1]."""
+    value = _number(name, value)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in [0, 1]: got {value}.")
     return value
 
 
@@ -93,11 +101,11 @@ def _number(name: str, value) -> float:
     return float(value)
 
 
-def _values(array: jax.Array, holds, message: str) -> None:
+def values(array: jax.Array, holds, message: str) -> None:
     """Raises where ``holds`` is false: at once for concrete values, under checkify for traced ones."""
     if isinstance(array, jax.core.Tracer):
         checkify.debug_check(jnp.all(holds(array)), message + ".")
         return
-    values = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
-    if not np.all(holds(values)):
-        raise ValueError(f"{message}: found {values[~holds(values)].ravel()[0]}.")
+    concrete = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
+    if not np.all(holds(concrete)):
+        raise ValueError(f"{message}: found {concrete[~holds(concrete)].ravel()[0]}.")

@@ -17,7 +17,7 @@ LAYERS = [
     ["moments"],
     ["normalize", "running", "features"],
     ["norms"],
-    ["weights"],
+    ["weights", "recurrent"],
     ["linen", "nnx"],
     ["experiments"],
 ]
@@ -77,4 +77,6 @@ def test_the_modules_are_reached_from_the_package():
 def test_every_public_name_is_documented():
     for name in jaxnorm.__all__:
         text = getattr(jaxnorm, name).__doc__
-        assert len(text.splitlines()) > 1 or name == "AxisGroups", name
+        assert len(text.splitlines()) > 1 or name in ("AxisGroups", "recurrent"), name
+    for name in jaxnorm.recurrent.__all__:
+        assert ">>>" in getattr(jaxnorm.recurrent, name).__doc__, name

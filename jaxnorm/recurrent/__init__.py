@@ -1,0 +1,5 @@
+"""Recurrent networks with a norm inside: one pointwise step per cell, one loop over time."""
+
+from jaxnorm.recurrent.functions import gru, init_gru, init_lstm, init_rnn, lstm, rnn
+
+__all__ = ["gru", "init_gru", "init_lstm", "init_rnn", "lstm", "rnn"]

@@ -1,0 +1,264 @@
+"""Layer-normalized recurrent networks over whole sequences: ``rnn``, ``gru``, ``lstm`` and their parameters."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm import checks
+from jaxnorm.features import promoted
+from jaxnorm.frame import compute_dtype
+from jaxnorm.recurrent.cells import Cell, Steps
+from jaxnorm.recurrent.parameters import checked, initialize, make_cell
+from jaxnorm.recurrent.scan import run
+from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
+from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
+
+
+class Static(NamedTuple):
+    """What a compiled call depends on beside the shapes."""
+
+    cell: Cell
+    layout: Layout
+    zoneout: tuple[float, ...] | None
+    implementation: str | None
+    return_moments: bool
+
+
+def _network(documented: Callable[[], None]):
+    """The public function of that name and documentation; all three take the same arguments."""
+
+    def network(
+        x: jax.Array,
+        params: Mapping[str, Any],
+        *,
+        initial=None,
+        lengths=None,
+        where=None,
+        segment_ids=None,
+        reverse: bool = False,
+        time_major: bool = False,
+        norm: str | None = "layer",
+        placement: str = "ba2016",
+        epsilon: float = 1e-6,
+        zoneout: float | tuple[float, ...] = 0.0,
+        key: jax.Array | None = None,
+        running: Running | None = None,
+        longer: str = "last",
+        return_moments: bool = False,
+        implementation: str | None = None,
+    ):
+        cell = make_cell(documented.__name__, norm, placement, epsilon)
+        if implementation not in (None, "chunked", "xla"):
+            raise ValueError(f"implementation must be None, 'chunked' or 'xla': got {implementation!r}.")
+        x = checks.floating(x)
+        layout = make_layout(x, time_major, reverse)
+        params = checked(cell, params, x.shape[-1])
+        dtype = compute_dtype(promoted(None, x, *params.values()))
+        params = {name: value.astype(dtype) for name, value in params.items()}
+        mask = step_mask(layout, lengths, where)
+        segment_ids = None if segment_ids is None else of_each_step(layout, "segment_ids", segment_ids, jnp.integer)
+        state = start_state(cell.state, layout, _widths(cell, params), initial, dtype)
+        rates = zoneout_rates(cell.state, zoneout)
+        table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
+        static = Static(cell, layout, rates if any(rates) else None, implementation, return_moments)
+        state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if any(rates) else None)
+        state = state if len(cell.state) > 1 else state[0]
+        return (state, outputs, found) if return_moments else (state, outputs)
+
+    network.__name__ = network.__qualname__ = documented.__name__
+    network.__doc__ = documented.__doc__
+    return network
+
+
+def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
+    """The features of each part of the state; h may be projected."""
+    rows, packed = params["recurrent_kernel"].shape
+    return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(static: Static, x, params, state, mask, segment_ids, table, key):
+    cell, layout = static.cell, static.layout
+    dtype = params["recurrent_kernel"].dtype
+    mask, segment_ids = (None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids))
+    resets = None if segment_ids is None else restarts(segment_ids, mask)
+    keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
+    steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
+    inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
+    final, histories = run(cell, weights, inward, steps, state, static.implementation)
+    outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
+    found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
+    final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
+    return final, layout.outward(outputs.astype(x.dtype)), found
+
+
+def init_rnn(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
+    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+
+    >>> import jax, jaxnorm as jn
+    >>> {name: p.shape for name, p in jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum").items()}
+    {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
+    """
+    return initialize(make_cell("rnn", norm, placement, 0), key, in_features, features, **options)
+
+
+def init_gru(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
+    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+
+    >>> import jax, jaxnorm as jn
+    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
+    ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
+    """
+    return initialize(make_cell("gru", norm, placement, 0), key, in_features, features, **options)
+
+
+def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
+    """Parameters of :func:`lstm`, a plain dict.
+
+    Args:
+      key: random key.
+      in_features: D, the features of x.
+      features: H, the features of the state.
+      norm: as for :func:`lstm`.
+      placement: as for :func:`lstm`.
+      **options:
+        ``scale`` (all gains; 1, and 0.1 for recurrent batch norm), ``forget_bias`` (1; Flax starts it at 0),
+        ``projection`` (R, the features that h is projected to; none), ``kernel_init`` (LeCun normal),
+        ``recurrent_kernel_init`` (orthogonal), ``dtype`` (float32).
+
+    Returns:
+      The leaves, of which those apply that the norm and its placement use; blocks in the order i, f, g, o:
+
+      =================  ==========  =================================================================
+      input_kernel       (D, 4H)     W_x
+      recurrent_kernel   (H, 4H)     W_h; (R, 4H) with a projection
+      bias               (4H,)       b, the only one of the gates
+      input_scale        (4H,)       gain of the input's term (ba2016, carried_cell)
+      recurrent_scale    (4H,)       gain of the recurrent term (ba2016, carried_cell)
+      scale              (4H,)       gain of their sum (sum, gate)
+      cell_scale         (H,)        gain of c (ba2016, gate, carried_cell)
+      cell_bias          (H,)        shift of c (the same; not with RMS norm)
+      projection         (H, R)      h = (o tanh(...)) projection
+      =================  ==========  =================================================================
+
+    >>> import jax, jaxnorm as jn
+    >>> params = jn.recurrent.init_lstm(jax.random.key(0), 3, 2, forget_bias=1.0)
+    >>> params["bias"].tolist()
+    [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    return initialize(make_cell("lstm", norm, placement, 0), key, in_features, features, **options)
+
+
+@_network
+def rnn():
+    """Simple recurrent network: ``h' = tanh(a)``.
+
+    ============  ===========================================================
+    ba2016        a = LN(W_h h) + LN(W_x x) + b, as eq. 20 does for the LSTM
+    sum           a = LN(W_h h + W_x x) + b (Ba, Kiros & Hinton 2016, eq. 4)
+    norm=None     a = W_h h + W_x x + b
+    ============  ===========================================================
+
+    Arguments and errors as for :func:`lstm`; ``initial`` is h.
+
+    Returns:
+      ``(h, outputs)``.
+
+    >>> import jax, jax.numpy as jnp, jaxnorm as jn
+    >>> h, y = jn.recurrent.rnn(jnp.ones((2, 5, 3)), jn.recurrent.init_rnn(jax.random.key(0), 3, 4))
+    >>> h.shape, y.shape
+    ((2, 4), (2, 5, 4))
+    """
+
+
+@_network
+def gru():
+    """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z, n.
+
+    ============  ==============================================================================================
+    ba2016        r, z = sigmoid(LN(W_h h) + LN(W_x x) + b), n = tanh(LN(U_x x) + b_n + r (LN(U_h h) + b_h)):
+                  r and z share their statistics (Ba, Kiros & Hinton 2016, supplement)
+    sum           r, z = sigmoid(LN(W_h h + W_x x) + b), n = tanh(LN(U_x x + r U_h h) + b_n)
+    gate          the same, r and z with statistics of their own
+    norm=None     r, z = sigmoid(W_h h + W_x x + b), n = tanh(U_x x + b_n + r (U_h h + b_h)): Flax's GRUCell
+    ============  ==============================================================================================
+
+    b_h is the leaf ``recurrent_bias`` (H,). Arguments and errors as for :func:`lstm`; ``initial`` is h.
+
+    Returns:
+      ``(h, outputs)``.
+
+    >>> import jax, jax.numpy as jnp, jaxnorm as jn
+    >>> h, y = jn.recurrent.gru(jnp.ones((2, 5, 3)), jn.recurrent.init_gru(jax.random.key(0), 3, 4))
+    >>> bool((h == y[:, -1]).all())
+    True
+    """
+
+
+@_network
+def lstm():
+    """Long short-term memory over sequences, layer-normalized.
+
+    ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
+
+    ============  ===================================================================================================
+    ba2016        a = LN(W_h h) + LN(W_x x) + b, s = LN(c') (Ba, Kiros & Hinton 2016, arXiv 1607.06450, eqs. 20-22)
+    sum           a = LN(W_h h + W_x x) + b over all four gates, s = c' (Sonnet's LSTM)
+    gate          the same, each gate with statistics of its own, and c' = s = LN(...) is carried (TensorFlow's
+                  LayerNormBasicLSTMCell)
+    carried_cell  as ba2016, but c' = s is carried (TensorFlow Addons; PyTorch's fastrnns)
+    norm=None     a = W_h h + W_x x + b, s = c'
+    ============  ===================================================================================================
+
+    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centring
+    (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
+    places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation.
+
+    A layer norm of zeros has variance 0, and its gradient is then ``1 / sqrt(epsilon)``: from zero states, every step of
+    zero input multiplies gradients by up to 1000 at the default. Tell padding by ``lengths`` or ``where``: such steps are
+    not taken. Where sequences themselves hold runs of zeros, a larger ``epsilon`` bounds the factor, and a bias other
+    than 0 ends the run: with the state no longer 0, neither is the variance.
+
+    Args:
+      x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
+      params: as :func:`init_lstm` makes them.
+      initial: state before the first step, ``(h, c)``, each ``(..., batch, H)``; zeros by default.
+      lengths: integers ``(..., batch)``; steps from there on are padding.
+      where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is carried through and the
+        output is 0, whatever x holds there, and its gradient is 0. Left padding, gaps.
+      segment_ids: integers ``(..., batch, time)`` that tell sequences packed one after the other apart: where a step that
+        is taken has another id than the one before, it starts from zeros. ``initial`` is for the first.
+      reverse: from the last step to the first; outputs stay where their inputs are.
+      time_major: x, where, segment_ids and outputs have time as axis 0.
+      norm: ``"layer"``, ``"rms"``, ``"batch"`` or None.
+      placement: see above.
+      epsilon: added to the variance, inside the root.
+      zoneout: rate (or one for h and one for c) at which units keep their old value (Krueger et al. 2016,
+        arXiv 1606.01305): at random with a ``key``, the expected value without.
+      key: random key for zoneout.
+      running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them, ``(steps, features)`` each.
+        Steps beyond the last that was ever seen use that one's.
+      longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
+      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
+      implementation: None chooses; ``"chunked"`` keeps the states alone for the backward pass and recomputes the rest
+        in chunks; ``"xla"`` is plain JAX.
+
+    Returns:
+      ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,
+      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+
+    Raises:
+      TypeError: x or params that are not floating, lengths that are no integers, masks that are not boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement or implementation,
+        parameters of another placement.
+
+    >>> import jax, jax.numpy as jnp, jaxnorm as jn
+    >>> params = jn.recurrent.init_lstm(jax.random.key(0), in_features=3, features=4)
+    >>> x = jnp.ones((2, 5, 3)).at[0, 3:].set(jnp.nan)
+    >>> (h, c), y = jn.recurrent.lstm(x, params, lengths=jnp.array([3, 5]))
+    >>> bool((h[0] == y[0, 2]).all()), y[0, 3:].any().tolist()
+    (True, False)
+    """

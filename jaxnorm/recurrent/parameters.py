@@ -1,0 +1,89 @@
+"""Parameters of the cells: how they start, and what is wrong with those that are given."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer, lecun_normal, orthogonal
+
+from jaxnorm import checks
+from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
+
+LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
+
+
+def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
+    """The cell of that name, of checked arguments."""
+    kind = CELLS[name]
+    if norm not in NORMS:
+        raise ValueError(f"norm must be 'layer', 'rms', 'batch' or None: got {norm!r}.")
+    if placement not in kind.placements:
+        raise ValueError(f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got {placement!r}.")
+    if norm == "batch" and placement != "ba2016":
+        raise ValueError(f"recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: got {placement!r}.")
+    return kind(norm, placement, checks.epsilon(epsilon))
+
+
+def initialize(
+    cell: Cell,
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    scale: float | None = None,
+    forget_bias: float = 1.0,
+    projection: int | None = None,
+    kernel_init: Initializer = LECUN,
+    recurrent_kernel_init: Initializer = ORTHOGONAL,
+    dtype: Any = jnp.float32,
+) -> dict[str, jax.Array]:
+    """Parameters as a plain dict; every block of a kernel is drawn for itself, as for separate gates."""
+    for name, value in (("in_features", in_features), ("features", features), ("projection", projection)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a positive integer: got {value!r}.")
+    scale = (0.1 if cell.norm == "batch" else 1.0) if scale is None else scale
+    inits = {"input_kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init, "projection": kernel_init}
+    params = {}
+    for i, (name, shape) in enumerate(cell.shapes(in_features, features, projection).items()):
+        if name in inits:
+            blocks = 1 if name == "projection" else len(cell.sigmoids)
+            keys = jax.random.split(jax.random.fold_in(key, i), blocks)
+            params[name] = jnp.concatenate([inits[name](k, (shape[0], shape[1] // blocks), dtype) for k in keys], -1)
+        elif name == "cell_bias" and cell.norm == "rms":
+            continue  # RMS norm shifts nothing
+        else:
+            params[name] = jnp.full(shape, scale if name.endswith("scale") else 0, dtype)
+    if cell.name == "lstm" and forget_bias:
+        params["bias"] = params["bias"].at[features : 2 * features].set(forget_bias)
+    return params
+
+
+def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:
+    """The parameters as arrays, of the names and shapes that the cell takes."""
+    if not isinstance(params, Mapping):
+        raise TypeError(f"params must be a dict, as init_{cell.name} makes it: got {type(params).__name__}.")
+    arrays = {name: checks.floating(value, name) for name, value in params.items() if value is not None}
+    for name in ("input_kernel", "recurrent_kernel"):
+        if name not in arrays or arrays[name].ndim != 2:
+            raise ValueError(f"params must hold a matrix {name}: got {_shapes(arrays)}. Make them with init_{cell.name}.")
+    packed, blocks = arrays["recurrent_kernel"].shape[1], len(cell.sigmoids)
+    projection = arrays["recurrent_kernel"].shape[0] if "projection" in arrays else None
+    wanted = cell.shapes(in_features, packed // blocks, projection)
+    unknown = sorted(set(arrays) - set(wanted))
+    if unknown:
+        raise ValueError(
+            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.placement!r} are {', '.join(wanted)}: "
+            f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same norm and placement."
+        )
+    for name, array in arrays.items():
+        if array.shape != wanted[name]:
+            raise ValueError(
+                f"{name} must have shape {wanted[name]} for x of {in_features} features and "
+                f"recurrent_kernel {arrays['recurrent_kernel'].shape}: got {array.shape}."
+            )
+    return arrays
+
+
+def _shapes(arrays: Mapping[str, jax.Array]) -> str:
+    return ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"

@@ -1,0 +1,97 @@
+"""What a step does to its numbers, with derivatives whose coefficients can be computed before they are needed.
+
+Autodiff of a loop keeps or recomputes what each step computed. Here every nonlinear function is one whose tangent is
+``coefficient * tangent``, so that the coefficients of all steps come out of one parallel pass over the saved states,
+and the loop that runs backwards multiplies and adds.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where: jax.Array | None) -> jax.Array:
+    """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a plain two-pass."""
+    return _unit(axis, centered, epsilon, a, where)[0]
+
+
+@unit.defjvp
+def _unit_jvp(axis, centered, epsilon, primals, tangents):
+    """d u = r (d a - mean(d a) - u mean(u d a))"""
+    a, where = primals
+    u, r = _unit(axis, centered, epsilon, a, where)
+    da = tangents[0]
+    if where is not None:
+        da = jnp.where(where, da, 0)
+    du = da - _mean(axis, da, where) if centered else da
+    return u, r * (du - u * _mean(axis, u * da, where))
+
+
+def _unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where) -> tuple[jax.Array, jax.Array]:
+    d = a - _mean(axis, a, where) if centered else a
+    if where is not None:
+        d = jnp.where(where, d, 0)
+    v = _mean(axis, d * d, where) + epsilon
+    r = lax.rsqrt(v) if epsilon > 0 else jnp.where(v > 0, lax.rsqrt(jnp.where(v > 0, v, 1)), 0)
+    return d * r, r
+
+
+def _mean(axis: int, values: jax.Array, where) -> jax.Array:
+    if where is None:
+        return jnp.mean(values, axis, keepdims=True)
+    total = jnp.sum(values, axis, keepdims=True, where=where)
+    return total / jnp.maximum(jnp.sum(where, axis, keepdims=True), 1).astype(values.dtype)
+
+
+@jax.custom_jvp
+def tanh(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+@tanh.defjvp
+def _tanh_jvp(primals, tangents):
+    y = jnp.tanh(primals[0])
+    return y, (1 - y * y) * tangents[0]
+
+
+def halves(features: int, sigmoids: tuple[bool, ...], dtype) -> jax.Array:
+    """The factors that turn packed tanh into packed gates: sigmoid(v) = tanh(v / 2) / 2 + 1 / 2."""
+    return jnp.concatenate([jnp.full(features, 0.5 if sigmoid else 1, dtype) for sigmoid in sigmoids])
+
+
+LSTM_SIGMOIDS = (True, True, False, True)  # i, f, g, o
+
+
+@jax.custom_jvp
+def lstm_gates(a: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``f c + i g`` and ``o`` of the packed pre-activations, those of the sigmoids halved: one tanh before any slicing."""
+    i, f, g, o = _lstm_gates(a, c)[1]
+    return f * c + i * g, o
+
+
+@lstm_gates.defjvp
+def _lstm_gates_jvp(primals, tangents):
+    (a, c), (da, dc) = primals, tangents
+    t, (i, f, g, o), half = _lstm_gates(a, c)
+    slope = half * (1 - t * t)
+    di, df, dg, do = split(jnp.concatenate([g, c, i, jnp.ones_like(o)], -1) * slope * da, c.shape[-1])
+    return (f * c + i * g, o), (f * dc + di + df + dg, do)
+
+
+def _lstm_gates(a: jax.Array, c: jax.Array):
+    half = along(halves(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
+    t = jnp.tanh(a)
+    return t, split(half * t + (1 - half), c.shape[-1]), half
+
+
+def split(packed: jax.Array, features: int) -> list[jax.Array]:
+    """The blocks of a packed array; its transpose is one concatenation, that of slices a sum of padded arrays."""
+    return list(lax.split(packed, (features,) * (packed.shape[-1] // features), axis=packed.ndim - 1))
+
+
+def along(vector: jax.Array, values: jax.Array) -> jax.Array:
+    """A number per feature, of the rank of ``values``."""
+    return vector.reshape(*(1,) * (values.ndim - 1), -1)

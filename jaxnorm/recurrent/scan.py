@@ -1,0 +1,143 @@
+"""The loop over time, and its derivative.
+
+Forward, the input's term is one product for a chunk of steps, and only ``h @ recurrent_kernel`` stays in the loop. The
+histories of the state are all that is kept. The tangent of the state obeys a linear recurrence
+
+    d state' = step'(d h @ recurrent_kernel, d state) + s
+
+in which the coefficients of step' and everything that parameters and inputs contribute, s, are known for a whole chunk
+before the loop. Its transpose, which is JAX's own, is therefore a loop without transcendental functions and without
+sums of weight gradients: those are products of whole chunks after it. A chunk is rematerialized at a time.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
+
+CHUNK_BYTES = 8 << 20  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
+INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
+
+
+def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
+    """Steps per chunk: as many as the budget allows, of which the last chunk wastes the fewest."""
+    if time == 0:
+        return 1
+    most = max(1, min(time, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES)))
+    return min(range(max(1, most // 2 + 1), most + 1), key=lambda k: (-time % k, -k))
+
+
+def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, implementation: str | None) -> tuple[State, State]:
+    """The state after the last step and after every step.
+
+    Args:
+      x: ``(time, batch, features)``, floating.
+      steps: facts about steps, of leading axis ``time``.
+      state: ``(batch, features)`` each.
+      implementation: ``"xla"`` leaves the derivative to JAX, anything else is the chunked one.
+    """
+    time, batch = x.shape[:2]
+    if implementation == "xla":
+        step = partial(_advance, cell, weights)
+        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), steps))
+    if time == 0:
+        return state, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), state)
+    length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
+    chunks = partial(jax.tree.map, partial(_chunks, length))
+    histories = _scan(cell, weights, chunks(x), chunks(steps), state)
+    # Steps that fill up the last chunk come after all others: they are cut off, and nothing depends on them.
+    histories = jax.tree.map(lambda h: h.reshape(-1, *h.shape[2:])[:time], histories)
+    return jax.tree.map(lambda h: h[-1], histories), histories
+
+
+def _chunks(length: int, values: jax.Array) -> jax.Array:
+    missing = -len(values) % length
+    values = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))
+    return values.reshape(-1, length, *values.shape[1:])
+
+
+def _advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
+    state = _restart(steps, state)
+    new = cell.step(weights, product(state[0], weights["recurrent_kernel"]), xg, state, steps)
+    return _hold(steps, _projected(weights, new), state)
+
+
+def _restart(steps: Steps, state: State) -> State:
+    return state if steps.reset is None else tuple(jnp.where(steps.reset, 0, s) for s in state)
+
+
+def _projected(weights: Weights, new: State) -> State:
+    return (product(new[0], weights["projection"]), *new[1:]) if "projection" in weights else new
+
+
+def _hold(steps: Steps, new: State, old: State) -> State:
+    """Zoneout and masks. Linear in the states, so that it is its own tangent."""
+    if steps.keep is not None:
+        new = tuple(_blend(keep, o, n) for keep, o, n in zip(steps.keep, old, new, strict=True))
+    if steps.mask is not None:
+        new = tuple(jnp.where(steps.mask, n, o) for n, o in zip(new, old, strict=True))
+    return new
+
+
+def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _scan(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
+    """The states after all steps; x and steps are ``(chunks, length, ...)``."""
+
+    def chunk(state, xs):
+        xg, steps = cell.inputs(weights, *xs), xs[1]
+        return lax.scan(lambda s, xs: (_advance(cell, weights, *xs, s),) * 2, state, (xg, steps))
+
+    return lax.scan(chunk, state, (x, steps))[1]
+
+
+@_scan.defjvp
+def _scan_jvp(cell, primals, tangents):
+    weights, x, steps, state = primals
+    dweights, dx, _, dstate = tangents
+    histories = _scan(cell, weights, x, steps, state)
+    starts = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1, -1]]), state, histories)
+
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
+    def chunk(weights, dweights, dstate, x, steps, start, states, dx):
+        push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, start, states))
+
+        def step(d, xs):
+            push, ds, steps = xs
+            d = _restart(steps, d)
+            new = _projected(weights, push(product(d[0], weights["recurrent_kernel"]), d))
+            d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
+            return d, d
+
+        return lax.scan(step, dstate, (push, ds, steps))
+
+    def tangent(dstate, xs):
+        return chunk(weights, dweights, dstate, *xs)
+
+    return histories, lax.scan(tangent, dstate, (x, steps, starts, histories, dx))[1]
+
+
+def before(steps: Steps, start: State, histories: State) -> State:
+    """The states that the steps set out from."""
+    return _restart(steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories))
+
+
+def _linearized(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State):
+    """For a chunk of steps: the tangent of a step as a function of (d a, d state), and what weights and x add to it."""
+    a, da = jax.jvp(lambda kernel: product(states[0], kernel), (weights["recurrent_kernel"],), (dweights["recurrent_kernel"],))
+    xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))
+
+    def from_outside(weights, a, xg):
+        return _projected(weights, cell.step(weights, a, xg, states, steps))
+
+    def linear(a, xg, states, steps):
+        return jax.linearize(lambda a, state: cell.step(weights, a, xg, state, steps), a, states)[1]
+
+    _, ds = jax.jvp(from_outside, (weights, a, xg), (dweights, da, dxg))
+    return jax.vmap(linear)(a, xg, states, steps), ds

@@ -1,0 +1,117 @@
+"""Sequences as the loop takes them: time first, one batch axis, later steps last; and which steps count."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import checks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where time and batch stand in ``(..., batch, time, features)``, or ``(time, ..., batch, features)``."""
+
+    batch: tuple[int, ...]
+    time: int
+    time_major: bool
+    reverse: bool
+
+    def inward(self, values: jax.Array) -> jax.Array:
+        """``(time, batch, ...)`` in the order in which steps are taken."""
+        rest = values.shape[len(self.batch) + 1 :]
+        if not self.time_major:
+            values = jnp.moveaxis(values, len(self.batch), 0)
+        values = values.reshape(self.time, math.prod(self.batch), *rest)
+        return values[::-1] if self.reverse else values
+
+    def outward(self, values: jax.Array) -> jax.Array:
+        """The inverse."""
+        values = (values[::-1] if self.reverse else values).reshape(self.time, *self.batch, *values.shape[2:])
+        return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The shape of one number per step."""
+        return (self.time, *self.batch) if self.time_major else (*self.batch, self.time)
+
+
+def make_layout(x: jax.Array, time_major: bool, reverse: bool) -> Layout:
+    if x.ndim < 2:
+        raise ValueError(f"x must have an axis of time and one of features, (..., batch, time, features): got shape {x.shape}.")
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise TypeError(f"x must be real: got {x.dtype}.")
+    batch, time = (x.shape[1:-1], x.shape[0]) if time_major else (x.shape[:-2], x.shape[-2])
+    return Layout(batch, time, bool(time_major), bool(reverse))
+
+
+def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
+    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all."""
+    mask = None if where is None else of_each_step(layout, "where", where, jnp.bool_)
+    if lengths is None:
+        return mask
+    lengths = lengths if isinstance(lengths, jax.Array) else jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"lengths must be integers: got {lengths.dtype}.")
+    if lengths.shape != layout.batch:
+        raise ValueError(f"lengths must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
+    checks.values(lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x")
+    within = jnp.arange(layout.time).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
+    within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
+    return within if mask is None else mask & within
+
+
+def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array:
+    """An array with one number, or flag, per step."""
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, kind):
+        wanted, cast = ("boolean", "bool") if kind is jnp.bool_ else ("integers", "int")
+        raise TypeError(f"{name} must be {wanted}: got {value.dtype}. Cast it first, for example with .astype({cast}).")
+    if value.shape != layout.steps:
+        raise ValueError(f"{name} must have the shape of x without its features, {layout.steps}: got {value.shape}.")
+    return value
+
+
+def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Where, time first, a step that is taken belongs to another segment than the one taken before it."""
+    if mask is None:
+        mask = jnp.ones(segment_ids.shape, bool)
+    at = jnp.arange(len(segment_ids)).reshape(-1, *(1,) * (segment_ids.ndim - 1))
+    last = lax.cummax(jnp.where(mask, at, -1), axis=0)
+    last = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
+    earlier = jnp.take_along_axis(segment_ids, jnp.maximum(last, 0), 0)
+    return mask & (last >= 0) & (segment_ids != earlier)
+
+
+def start_state(names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype) -> tuple[jax.Array, ...]:
+    """The state before the first step, ``(batch, features)`` each; zeros where ``initial`` is None."""
+    size = math.prod(layout.batch)
+    if initial is None:
+        return tuple(jnp.zeros((size, width), dtype) for width in features)
+    parts = initial if len(names) > 1 else (initial,)
+    if not isinstance(parts, tuple | list) or len(parts) != len(names):
+        raise TypeError(f"initial must be the pair ({', '.join(names)}): got {type(initial).__name__}.")
+    result = []
+    for name, part, width in zip(names, parts, features, strict=True):
+        part = checks.floating(part, f"initial {name}")
+        if part.shape != (*layout.batch, width):
+            raise ValueError(f"initial {name} must have shape {(*layout.batch, width)}: got {part.shape}.")
+        result.append(part.astype(dtype).reshape(size, width))
+    return tuple(result)
+
+
+def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
+    rates = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout,) * len(names)
+    if len(rates) != len(names):
+        raise ValueError(f"zoneout must be one rate, or one for each of {', '.join(names)}: got {zoneout!r}.")
+    return tuple(checks.rate("zoneout", rate) for rate in rates)
+
+
+def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:
+    """For each part of the state the units that keep their value, or the rate of that where there is no key."""
+    if key is None:
+        return tuple(jnp.full((layout.time, 1, 1), rate, part.dtype) for rate, part in zip(rates, state, strict=True))
+    keys = jax.random.split(key, len(rates))
+    return tuple(jax.random.bernoulli(k, rate, (layout.time, *part.shape)) for k, rate, part in zip(keys, rates, state, strict=True))

@@ -1,0 +1,64 @@
+"""Statistics of recurrent batch norm: those that were used at each step, and running ones to use at each."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import checks
+from jaxnorm.moments import Moments, moments
+from jaxnorm.recurrent.cells import Cell, Steps, product
+from jaxnorm.recurrent.scan import before
+from jaxnorm.recurrent.sequences import Layout
+
+Running = Mapping[str, Moments]
+
+
+def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params) -> dict | None:
+    """Running Moments, checked."""
+    if cell.norm != "batch" and (running is not None or return_moments):
+        raise ValueError(f"running and return_moments are for norm='batch': got norm={cell.norm!r}.")
+    if longer not in ("last", "raise"):
+        raise ValueError(f"longer must be 'last' or 'raise': got {longer!r}.")
+    if running is None:
+        return None
+    packed = params["recurrent_kernel"].shape[1]
+    widths = {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
+    if set(running) != set(widths) or not all(isinstance(value, Moments) for value in running.values()):
+        raise ValueError(f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got {', '.join(running)}.")
+    for name, value in running.items():
+        if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
+            raise ValueError(f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}.")
+        checks.variance(value.var)
+    steps = next(iter(running.values())).mean.shape[0]
+    if longer == "raise" and lengths is not None:
+        checks.values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
+    elif longer == "raise" and layout.time > steps:
+        raise ValueError(
+            f"sequences must have at most the {steps} steps of running: got {layout.time}. longer='last' uses the last step's."
+        )
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), dict(running))
+
+
+def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Mean and 1 / deviation of each step, those of the last step that was seen for all later ones."""
+    result = {}
+    for name, value in table.items():
+        seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
+        last = jnp.max(jnp.where(seen, jnp.arange(len(seen)), 0))
+        at = jnp.minimum(jnp.arange(time), last)
+        result[name] = (value.mean[at][:, None], lax.rsqrt(value.var[at][:, None] + epsilon))
+    return result
+
+
+def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict[str, Moments]:
+    """The statistics that were used at each step, ``(time, features)``."""
+    x, state, histories = lax.stop_gradient((x, state, histories))
+    x = x if steps.mask is None else jnp.where(steps.mask, x, 0)
+    terms = {"input": (x, "input_kernel"), "recurrent": (before(steps, state, histories)[0], "recurrent_kernel")}
+    values = {name: product(value, lax.stop_gradient(weights[kernel])) for name, (value, kernel) in terms.items()}
+    if "c" in cell.state:
+        values["cell"] = histories[1]
+    found = {name: moments(value, 1, where=steps.mask) for name, value in values.items()}
+    return jax.tree.map(lambda leaf: leaf[:, 0], found)

@@ -1,0 +1,73 @@
+"""The table that the recurrent tests are crossed with: every cell, norm and placement."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import recurrent_oracle
+
+import jaxnorm as jn
+from jaxnorm.recurrent import scan
+
+FEATURES, HIDDEN = 3, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    cell: str
+    norm: str | None = "layer"
+    placement: str = "ba2016"
+    projection: int | None = None
+
+    def __str__(self):
+        parts = (self.cell, self.norm or "none", self.placement if self.norm else "", "projected" if self.projection else "")
+        return "-".join(part for part in parts if part)
+
+    @property
+    def options(self):
+        return {"norm": self.norm, "placement": self.placement}
+
+    @property
+    def network(self):
+        return getattr(jn.recurrent, self.cell)
+
+    def call(self, x, params, **options):
+        """``(state as a tuple, outputs)``."""
+        state, outputs = self.network(x, params, **self.options, **options)
+        return (state if isinstance(state, tuple) else (state,)), outputs
+
+    def params(self, dtype=np.float32, seed=0):
+        """Every leaf random: ones and zeros hide what is swapped or left out."""
+        extra = {} if self.projection is None else {"projection": self.projection}
+        made = getattr(jn.recurrent, f"init_{self.cell}")(jax.random.key(0), FEATURES, HIDDEN, **self.options, **extra)
+        rng = np.random.default_rng(seed)
+        draws = {name: rng.standard_normal(leaf.shape) for name, leaf in made.items()}
+        for name in draws:
+            draws[name] = draws[name] * 0.2 + 1 if name.endswith("scale") else draws[name] * 0.7
+        if "cell_bias" not in draws and "cell_scale" in draws:
+            draws["cell_bias"] = rng.standard_normal(HIDDEN) * 0.5
+        return {name: jnp.asarray(draw.astype(dtype)) for name, draw in draws.items()}
+
+    def oracle(self, x, params, epsilon=1e-6, initial=None):
+        return recurrent_oracle.network(self.cell, x, params, epsilon=epsilon, initial=initial, **self.options)
+
+
+PLACEMENTS = {"rnn": ("ba2016", "sum"), "gru": ("ba2016", "sum", "gate"), "lstm": ("ba2016", "sum", "gate", "carried_cell")}
+CASES = [
+    *(Case(cell, norm, placement) for cell in PLACEMENTS for norm in ("layer", "rms") for placement in PLACEMENTS[cell]),
+    *(Case(cell, norm) for cell in PLACEMENTS for norm in ("batch", None)),
+    Case("lstm", "layer", projection=2),
+    Case("lstm", None, projection=3),
+]
+FEW = [Case("lstm"), Case("lstm", "rms", "gate"), Case("gru"), Case("rnn", "layer", "sum"), Case("lstm", None, projection=3)]
+OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do not see each other
+
+
+def sequences(rng, *shape, dtype=np.float32):
+    return jnp.asarray(rng.standard_normal((*shape, FEATURES)).astype(dtype))
+
+
+def small_chunks(monkeypatch, steps):
+    """Chunks of so many steps, so that short sequences have several."""
+    monkeypatch.setattr(scan, "chunk_length", lambda *_: steps)

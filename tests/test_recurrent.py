@@ -1,0 +1,218 @@
+"""Recurrent networks against the papers' equations in float64, and under every transformation."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recurrent_cases import CASES, FEATURES, FEW, HIDDEN, OF_ONE, Case, sequences, small_chunks
+
+import jaxnorm as jn
+from jaxnorm.recurrent import scan
+
+IMPLEMENTATIONS = ("chunked", "xla")
+CHUNK_LENGTH = scan.chunk_length
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_few = pytest.mark.parametrize("case", FEW, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    small_chunks(monkeypatch, 3)
+
+
+def loss(case, weights, x, params, **options):
+    state, outputs = case.call(x, params, **options)
+    return sum(jnp.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
+
+
+def weights_for(case, rng, x, params, dtype=np.float32):
+    shapes = jax.eval_shape(case.call, x, params)
+    return [jnp.asarray(rng.standard_normal(leaf.shape).astype(dtype)) for leaf in jax.tree.leaves(shapes)]
+
+
+@by_case
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_values_are_those_of_the_equations(case, implementation, rng):
+    x, params = sequences(rng, 5, 7), case.params()
+    state, outputs = case.call(x, params, implementation=implementation)
+    truth_state, truth = case.oracle(x, params)
+    np.testing.assert_allclose(outputs, truth, atol=2e-6)
+    for part, expected in zip(state, truth_state, strict=True):
+        np.testing.assert_allclose(part, expected, atol=4e-6)
+
+
+@by_case
+def test_gradients_are_differences_of_the_equations(case, rng, x64):
+    x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
+    weights = weights_for(case, rng, x, params, np.float64)
+    found = jax.grad(partial(loss, case, weights), argnums=(0, 1))(x, params)
+
+    def truth(x, params):
+        state, outputs = case.oracle(x, params)
+        return sum(np.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
+
+    leaves, tree = jax.tree.flatten((np.asarray(x), {name: np.asarray(p) for name, p in params.items()}))
+    for index, gradient in enumerate(jax.tree.leaves(found)):
+        for _ in range(2):
+            direction = rng.standard_normal(leaves[index].shape)
+            at = [
+                truth(*tree.unflatten([*leaves[:index], leaves[index] + h * 1e-5 * direction, *leaves[index + 1 :]]))
+                for h in (1, -1, 2, -2)
+            ]
+            slope = (8 * (at[0] - at[1]) - (at[2] - at[3])) / 12e-5
+            assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(params)[index - 1]
+
+
+@by_case
+def test_both_implementations_have_the_same_gradient(case, rng):
+    x, params = sequences(rng, 4, 8), case.params()
+    weights = weights_for(case, rng, x, params)
+    found, plain = (
+        jax.grad(partial(loss, case, weights, implementation=implementation), argnums=(0, 1))(x, params)
+        for implementation in IMPLEMENTATIONS
+    )
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@by_few
+def test_second_order(case, rng, x64):
+    """Three ways to a Hessian-vector product, and the difference of two gradients."""
+    at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
+    weights = weights_for(case, rng, *at, np.float64)
+    f = lambda at: loss(case, weights, *at)  # noqa: E731
+    v = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape)), at)
+    inner = lambda a: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, v)))  # noqa: E731
+    gradient = jax.jit(jax.grad(f))
+    shifted = [gradient(jax.tree.map(lambda leaf, d, h=h: leaf + h * 1e-6 * d, at, v)) for h in (1, -1)]
+    difference = jax.tree.map(lambda a, b: (a - b) / 2e-6, *shifted)
+    ways = [
+        jax.jit(lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1])(at),
+        jax.jit(jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]))(at),
+        jax.jit(jax.grad(lambda at: inner(jax.grad(f)(at))))(at),
+    ]
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(difference))
+    for way in ways:
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-11 * largest), way, ways[0])
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6 * largest), way, difference)
+
+
+@by_few
+def test_transformations_are_a_loop(case, rng):
+    """vmap over x and over parameters, jit, checkpoint and scan."""
+    x, params = sequences(rng, 3, 2, 5), [case.params(seed=seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    weights = weights_for(case, rng, x[0], params[0])
+    gradient = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))
+    close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=3e-5, rtol=1e-5))
+    pile = lambda each: jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)  # noqa: E731
+    of_x = pile([gradient(xi, params[0]) for xi in x])
+    close(jax.vmap(gradient, (0, None))(x, params[0]), of_x)
+    close(jax.vmap(gradient)(x, stacked), pile([gradient(xi, p) for xi, p in zip(x, params, strict=True)]))
+    close(jax.lax.scan(lambda carry, xi: (carry, gradient(xi, params[0])), 0, x)[1], of_x)
+    remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights)), argnums=(0, 1)))
+    close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
+
+
+@pytest.mark.parametrize("time", range(8))
+def test_any_number_of_steps(time, rng, monkeypatch):
+    """Divisible by the chunk or not, one, none: values, the last state and gradients."""
+    case = Case("lstm")
+    x, params = sequences(rng, 2, time), case.params()
+    initial = tuple(sequences(rng, 2, 2)[i][:, :1] * jnp.ones((1, HIDDEN)) for i in range(2))
+    weights = weights_for(case, rng, x, params)
+    results = []
+    for steps in (3, 100):
+        small_chunks(monkeypatch, steps)
+        jax.clear_caches()
+        results.append(jax.value_and_grad(partial(loss, case, weights), argnums=(0, 1))(x, params, initial=initial))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *results)
+    if time:
+        state, outputs = case.oracle(x, params, initial=tuple(np.asarray(part, np.float64) for part in initial))
+        (h, c), y = jn.recurrent.lstm(x, params, initial=initial)
+        for found, truth in ((h, state[0]), (c, state[1]), (y, outputs)):
+            np.testing.assert_allclose(found, truth, atol=2e-6)
+
+
+@pytest.mark.parametrize("time", [1, 2, 31, 97, 100, 101, 400, 1601, 3000])
+@pytest.mark.parametrize("batch", [1, 32, 128, 5000])
+def test_chunks_waste_little(time, batch):
+    length = CHUNK_LENGTH(time, batch, 512, 4)
+    assert 1 <= length <= time
+    assert -time % length <= time / 20
+
+
+@by_few
+def test_outputs_have_the_dtype_of_x(case, rng):
+    x, params = sequences(rng, 2, 5), case.params()
+    exact = case.call(x, params)[1]
+    for dtype, bound in ((jnp.bfloat16, 0.02), (jnp.float16, 3e-3)):
+        state, outputs = case.call(x.astype(dtype), jax.tree.map(lambda p, dtype=dtype: p.astype(dtype), params))
+        assert outputs.dtype == dtype
+        assert all(part.dtype == jnp.float32 for part in state)
+        assert float(jnp.abs(outputs.astype(jnp.float32) - exact).max()) < bound
+
+
+@by_few
+def test_batches_of_any_rank(case, rng):
+    x, params = sequences(rng, 2, 3, 5), case.params()
+    (state, y), (flat_state, flat) = case.call(x, params), case.call(x.reshape(6, 5, FEATURES), params)
+    np.testing.assert_array_equal(y.reshape(flat.shape), flat)
+    np.testing.assert_array_equal(state[0].reshape(flat_state[0].shape), flat_state[0])
+    alone_state, alone = case.call(x[1, 2], params)
+    np.testing.assert_allclose(alone, y[1, 2], atol=1e-6)
+    assert alone_state[0].shape == state[0].shape[2:]
+
+
+@by_few
+def test_time_may_come_first(case, rng):
+    x, params = sequences(rng, 3, 5), case.params()
+    where = jnp.asarray(rng.random((3, 5)) < 0.7)
+    state, y = case.call(x, params, where=where)
+    swapped_state, swapped = case.call(x.swapaxes(0, 1), params, where=where.T, time_major=True)
+    np.testing.assert_array_equal(swapped.swapaxes(0, 1), y)
+    np.testing.assert_array_equal(swapped_state[0], state[0])
+
+
+@pytest.mark.parametrize("case", OF_ONE, ids=str)
+def test_reverse_is_the_reversed_sequence(case, rng):
+    x, params = sequences(rng, 2, 5), case.params()
+    state, y = case.call(x, params, reverse=True)
+    truth_state, truth = case.oracle(x[:, ::-1], params)
+    np.testing.assert_allclose(y[:, ::-1], truth, atol=2e-6)
+    np.testing.assert_allclose(state[-1], truth_state[-1], atol=4e-6)
+
+
+@by_few
+def test_a_sequence_in_two_halves_is_the_whole(case, rng):
+    x, params = sequences(rng, 2, 8), case.params()
+    state, y = case.call(x, params)
+    middle, first = case.call(x[:, :3], params)
+    last, second = case.call(x[:, 3:], params, initial=middle if len(middle) > 1 else middle[0])
+    np.testing.assert_allclose(jnp.concatenate([first, second], 1), y, atol=1e-6)
+    np.testing.assert_allclose(last[0], state[0], atol=1e-6)
+
+
+def test_the_whole_is_kept_as_states_alone(rng, monkeypatch):
+    """What jax.vjp holds on to: x, h and c, those of the chunks' starts twice; not the gates of any step."""
+    small_chunks(monkeypatch, 15)
+    x = jnp.asarray(rng.standard_normal((8, 60, 10)).astype(np.float32))
+    params = jn.recurrent.init_lstm(jax.random.key(0), 10, 16)
+
+    def kept(time):
+        _, pullback = jax.vjp(jax.jit(lambda x, p: jn.recurrent.lstm(x, p, time_major=True)[1]), x[:, :time].swapaxes(0, 1), params)
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes"))
+
+    per_step_and_sample = (kept(60) - kept(30)) / (30 * 8) / 4
+    assert per_step_and_sample <= 10 + 2 * 16 * (1 + 1 / 15)
+
+
+def test_zero_variance_is_finite_for_any_epsilon():
+    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
+    x = jnp.zeros((2, 4, FEATURES))
+    for epsilon in (0.0, 1e-30, 1e-6):
+        value, gradient = jax.value_and_grad(lambda x, e=epsilon: jn.recurrent.lstm(x, params, epsilon=e)[1].sum())(x)
+        assert np.isfinite(value)
+        assert np.isfinite(gradient).all() or epsilon == 1e-30
