@@ -11,6 +11,7 @@ norm are one reduction.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ class Steps(NamedTuple):
     reset: jax.Array | None = None  # (batch, 1): True starts from zero
     keep: tuple[jax.Array, ...] | None = None  # (batch, features) for each part of the state: True keeps the old value
     running: dict[str, tuple[jax.Array, jax.Array]] | None = None  # mean and 1 / deviation, (1, features), of batch norm
+    idle: jax.Array | None = None  # (batch, 1): x is 0, so that norms of a zero state have no gradient
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,19 @@ class Cell:
 
     def normalized(self, a: jax.Array, name: str, steps: Steps, sets: tuple[int, ...] = (1,), centered: bool = False) -> jax.Array:
         """``a`` over each set of features, or over the batch; ``centered`` where no kernel has done it."""
+        idle = None if name == "input" else steps.idle
         if self.norm == "batch":
             if steps.running is None:
-                return unit(-2, True, self.epsilon, a, steps.mask)
+                return unit(-2, True, self.epsilon, a, steps.mask, None if idle is None else jnp.all(idle, -2, keepdims=True))
             mean, rstd = steps.running[name]
             return (a - mean) * rstd
-        centered = centered and self.norm == "layer"
+        over = partial(unit, -1, centered and self.norm == "layer", self.epsilon)
         if len(set(sets)) > 1:
-            return jnp.concatenate([unit(-1, centered, self.epsilon, part, None) for part in self.blocks(a, sets)], -1)
-        parts = a if len(sets) == 1 else a.reshape(*a.shape[:-1], len(sets), -1)
-        return unit(-1, centered, self.epsilon, parts, None).reshape(a.shape)
+            return jnp.concatenate([over(part, None, idle) for part in self.blocks(a, sets)], -1)
+        if len(sets) == 1:
+            return over(a, None, idle)
+        parts = a.reshape(*a.shape[:-1], len(sets), a.shape[-1] // len(sets))
+        return over(parts, None, None if idle is None else idle[..., None]).reshape(a.shape)
 
     def step(self, weights: Weights, a: jax.Array, xg: jax.Array, state: State, steps: Steps) -> State:
         """The state after a step, h before its projection."""

@@ -217,10 +217,10 @@ def lstm():
     (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
     places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation.
 
-    A layer norm of zeros has variance 0, and its gradient is then ``1 / sqrt(epsilon)``: from zero states, every step of
-    zero input multiplies gradients by up to 1000 at the default. Tell padding by ``lengths`` or ``where``: such steps are
-    not taken. Where sequences themselves hold runs of zeros, a larger ``epsilon`` bounds the factor, and a bias other
-    than 0 ends the run: with the state no longer 0, neither is the variance.
+    A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
+    would multiply gradients by up to 1000, for h and again for c, at every step. Tell padding by ``lengths`` or
+    ``where``: such steps are not taken. Where sequences themselves hold zeros, a step whose input is 0 passes no gradient
+    through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
 
     Args:
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.

@@ -13,16 +13,21 @@ from jax import lax
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where: jax.Array | None) -> jax.Array:
-    """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a plain two-pass."""
+def unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where: jax.Array | None, idle: jax.Array | None) -> jax.Array:
+    """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a plain two-pass.
+
+    The derivative is 0 where ``idle`` says so and the variance is 0: it would be ``1 / sqrt(epsilon)``, once per step.
+    """
     return _unit(axis, centered, epsilon, a, where)[0]
 
 
 @unit.defjvp
 def _unit_jvp(axis, centered, epsilon, primals, tangents):
     """d u = r (d a - mean(d a) - u mean(u d a))"""
-    a, where = primals
-    u, r = _unit(axis, centered, epsilon, a, where)
+    a, where, idle = primals
+    u, r, v = _unit(axis, centered, epsilon, a, where)
+    if idle is not None:
+        r = jnp.where(idle & (v == 0), 0, r)
     da = tangents[0]
     if where is not None:
         da = jnp.where(where, da, 0)
@@ -30,13 +35,13 @@ def _unit_jvp(axis, centered, epsilon, primals, tangents):
     return u, r * (du - u * _mean(axis, u * da, where))
 
 
-def _unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where) -> tuple[jax.Array, jax.Array]:
+def _unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where) -> tuple[jax.Array, jax.Array, jax.Array]:
     d = a - _mean(axis, a, where) if centered else a
     if where is not None:
         d = jnp.where(where, d, 0)
-    v = _mean(axis, d * d, where) + epsilon
-    r = lax.rsqrt(v) if epsilon > 0 else jnp.where(v > 0, lax.rsqrt(jnp.where(v > 0, v, 1)), 0)
-    return d * r, r
+    v = _mean(axis, d * d, where)
+    r = lax.rsqrt(v + epsilon) if epsilon > 0 else jnp.where(v > 0, lax.rsqrt(jnp.where(v > 0, v, 1)), 0)
+    return d * r, r, v
 
 
 def _mean(axis: int, values: jax.Array, where) -> jax.Array:

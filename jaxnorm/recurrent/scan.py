@@ -42,7 +42,7 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
     time, batch = x.shape[:2]
     if implementation == "xla":
         step = partial(_advance, cell, weights)
-        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), steps))
+        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), _with_idle(steps, x)))
     if time == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), state)
     length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
@@ -84,6 +84,10 @@ def _hold(steps: Steps, new: State, old: State) -> State:
 
 def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
+
+
+def _with_idle(steps: Steps, x: jax.Array) -> Steps:
+    return steps._replace(idle=jnp.all(x == 0, -1, keepdims=True))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -130,6 +134,7 @@ def before(steps: Steps, start: State, histories: State) -> State:
 
 def _linearized(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State):
     """For a chunk of steps: the tangent of a step as a function of (d a, d state), and what weights and x add to it."""
+    steps = _with_idle(steps, x)
     a, da = jax.jvp(lambda kernel: product(states[0], kernel), (weights["recurrent_kernel"],), (dweights["recurrent_kernel"],))
     xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))
 

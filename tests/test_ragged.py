@@ -1,0 +1,233 @@
+"""Sequences of several lengths in one batch are those sequences alone: outputs, last states and gradients."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from recurrent_cases import FEATURES, FEW, HIDDEN, OF_ONE, Case, sequences, small_chunks
+
+import jaxnorm as jn
+
+LENGTHS = (5, 0, 7, 1)
+by_case = pytest.mark.parametrize("case", OF_ONE, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    small_chunks(monkeypatch, 3)
+
+
+def total(case, x, params, coefficients, **options):
+    state, outputs = case.call(x, params, **options)
+    return sum(jnp.vdot(c, value) for c, value in zip(coefficients, (outputs, *state), strict=True)), (state, outputs)
+
+
+def alone(case, x, params, coefficients, places):
+    """Each sequence for itself, of its own steps: what everything else is compared with, put back where it stood."""
+    value = jax.value_and_grad(partial(total, case), argnums=(0, 1), has_aux=True)
+    outputs, states, dx, dparams = np.zeros(coefficients[0].shape, np.float32), [], np.zeros(x.shape, np.float32), None
+    for row, at in enumerate(places):
+        ours = [coefficients[0][row][at], *(c[row] for c in coefficients[1:])]
+        (_, (state, y)), (gx, gp) = value(x[row][at], params, ours)
+        outputs[row, at], dx[row, at] = y, gx
+        states.append([np.asarray(part) for part in state])
+        dparams = gp if dparams is None else jax.tree.map(jnp.add, dparams, gp)
+    return outputs, [np.stack(parts) for parts in zip(*states, strict=True)], dx, dparams
+
+
+def coefficients_for(case, rng, x, params):
+    state, outputs = jax.eval_shape(case.call, x, params)
+    return [jnp.asarray(rng.standard_normal(part.shape).astype(np.float32)) for part in (outputs, *state)]
+
+
+def compare(case, x, params, coefficients, places, **options):
+    outputs, states, dx, dparams = alone(case, x, params, coefficients, places)
+    taken = np.zeros(x.shape[:2], bool)
+    for row, at in enumerate(places):
+        taken[row, at] = True
+    x = jnp.where(taken[..., None], x, jnp.nan)  # what is masked out is NaN
+    value = jax.jit(jax.value_and_grad(partial(total, case, **options), argnums=(0, 1), has_aux=True))
+    (_, (state, y)), (gx, gp) = value(x, params, coefficients)
+    np.testing.assert_allclose(y, outputs, atol=2e-6)
+    assert (np.asarray(y)[~taken] == 0).all()
+    for part, expected in zip(state, states, strict=True):
+        np.testing.assert_allclose(part, expected, atol=2e-6)
+    assert (np.asarray(gx)[~taken] == 0).all()
+    for found, expected in ((gx, dx), *((gp[name], dparams[name]) for name in gp)):
+        np.testing.assert_allclose(found, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+
+
+@by_case
+def test_lengths(case, rng):
+    x, params = sequences(rng, 4, 7), case.params()
+    places = [np.arange(n) for n in LENGTHS]
+    compare(case, x, params, coefficients_for(case, rng, x, params), places, lengths=jnp.array(LENGTHS))
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_left_padding_and_gaps(case, rng):
+    x, params = sequences(rng, 4, 7), case.params()
+    where = np.array([[0, 0, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0]], bool)
+    places = [np.flatnonzero(row) for row in where]
+    coefficients = coefficients_for(case, rng, x, params)
+    compare(case, x, params, coefficients, places, where=jnp.asarray(where))
+    lengths = jnp.array([7, 4, 7, 2])  # both together
+    both = where & (np.arange(7) < np.asarray(lengths)[:, None])
+    compare(case, x, params, coefficients, [np.flatnonzero(row) for row in both], where=jnp.asarray(where), lengths=lengths)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_lengths_in_reverse(case, rng):
+    x, params = sequences(rng, 4, 7), case.params()
+    places = [np.arange(n)[::-1] for n in LENGTHS]
+    compare(case, x, params, coefficients_for(case, rng, x, params), places, lengths=jnp.array(LENGTHS), reverse=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_packed_segments(case, reverse, rng):
+    """Three sequences and padding in one row; padding may carry any number."""
+    x, params = sequences(rng, 1, 12), case.params()
+    ids = np.array([4, 4, 4, 0, 2, 2, 0, 2, 7, 7, 7, 7])
+    taken = ids > 0
+    pieces = [np.flatnonzero(ids == i) for i in (4, 2, 7)]
+    c = jnp.asarray(rng.standard_normal(jax.eval_shape(case.call, x, params)[1].shape).astype(np.float32))
+
+    def packed(x, params):
+        y = case.call(x, params, segment_ids=jnp.asarray(ids)[None], where=jnp.asarray(taken)[None], reverse=reverse)[1]
+        return jnp.vdot(c, y), y
+
+    def apart(x, params):
+        y = jnp.zeros(c.shape)
+        for at in pieces:
+            y = y.at[:, at].set(case.call(x[:, at], params, reverse=reverse)[1])
+        return jnp.vdot(c, y), y
+
+    broken = jnp.where(taken[None, :, None], x, jnp.nan)
+    (_, y), found = jax.value_and_grad(packed, argnums=(0, 1), has_aux=True)(broken, params)
+    (_, expected), truth = jax.value_and_grad(apart, argnums=(0, 1), has_aux=True)(x, params)
+    np.testing.assert_allclose(y, expected, atol=2e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), found, truth)
+
+
+def test_the_first_segment_starts_from_initial(rng):
+    x, params = sequences(rng, 2, 4), jn.recurrent.init_gru(jax.random.key(0), FEATURES, HIDDEN)
+    initial = jnp.ones((2, HIDDEN))
+    _, y = jn.recurrent.gru(x, params, initial=initial, segment_ids=jnp.array([[5, 5, 6, 6]] * 2))
+    np.testing.assert_allclose(y[:, :2], jn.recurrent.gru(x[:, :2], params, initial=initial)[1], atol=1e-6)
+    np.testing.assert_allclose(y[:, 2:], jn.recurrent.gru(x[:, 2:], params)[1], atol=1e-6)
+
+
+def test_three_and_three_thousand_steps(rng, monkeypatch):
+    monkeypatch.undo()
+    x, params = sequences(rng, 2, 3000), jn.recurrent.init_lstm(jax.random.key(0), FEATURES, 32)
+    params["recurrent_scale"] = 0.1 * params["recurrent_scale"]  # gains of 1 make a chaotic map of it
+    lengths = jnp.array([3, 3000])
+    (h, _), y = jn.recurrent.lstm(x.at[0, 3:].set(jnp.nan), params, lengths=lengths)
+    (short, _), short_y = jn.recurrent.lstm(x[0, :3], params)
+    (long, _), long_y = jn.recurrent.lstm(x[1], params)
+    np.testing.assert_allclose(h, jnp.stack([short, long]), atol=2e-6)
+    np.testing.assert_allclose(y[1], long_y, atol=1e-5)
+    np.testing.assert_allclose(y[0, :3], short_y, atol=2e-6)
+
+    def of_short(params):
+        return jn.recurrent.lstm(x.at[0, 3:].set(jnp.nan), params, lengths=lengths)[0][0][0].sum()
+
+    found, truth = jax.grad(of_short)(params), jax.grad(lambda p: jn.recurrent.lstm(x[0, :3], p)[0][0].sum())(params)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), found, truth)
+
+
+def gradient_norm(params, x, **options):
+    gradient = jax.grad(lambda p: jn.recurrent.lstm(x, p, **options)[1][:, -1].sum())(params)
+    return float(jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
+
+
+@pytest.mark.parametrize("placement", ["ba2016", "sum", "gate", "carried_cell"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
+def test_runs_of_zeros_are_harmless(norm, placement):
+    """Steps not taken do nothing; zeros that are taken, from a zero state, multiply no gradient by 1 / sqrt(epsilon)."""
+    if norm == "batch" and placement != "ba2016":
+        return
+    options = {"norm": norm, "placement": placement}
+    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN, **options)
+    end = jax.random.normal(jax.random.key(1), (2, 4, FEATURES))
+    x = jnp.concatenate([jnp.zeros((2, 40, FEATURES)), end], 1)
+    bare = gradient_norm(params, end, **options)
+    assert gradient_norm(params, x, where=jnp.any(x != 0, -1), **options) == pytest.approx(bare, rel=1e-5)
+    chunked, plain = (gradient_norm(params, x, implementation=implementation, **options) for implementation in ("chunked", "xla"))
+    assert chunked == pytest.approx(plain, rel=1e-5)
+    assert chunked < 1e3 * bare  # 1 / sqrt(epsilon) once, where the zeros end, not 40 times
+
+
+def test_a_zero_first_step_after_a_learned_state_has_its_gradient(rng):
+    """Only what is exactly 0 passes nothing: a state that is not, or an input that is not, has the true derivative."""
+    params, x = Case("lstm").params(), sequences(rng, 1, 2)
+    zero = jnp.zeros((1, HIDDEN))
+    of_h = jax.grad(lambda h, x: jn.recurrent.lstm(x, params, initial=(h, zero + 0.5))[1].sum())
+    assert float(jnp.abs(of_h(zero, x)).max()) > 1
+    assert float(jnp.abs(of_h(zero + jnp.arange(HIDDEN, dtype=float)[None], jnp.zeros_like(x))).max()) > 0
+    assert float(jnp.abs(of_h(zero, jnp.zeros_like(x))).max()) == 0
+
+
+def test_recurrent_batch_norm_counts_what_is_there(rng):
+    """The statistics of a step are those of the sequences that still run."""
+    case = Case("lstm", "batch")
+    x, params = sequences(rng, 5, 6), case.params()
+    lengths = np.array([6, 6, 6, 3, 2])
+    broken = jnp.where((np.arange(6) < lengths[:, None])[..., None], x, jnp.nan)
+    state, y, found = jn.recurrent.lstm(broken, params, norm="batch", lengths=jnp.asarray(lengths), return_moments=True)
+    first = case.oracle(x[:, :2], params)
+    np.testing.assert_allclose(y[:, :2], first[1], atol=3e-6)
+    np.testing.assert_allclose(state[0][4], first[0][0][4], atol=3e-6)
+    third = case.oracle(x[:4, 2:3], params, initial=tuple(part[:4] for part in first[0]))
+    np.testing.assert_allclose(y[:4, 2:3], third[1], atol=1e-5)
+    assert found["input"].count[:, 0].tolist() == [5, 5, 4, 3, 3, 3]
+    products = np.einsum("bd,dk->bk", np.asarray(x[:4, 2], np.float64), np.asarray(params["input_kernel"], np.float64))
+    np.testing.assert_allclose(found["input"].mean[2], products.mean(0), atol=1e-6)
+    np.testing.assert_allclose(found["input"].var[2], products.var(0), rtol=1e-5)
+    np.testing.assert_allclose(found["recurrent"].var[0], 0, atol=0)
+
+
+def test_running_statistics_of_each_step(rng):
+    """With the statistics of the batch itself nothing changes; later steps use the last one that was seen."""
+    case = Case("lstm", "batch")
+    x, params = sequences(rng, 5, 6), case.params()
+    call = partial(jn.recurrent.lstm, params=params, norm="batch")
+    state, y, found = call(x, return_moments=True)
+    (h, _), again = call(x, running=found)
+    np.testing.assert_allclose(again, y, atol=1e-5)
+    np.testing.assert_allclose(h, state[0], atol=1e-5)
+    shorter = jax.tree.map(lambda leaf: leaf[:4], found)
+    repeated = jax.tree.map(lambda leaf: leaf[jnp.array([0, 1, 2, 3, 3, 3])], found)
+    np.testing.assert_array_equal(call(x, running=shorter)[1], call(x, running=repeated)[1])
+    never = {name: replace(value, count=value.count.at[4:].set(0)) for name, value in found.items()}
+    np.testing.assert_array_equal(call(x, running=never)[1], call(x, running=repeated)[1])
+    with pytest.raises(ValueError, match="at most the 4 steps of running: got 6"):
+        call(x, running=shorter, longer="raise")
+    with pytest.raises(ValueError, match="at most the 4 steps of running: found 5"):
+        call(x, running=shorter, longer="raise", lengths=jnp.array([1, 2, 3, 4, 5]))
+    call(x, running=shorter, longer="raise", lengths=jnp.array([1, 2, 3, 4, 4]))
+    alone = call(x[:1], running=found)[1]  # in evaluation sequences do not see each other
+    np.testing.assert_allclose(alone, again[:1], atol=1e-6)
+
+
+def test_zoneout_keeps_units(rng):
+    x, params = sequences(rng, 3, 6), Case("lstm").params()
+    call = partial(jn.recurrent.lstm, x, params)
+    initial = tuple(sequences(rng, 2, 3)[i][:, :1] * jnp.ones((1, HIDDEN)) for i in range(2))
+    (h, c), y = call(zoneout=1.0, key=jax.random.key(0), initial=initial)
+    np.testing.assert_array_equal(h, initial[0])
+    np.testing.assert_array_equal(c, initial[1])
+    np.testing.assert_array_equal(y, jnp.broadcast_to(initial[0][:, None], y.shape))
+    np.testing.assert_array_equal(call(zoneout=0.0, key=jax.random.key(0))[1], call()[1])
+    _, y = call(zoneout=(0.5, 0.0), key=jax.random.key(1))
+    kept = np.asarray(y[:, 1:] == y[:, :-1])
+    assert 0.3 < kept.mean() < 0.7
+    # Without a key the expected value: one step from a given state.
+    (h0, c0), _ = jn.recurrent.lstm(x[:, :1], params, initial=initial)
+    (h, c), _ = jn.recurrent.lstm(x[:, :1], params, initial=initial, zoneout=(0.25, 0.5))
+    np.testing.assert_allclose(h, 0.25 * initial[0] + 0.75 * h0, atol=1e-6)
+    np.testing.assert_allclose(c, 0.5 * initial[1] + 0.5 * c0, atol=1e-6)
