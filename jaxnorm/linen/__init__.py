@@ -9,14 +9,21 @@ has no effect), ``mask`` may hold float weights and hides NaN, replicas are weig
 
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.layers import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from jaxnorm.linen.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "BatchNorm",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "LayerNormGRUCell",
+    "LayerNormLSTMCell",
+    "LayerNormSimpleCell",
     "RMSNorm",
+    "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",

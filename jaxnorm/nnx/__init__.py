@@ -10,14 +10,21 @@ SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 
 
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from jaxnorm.nnx.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "BatchNorm",
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "LayerNormGRUCell",
+    "LayerNormLSTMCell",
+    "LayerNormSimpleCell",
     "RMSNorm",
+    "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",

@@ -78,7 +78,7 @@ class Cell:
         return {**kernels, **scales, **rest, "bias": bias}
 
     def centred(self, kernel: jax.Array) -> jax.Array:
-        return jnp.concatenate([part - jnp.mean(part, -1, keepdims=True) for part in self.blocks(kernel, self.sets)], -1)
+        return jnp.concatenate([centred(part) for part in self.blocks(kernel, self.sets)], -1)
 
     def blocks(self, packed: jax.Array, sets: tuple[int, ...]) -> list[jax.Array]:
         features = packed.shape[-1] // sum(sets)
@@ -189,7 +189,7 @@ class GRU(Cell):
             return super().centred(kernel)
         gates, candidate = self.blocks(kernel, (2, 1))  # the candidate's sum is known only when r is
         parts = self.blocks(gates, self.sets[:-1])
-        return jnp.concatenate([*(part - jnp.mean(part, -1, keepdims=True) for part in parts), candidate], -1)
+        return jnp.concatenate([*map(centred, parts), candidate], -1)
 
     def step(self, weights, a, xg, state, steps):
         a_rz, a_n = self.blocks(self.own(weights, "recurrent", a, steps), (2, 1))
@@ -207,6 +207,13 @@ class GRU(Cell):
 
 
 CELLS: dict[str, type[Cell]] = {cell.name: cell for cell in (RNN, LSTM, GRU)}
+
+
+def centred(kernel: jax.Array) -> jax.Array:
+    """Rows without their mean; twice, for what the rounding of a large mean leaves over."""
+    for _ in range(2):
+        kernel = kernel - jnp.mean(kernel, -1, keepdims=True)
+    return kernel
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:

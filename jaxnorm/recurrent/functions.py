@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxnorm import checks
 from jaxnorm.features import promoted
 from jaxnorm.frame import compute_dtype
-from jaxnorm.recurrent.cells import Cell, Steps
+from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.parameters import checked, initialize, make_cell
-from jaxnorm.recurrent.scan import run
+from jaxnorm.recurrent.scan import advance, run, with_idle
 from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
 from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
 
@@ -150,6 +150,21 @@ def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", 
     [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
     return initialize(make_cell("lstm", norm, placement, 0), key, in_features, features, **options)
+
+
+def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
+    """One step of the named cell, for loops of one's own."""
+    cell, x = make_cell(name, norm, placement, epsilon), checks.floating(x)
+    if cell.norm == "batch":
+        raise ValueError("a single step must have a norm of its own: recurrent batch norm is for whole sequences.")
+    params = checked(cell, params, x.shape[-1])
+    dtype = compute_dtype(promoted(None, x, *params.values()))
+    layout = Layout(x.shape[:-1], 1, True, False)
+    state = start_state(cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype)
+    flat = x.astype(dtype).reshape(-1, x.shape[-1])
+    weights = cell.weights({name: value.astype(dtype) for name, value in params.items()})
+    new = advance(cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state)
+    return tuple(part.reshape(*layout.batch, part.shape[-1]) for part in new)
 
 
 @_network

@@ -1,11 +1,12 @@
 """Parameters of the cells: how they start, and what is wrong with those that are given."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import Initializer, lecun_normal, orthogonal
+from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
 
 from jaxnorm import checks
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
@@ -25,38 +26,56 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
     return kind(norm, placement, checks.epsilon(epsilon))
 
 
+@dataclass(frozen=True)
+class Start:
+    """How parameters start."""
+
+    scale: float | None = None
+    forget_bias: float = 1.0
+    kernel_init: Initializer = LECUN
+    recurrent_kernel_init: Initializer = ORTHOGONAL
+
+    def leaf(self, cell: Cell, name: str) -> Callable[..., jax.Array]:
+        """The initializer of a leaf; every block of a kernel is drawn for itself, as for separate gates."""
+        blocks = len(cell.sigmoids)
+        if name.endswith("kernel"):
+            draw = self.kernel_init if name == "input_kernel" else self.recurrent_kernel_init
+            return lambda key, shape, dtype: _by_block(draw, key, shape, dtype, blocks)
+        if name == "projection":
+            return self.kernel_init
+        if name == "bias" and cell.name == "lstm":
+            values = (0, self.forget_bias, 0, 0)
+            return lambda key, shape, dtype: jnp.concatenate([jnp.full(shape[0] // blocks, value, dtype) for value in values])
+        gain = (0.1 if cell.norm == "batch" else 1.0) if self.scale is None else self.scale
+        return constant(gain if name.endswith("scale") else 0.0)
+
+    def names(self, cell: Cell, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """The leaves that are made; RMS norm shifts nothing."""
+        return [name for name in shapes if not (name == "cell_bias" and cell.norm == "rms")]
+
+
+def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> jax.Array:
+    keys = jax.random.split(key, blocks)
+    return jnp.concatenate([draw(k, (shape[0], shape[1] // blocks), dtype) for k in keys], -1)
+
+
 def initialize(
-    cell: Cell,
-    key: jax.Array,
-    in_features: int,
-    features: int,
-    *,
-    scale: float | None = None,
-    forget_bias: float = 1.0,
-    projection: int | None = None,
-    kernel_init: Initializer = LECUN,
-    recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: Any = jnp.float32,
+    cell: Cell, key: jax.Array, in_features: int, features: int, *, projection: int | None = None, dtype: Any = jnp.float32, **start
 ) -> dict[str, jax.Array]:
-    """Parameters as a plain dict; every block of a kernel is drawn for itself, as for separate gates."""
+    """Parameters as a plain dict."""
+    shapes, make = leaf_shapes(cell, in_features, features, projection), Start(**start)
+    names = make.names(cell, shapes)
+    return {name: make.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype) for i, name in enumerate(names)}
+
+
+def leaf_shapes(cell: Cell, in_features: int, features: int, projection: int | None) -> dict[str, tuple[int, ...]]:
+    """The shapes of all leaves, of checked sizes."""
     for name, value in (("in_features", in_features), ("features", features), ("projection", projection)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} must be a positive integer: got {value!r}.")
-    scale = (0.1 if cell.norm == "batch" else 1.0) if scale is None else scale
-    inits = {"input_kernel": kernel_init, "recurrent_kernel": recurrent_kernel_init, "projection": kernel_init}
-    params = {}
-    for i, (name, shape) in enumerate(cell.shapes(in_features, features, projection).items()):
-        if name in inits:
-            blocks = 1 if name == "projection" else len(cell.sigmoids)
-            keys = jax.random.split(jax.random.fold_in(key, i), blocks)
-            params[name] = jnp.concatenate([inits[name](k, (shape[0], shape[1] // blocks), dtype) for k in keys], -1)
-        elif name == "cell_bias" and cell.norm == "rms":
-            continue  # RMS norm shifts nothing
-        else:
-            params[name] = jnp.full(shape, scale if name.endswith("scale") else 0, dtype)
-    if cell.name == "lstm" and forget_bias:
-        params["bias"] = params["bias"].at[features : 2 * features].set(forget_bias)
-    return params
+    if projection is not None and cell.name != "lstm":
+        raise ValueError(f"projection is for the LSTM, whose h can have other features than c: got {projection} for {cell.name}.")
+    return cell.shapes(in_features, features, projection)
 
 
 def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:

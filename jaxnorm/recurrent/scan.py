@@ -41,25 +41,25 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
     """
     time, batch = x.shape[:2]
     if implementation == "xla":
-        step = partial(_advance, cell, weights)
-        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), _with_idle(steps, x)))
+        step = partial(advance, cell, weights)
+        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
     if time == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), state)
     length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
     chunks = partial(jax.tree.map, partial(_chunks, length))
     histories = _scan(cell, weights, chunks(x), chunks(steps), state)
     # Steps that fill up the last chunk come after all others: they are cut off, and nothing depends on them.
-    histories = jax.tree.map(lambda h: h.reshape(-1, *h.shape[2:])[:time], histories)
+    histories = jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], histories)
     return jax.tree.map(lambda h: h[-1], histories), histories
 
 
 def _chunks(length: int, values: jax.Array) -> jax.Array:
     missing = -len(values) % length
     values = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))
-    return values.reshape(-1, length, *values.shape[1:])
+    return values.reshape(len(values) // length, length, *values.shape[1:])
 
 
-def _advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
+def advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
     state = _restart(steps, state)
     new = cell.step(weights, product(state[0], weights["recurrent_kernel"]), xg, state, steps)
     return _hold(steps, _projected(weights, new), state)
@@ -86,7 +86,7 @@ def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
 
 
-def _with_idle(steps: Steps, x: jax.Array) -> Steps:
+def with_idle(steps: Steps, x: jax.Array) -> Steps:
     return steps._replace(idle=jnp.all(x == 0, -1, keepdims=True))
 
 
@@ -96,7 +96,7 @@ def _scan(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
 
     def chunk(state, xs):
         xg, steps = cell.inputs(weights, *xs), xs[1]
-        return lax.scan(lambda s, xs: (_advance(cell, weights, *xs, s),) * 2, state, (xg, steps))
+        return lax.scan(lambda s, xs: (advance(cell, weights, *xs, s),) * 2, state, (xg, steps))
 
     return lax.scan(chunk, state, (x, steps))[1]
 
@@ -134,7 +134,7 @@ def before(steps: Steps, start: State, histories: State) -> State:
 
 def _linearized(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State):
     """For a chunk of steps: the tangent of a step as a function of (d a, d state), and what weights and x add to it."""
-    steps = _with_idle(steps, x)
+    steps = with_idle(steps, x)
     a, da = jax.jvp(lambda kernel: product(states[0], kernel), (weights["recurrent_kernel"],), (dweights["recurrent_kernel"],))
     xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))
 

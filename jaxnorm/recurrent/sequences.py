@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxnorm import checks
@@ -52,7 +53,7 @@ def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
     mask = None if where is None else of_each_step(layout, "where", where, jnp.bool_)
     if lengths is None:
         return mask
-    lengths = lengths if isinstance(lengths, jax.Array) else jnp.asarray(lengths)
+    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)  # inside a trace JAX would trace it too
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"lengths must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:

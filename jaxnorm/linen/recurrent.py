@@ -1,0 +1,301 @@
+"""Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.recurrent import DenseParams, flip_sequences
+from flax.typing import Dtype, Initializer
+from jax.nn import initializers
+
+from jaxnorm.features import promoted
+from jaxnorm.recurrent.cells import Cell
+from jaxnorm.recurrent.functions import step
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_layers, structured, swapped
+from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
+
+
+class _Cell(nn.RNNCellBase):
+    """What the cells share: parameters, one step, the carry."""
+
+    features: int
+    norm: str | None = "layer"
+    placement: str = "ba2016"
+    epsilon: float = 1e-6
+    scale: float | None = None
+    kernel_init: Initializer = LECUN
+    recurrent_kernel_init: Initializer = ORTHOGONAL
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    carry_init: Initializer = initializers.zeros
+
+    kind: ClassVar[str]
+    forget_bias: ClassVar[float] = 1.0
+    projection: ClassVar[int | None] = None
+
+    def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
+        params = self.parameters(inputs.shape[-1])
+        dtype = promoted(self.dtype, inputs, *params.values())
+        state = swapped(self.kind, carry) if isinstance(carry, tuple) else (carry,)
+        new = step(self.kind, inputs.astype(dtype), params, state, self.norm, self.placement, self.epsilon)
+        new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
+        return (swapped(self.kind, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
+
+    @nn.compact
+    def parameters(self, in_features: int) -> dict[str, jax.Array]:
+        """The parameters as :mod:`jaxnorm.recurrent` takes them."""
+        cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
+        start = Start(self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
+        shapes = leaf_shapes(cell, in_features, self.features, self.projection)
+        if self.norm is not None:
+            return {name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype) for name in start.names(cell, shapes)}
+        params = self._of_flax(cell, in_features, shapes["recurrent_kernel"][0])
+        if self.projection is not None:
+            params["projection"] = self.param("projection", self.kernel_init, shapes["projection"], self.param_dtype)
+        return params
+
+    def _of_flax(self, cell: Cell, in_features: int, rows: int) -> dict[str, jax.Array]:
+        """The parameters of Flax's cell without a norm, gate by gate, packed."""
+        gates = FLAX_GATES[self.kind]
+        inward = [self._dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0) for gate in gates]
+        starts = dict.fromkeys(gates, 0.0) | {"f": self.forget_bias}
+        biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
+        across = [self._dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate]) for gate in gates]
+        kernels = {"input_kernel": inward, "recurrent_kernel": across}
+        params = {name: jnp.concatenate([kernel for kernel, _ in parts], -1) for name, parts in kernels.items()}
+        params["bias"] = jnp.concatenate([bias for _, bias in (across if self.kind == "lstm" else inward)])
+        return params | ({"recurrent_bias": across[2][1]} if self.kind == "gru" else {})
+
+    def _dense(self, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float):
+        options: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": initializers.constant(bias)}
+        module = DenseParams(self.features, use_bias=use_bias, param_dtype=self.param_dtype, name=name, **options)
+        return module(jax.ShapeDtypeStruct((rows,), self.param_dtype))
+
+    @nn.nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+        """The carry for inputs of that shape: (c, h), or h alone."""
+        if self.kind != "lstm":
+            return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+        widths = (self.features, self.projection or self.features)
+        keys = jax.random.split(rng)
+        return tuple(self.carry_init(key, (*input_shape[:-1], width), self.param_dtype) for key, width in zip(keys, widths, strict=True))
+
+    @property
+    def num_feature_axes(self) -> int:
+        return 1
+
+
+FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
+
+
+class LayerNormLSTMCell(_Cell):
+    """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
+
+    The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.linen.OptimizedLSTMCell` with its parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import flax.linen, jaxnorm.linen
+    >>> layer = flax.linen.RNN(jaxnorm.linen.LayerNormLSTMCell(4))
+    >>> layer.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    (2, 5, 4)
+    """
+
+    kind = "lstm"
+    forget_bias: float = 1.0  # type: ignore[misc]
+    projection: int | None = None  # type: ignore[misc]
+
+
+class LayerNormGRUCell(_Cell):
+    """A layer-normalized GRU cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.gru` has the equations.
+
+    With ``norm=None`` it is :class:`flax.linen.GRUCell` with its parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import flax.linen, jaxnorm.linen
+    >>> layer = flax.linen.RNN(jaxnorm.linen.LayerNormGRUCell(4))
+    >>> layer.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    (2, 5, 4)
+    """
+
+    kind = "gru"
+
+
+class LayerNormSimpleCell(_Cell):
+    """A layer-normalized simple cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.rnn` has the equations.
+
+    With ``norm=None`` it is :class:`flax.linen.SimpleCell` with its parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import flax.linen, jaxnorm.linen
+    >>> layer = flax.linen.RNN(jaxnorm.linen.LayerNormSimpleCell(4))
+    >>> layer.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    (2, 5, 4)
+    """
+
+    kind = "rnn"
+
+
+class _Layer(nn.Module):
+    """What the layers share."""
+
+    features: int
+    norm: str | None = "layer"
+    placement: str = "ba2016"
+    epsilon: float = 1e-6
+    num_layers: int = 1
+    bidirectional: bool = False
+    dropout: float = 0.0
+    zoneout: float | tuple[float, float] = 0.0
+    time_major: bool = False
+    return_carry: bool = False
+    reverse: bool = False
+    keep_order: bool = False
+    deterministic: bool | None = None
+    scale: float | None = None
+    kernel_init: Initializer = LECUN
+    recurrent_kernel_init: Initializer = ORTHOGONAL
+    dtype: Dtype | None = None
+    param_dtype: Dtype = jnp.float32
+    carry_init: Initializer = initializers.zeros
+    implementation: str | None = None
+
+    cell: ClassVar[Callable[..., _Cell]]
+    own: ClassVar[tuple[str, ...]] = ()  # arguments of this cell alone
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: Any = None,
+        init_key: jax.Array | None = None,
+        seq_lengths: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        deterministic: bool | None = None,
+    ) -> Any:
+        """Runs the sequences ``(*batch, time, features)``.
+
+        Args:
+          inputs: the sequences; time is axis 0 with ``time_major``.
+          initial_carry: the carry to start from: (c, h) or h; with several layers a tuple of those, with two directions
+            a pair of them each.
+          init_key: random key for ``carry_init``.
+          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are 0.
+          mask: boolean ``(*batch, time)``; steps where it is False are not taken.
+          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other.
+          return_carry: whether to return ``(carry, outputs)``.
+          time_major: this and the following override the attributes.
+          reverse: from the last step to the first.
+          keep_order: return reversed outputs in the order of the inputs.
+          deterministic: no dropout, and the expected value of zoneout. Random units need an rng named ``dropout``.
+
+        Returns:
+          The outputs, ``(*batch, time, features)``, or the carry and them.
+        """
+        choose = lambda at_call, attribute: attribute if at_call is None else at_call  # noqa: E731
+        time_major, reverse = choose(time_major, self.time_major), choose(reverse, self.reverse)
+        cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
+        width, layers = inputs.shape[-1], []
+        for directions in cells:
+            layers.append([cell.parameters(width) for cell in directions])
+            width = len(directions) * (directions[0].projection or self.features)
+        random = self._is_random(deterministic)
+        carries = listed(initial_carry, self.num_layers, self.bidirectional)
+        if carries is None and self.carry_init is not initializers.zeros:
+            carries = self._start(cells, inputs, time_major, init_key)
+        found, outputs = run_layers(
+            cells[0][0].kind,
+            layers,
+            inputs,
+            dtype=self.dtype,
+            carries=carries,
+            reverse=reverse,
+            between=nn.Dropout(self.dropout, deterministic=not random),
+            make_key=(lambda: self.make_rng("dropout")) if random else None,
+            lengths=seq_lengths,
+            where=mask,
+            segment_ids=segment_ids,
+            time_major=time_major,
+            zoneout=self.zoneout,
+            norm=self.norm,
+            placement=self.placement,
+            epsilon=self.epsilon,
+            implementation=self.implementation,
+        )
+        if reverse and not choose(keep_order, self.keep_order):
+            outputs = flip_sequences(outputs, seq_lengths, num_batch_dims=inputs.ndim - 2, time_major=time_major)
+        return (structured(found), outputs) if choose(return_carry, self.return_carry) else outputs
+
+    def _make_cell(self, name: str) -> _Cell:
+        shared = ("norm", "placement", "epsilon", "scale", "kernel_init", "recurrent_kernel_init", "dtype", "param_dtype", "carry_init")
+        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in (*shared, *self.own)})
+
+    def _is_random(self, deterministic: bool | None) -> bool:
+        if not self.dropout and not any(self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)):
+            return False
+        return not nn.merge_param("deterministic", self.deterministic, deterministic)
+
+    def _start(self, cells, inputs: jax.Array, time_major: bool, key: jax.Array | None):
+        shape = inputs.shape[1:] if time_major else (*inputs.shape[:-2], inputs.shape[-1])
+        keys = iter(jax.random.split(jax.random.key(0) if key is None else key, sum(map(len, cells))))
+        return [[cell.initialize_carry(next(keys), shape) for cell in directions] for directions in cells]
+
+
+class LSTM(_Layer):
+    """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
+
+    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and loads
+    its parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
+    directions side by side; ``projection`` is the number of features that h is projected to.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> x = jnp.ones((2, 5, 3))
+    >>> variables = nn.LSTM(4).init(jax.random.key(0), x)
+    >>> (c, h), y = nn.LSTM(4, return_carry=True).apply(variables, x, seq_lengths=jnp.array([3, 5]))
+    >>> y.shape, bool((h[0] == y[0, 2]).all())
+    ((2, 5, 4), True)
+    """
+
+    forget_bias: float = 1.0
+    projection: int | None = None
+
+    cell = LayerNormLSTMCell
+    own = ("forget_bias", "projection")
+
+
+class GRU(_Layer):
+    """Layer-normalized GRU layers over whole sequences, the parameters those of ``RNN(LayerNormGRUCell)``.
+
+    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)`` and loads its parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> nn.GRU(4, bidirectional=True).init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    (2, 5, 8)
+    """
+
+    cell = LayerNormGRUCell
+
+
+class SimpleRNN(_Layer):
+    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of ``RNN(LayerNormSimpleCell)``.
+
+    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)`` and loads its
+    parameters.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> nn.SimpleRNN(4, num_layers=2).init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    (2, 5, 4)
+    """
+
+    cell = LayerNormSimpleCell

@@ -1,0 +1,294 @@
+"""Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.recurrent import RNNCellBase, flip_sequences
+from flax.typing import Dtype, Initializer
+from jax.nn import initializers
+
+from jaxnorm.features import promoted
+from jaxnorm.recurrent.functions import step
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_layers, structured, swapped
+from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
+
+
+class _Cell(RNNCellBase):
+    """What the cells share: parameters, one step, the carry."""
+
+    kind: ClassVar[str]
+    dense_i: nnx.Linear  # with norm=None, those of Flax's cell
+    dense_h: nnx.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        norm: str | None = "layer",
+        placement: str = "ba2016",
+        epsilon: float = 1e-6,
+        scale: float | None = None,
+        forget_bias: float = 1.0,
+        projection: int | None = None,
+        kernel_init: Initializer = LECUN,
+        recurrent_kernel_init: Initializer = ORTHOGONAL,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        self.in_features, self.hidden_features, self.projection = in_features, hidden_features, projection
+        self.norm, self.placement, self.epsilon = norm, placement, epsilon
+        self.dtype, self.param_dtype = dtype, param_dtype
+        cell = module_cell(self.kind, norm, placement, epsilon)
+        start = Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
+        shapes = leaf_shapes(cell, in_features, hidden_features, projection)
+        if norm is None:
+            for name, leaf, use_bias in (
+                ("dense_i", "input_kernel", self.kind != "lstm"),
+                ("dense_h", "recurrent_kernel", self.kind == "lstm"),
+            ):
+                inits: dict[str, Any] = {"kernel_init": start.leaf(cell, leaf), "bias_init": start.leaf(cell, "bias")}
+                setattr(self, name, nnx.Linear(*shapes[leaf], use_bias=use_bias, param_dtype=param_dtype, rngs=rngs, **inits))
+            self.leaves = tuple(name for name in shapes if name == "projection")
+        else:
+            self.leaves = tuple(start.names(cell, shapes))
+        for name in self.leaves:
+            setattr(self, name, nnx.Param(start.leaf(cell, name)(rngs.params(), shapes[name], param_dtype)))
+
+    def parameters(self) -> dict[str, jax.Array]:
+        """The parameters as :mod:`jaxnorm.recurrent` takes them."""
+        params = {name: getattr(self, name)[...] for name in self.leaves}
+        if self.norm is None:
+            bias: Any = (self.dense_h if self.kind == "lstm" else self.dense_i).bias
+            kernels = {"input_kernel": self.dense_i.kernel[...], "recurrent_kernel": self.dense_h.kernel[...]}
+            params |= {**kernels, "bias": bias[...]}
+        return params
+
+    def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
+        params = self.parameters()
+        dtype = promoted(self.dtype, inputs, *params.values())
+        state = swapped(self.kind, carry) if isinstance(carry, tuple) else (carry,)
+        new = step(self.kind, inputs.astype(dtype), params, state, self.norm, self.placement, self.epsilon)
+        new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
+        return (swapped(self.kind, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
+
+    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Initializer | None = None) -> Any:
+        """The carry for inputs of that shape: (c, h), or h alone; zeros, or drawn with ``carry_init`` from ``rngs``."""
+        make = initializers.zeros if carry_init is None else carry_init
+        stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
+        key = (lambda: jax.random.key(0)) if stream is None else stream
+        h = make(key(), (*input_shape[:-1], self.projection or self.hidden_features), self.param_dtype)
+        return h if self.kind != "lstm" else (make(key(), (*input_shape[:-1], self.hidden_features), self.param_dtype), h)
+
+    @property
+    def num_feature_axes(self) -> int:
+        return 1
+
+
+class LayerNormLSTMCell(_Cell):
+    """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
+
+    The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.nnx.OptimizedLSTMCell` with its parameters.
+
+    >>> import jax.numpy as jnp
+    >>> import flax.nnx, jaxnorm.nnx
+    >>> layer = flax.nnx.RNN(jaxnorm.nnx.LayerNormLSTMCell(3, 4, rngs=flax.nnx.Rngs(0)))
+    >>> layer(jnp.ones((2, 5, 3))).shape
+    (2, 5, 4)
+    """
+
+    kind = "lstm"
+
+
+class LayerNormGRUCell(_Cell):
+    """A layer-normalized GRU cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.gru` has the equations.
+
+    With ``norm=None`` it is :class:`flax.nnx.GRUCell` with its parameters.
+
+    >>> import jax.numpy as jnp
+    >>> import flax.nnx, jaxnorm.nnx
+    >>> layer = flax.nnx.RNN(jaxnorm.nnx.LayerNormGRUCell(3, 4, rngs=flax.nnx.Rngs(0)))
+    >>> layer(jnp.ones((2, 5, 3))).shape
+    (2, 5, 4)
+    """
+
+    kind = "gru"
+
+
+class LayerNormSimpleCell(_Cell):
+    """A layer-normalized simple cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.rnn` has the equations.
+
+    With ``norm=None`` it is :class:`flax.nnx.SimpleCell` with its parameters.
+
+    >>> import jax.numpy as jnp
+    >>> import flax.nnx, jaxnorm.nnx
+    >>> layer = flax.nnx.RNN(jaxnorm.nnx.LayerNormSimpleCell(3, 4, rngs=flax.nnx.Rngs(0)))
+    >>> layer(jnp.ones((2, 5, 3))).shape
+    (2, 5, 4)
+    """
+
+    kind = "rnn"
+
+
+class _Layer(nnx.Module):
+    """What the layers share."""
+
+    cell_type: ClassVar[Callable[..., _Cell]]
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        norm: str | None = "layer",
+        placement: str = "ba2016",
+        epsilon: float = 1e-6,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dropout: float = 0.0,
+        zoneout: float | tuple[float, float] = 0.0,
+        projection: int | None = None,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        deterministic: bool = False,
+        dtype: Dtype | None = None,
+        implementation: str | None = None,
+        rngs: nnx.Rngs,
+        **cell: Any,
+    ):
+        self.norm, self.placement, self.epsilon, self.implementation = norm, placement, epsilon, implementation
+        self.zoneout, self.deterministic, self.dtype = zoneout, deterministic, dtype
+        self.time_major, self.return_carry, self.reverse, self.keep_order = time_major, return_carry, reverse, keep_order
+        self.num_layers, self.bidirectional = num_layers, bidirectional
+        self.between = nnx.Dropout(dropout, deterministic=deterministic, rngs=rngs)
+        self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
+        width, shared = in_features, {"norm": norm, "placement": placement, "epsilon": epsilon, "projection": projection, "dtype": dtype}
+        for directions in direction_names(num_layers, bidirectional):
+            for name in directions:
+                setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **shared, **cell))
+            width = len(directions) * (projection or hidden_features)
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+    ) -> Any:
+        """Runs the sequences ``(*batch, time, features)``.
+
+        Args:
+          inputs: the sequences; time is axis 0 with ``time_major``.
+          initial_carry: the carry to start from, zeros by default: (c, h) or h; with several layers a tuple of those,
+            with two directions a pair of them each.
+          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are 0.
+          mask: boolean ``(*batch, time)``; steps where it is False are not taken.
+          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other.
+          return_carry: whether to return ``(carry, outputs)``.
+          time_major: this and the following override the attributes.
+          reverse: from the last step to the first.
+          keep_order: return reversed outputs in the order of the inputs.
+          deterministic: no dropout, and the expected value of zoneout; ``.eval()`` sets it.
+          rngs: random numbers of dropout and zoneout, in place of the module's.
+
+        Returns:
+          The outputs, ``(*batch, time, features)``, or the carry and them.
+        """
+        choose = lambda at_call, attribute: attribute if at_call is None else at_call  # noqa: E731
+        time_major, reverse = choose(time_major, self.time_major), choose(reverse, self.reverse)
+        deterministic = choose(deterministic, self.deterministic)
+        cells = [[getattr(self, name) for name in names] for names in direction_names(self.num_layers, self.bidirectional)]
+        stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
+        found, outputs = run_layers(
+            cells[0][0].kind,
+            [[cell.parameters() for cell in directions] for directions in cells],
+            inputs,
+            dtype=self.dtype,
+            carries=listed(initial_carry, self.num_layers, self.bidirectional),
+            reverse=reverse,
+            between=lambda x: self.between(x, deterministic=deterministic, rngs=rngs),
+            make_key=None if deterministic or stream is None else stream,
+            lengths=seq_lengths,
+            where=mask,
+            segment_ids=segment_ids,
+            time_major=time_major,
+            zoneout=self.zoneout,
+            norm=self.norm,
+            placement=self.placement,
+            epsilon=self.epsilon,
+            implementation=self.implementation,
+        )
+        if reverse and not choose(keep_order, self.keep_order):
+            outputs = flip_sequences(outputs, seq_lengths, num_batch_dims=inputs.ndim - 2, time_major=time_major)
+        return (structured(found), outputs) if choose(return_carry, self.return_carry) else outputs
+
+    def set_view(self, deterministic: bool | None = None):
+        """Used by ``nnx.view``: whether nothing is random."""
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+class LSTM(_Layer):
+    """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
+
+    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and has its
+    parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
+    directions side by side; ``projection`` is the number of features that h is projected to. Further arguments are those
+    of the cell: ``scale``, ``forget_bias``, ``kernel_init``, ``recurrent_kernel_init``, ``param_dtype``.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> layer = nnx.LSTM(3, 4, return_carry=True, rngs=Rngs(0))
+    >>> (c, h), y = layer(jnp.ones((2, 5, 3)), seq_lengths=jnp.array([3, 5]))
+    >>> y.shape, bool((h[0] == y[0, 2]).all())
+    ((2, 5, 4), True)
+    """
+
+    cell_type = LayerNormLSTMCell
+
+
+class GRU(_Layer):
+    """Layer-normalized GRU layers over whole sequences, the parameters those of ``RNN(LayerNormGRUCell)``.
+
+    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)`` and has its parameters.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> nnx.GRU(3, 4, bidirectional=True, rngs=Rngs(0))(jnp.ones((2, 5, 3))).shape
+    (2, 5, 8)
+    """
+
+    cell_type = LayerNormGRUCell
+
+
+class SimpleRNN(_Layer):
+    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of ``RNN(LayerNormSimpleCell)``.
+
+    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)`` and has its
+    parameters.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> nnx.SimpleRNN(3, 4, num_layers=2, rngs=Rngs(0))(jnp.ones((2, 5, 3))).shape
+    (2, 5, 4)
+    """
+
+    cell_type = LayerNormSimpleCell

@@ -1,0 +1,97 @@
+"""Layers of networks on top of each other, in one or both directions: what the Flax modules share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm.features import promoted
+from jaxnorm.recurrent.cells import Cell
+from jaxnorm.recurrent.functions import gru, lstm, rnn
+from jaxnorm.recurrent.parameters import make_cell
+
+NETWORKS = {"rnn": rnn, "gru": gru, "lstm": lstm}
+FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
+
+
+def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
+    """The cell of a module."""
+    if norm == "batch":
+        raise ValueError(
+            "norm of a module must be 'layer', 'rms' or None: got 'batch', whose statistics are those of each step. "
+            f"Call jaxnorm.recurrent.{name} with norm='batch' and running."
+        )
+    return make_cell(name, norm, placement, epsilon)
+
+
+def swapped(name: str, carry):
+    """A carry in Flax's order as ours, or the other way round."""
+    return carry[::-1] if name in FLAX_ORDER and carry is not None else carry
+
+
+def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
+    """The names of the cells, layer by layer: ``cell`` for a single one, as in Flax's RNN."""
+    if num_layers == 1 and not bidirectional:
+        return [["cell"]]
+    return [[f"cell_{i}", f"backward_cell_{i}"][: 1 + bidirectional] for i in range(num_layers)]
+
+
+def run_layers(
+    name: str,
+    layers: Sequence[Sequence[dict[str, jax.Array]]],
+    x: jax.Array,
+    *,
+    dtype: Any,
+    carries: Sequence[Sequence[Any]] | None,
+    reverse: bool,
+    between: Callable[[jax.Array], jax.Array],
+    make_key: Callable[[], jax.Array] | None,
+    **options,
+) -> tuple[list[list[Any]], jax.Array]:
+    """Carries of every cell, in Flax's order, and the outputs of the last layer, those of both directions side by side.
+
+    Args:
+      layers: the parameters of each cell of each layer.
+      dtype: of the outputs; None for what x and parameters promote to.
+      carries: the initial ones, of the same structure.
+      between: applied to what goes from one layer to the next.
+      make_key: a new random key for each cell's zoneout.
+      **options: of the functions.
+    """
+    if reverse and any(len(directions) > 1 for directions in layers):
+        raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
+    found: list[list[Any]] = []
+    for i, directions in enumerate(layers):
+        x = between(x) if i else x
+        x = x.astype(promoted(dtype, x, *(leaf for params in directions for leaf in params.values())))
+        results = [
+            NETWORKS[name](
+                x,
+                params,
+                initial=None if carries is None else swapped(name, carries[i][d]),
+                reverse=reverse or d == 1,
+                key=None if make_key is None else make_key(),
+                **options,
+            )
+            for d, params in enumerate(directions)
+        ]
+        found.append([swapped(name, state) for state, _ in results])
+        x = jnp.concatenate([outputs for _, outputs in results], -1) if len(results) > 1 else results[0][1]
+    return found, x
+
+
+def structured(carries: Sequence[Sequence[Any]]):
+    """As users see carries: a single one plain, both directions as a pair, layers as a tuple."""
+    layers = [tuple(cells) if len(cells) > 1 else cells[0] for cells in carries]
+    return tuple(layers) if len(layers) > 1 else layers[0]
+
+
+def listed(carries, num_layers: int, bidirectional: bool) -> list[list[Any]] | None:
+    """The inverse of :func:`structured`."""
+    if carries is None:
+        return None
+    layers = list(carries) if num_layers > 1 else [carries]
+    if len(layers) != num_layers or (bidirectional and any(len(cells) != 2 for cells in layers)):
+        raise ValueError(f"initial_carry must have one part per layer, and a pair in it per direction: got {len(layers)} for {num_layers}.")
+    return [list(cells) if bidirectional else [cells] for cells in layers]

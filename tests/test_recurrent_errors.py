@@ -1,0 +1,129 @@
+"""What is refused, in words that help, and what odd input gives."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from recurrent_cases import FEATURES, HIDDEN, Case, sequences
+
+import jaxnorm as jn
+
+X = jnp.ones((2, 5, FEATURES))
+PARAMS = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
+without = lambda *names: {name: leaf for name, leaf in PARAMS.items() if name not in names}  # noqa: E731
+
+REFUSED = [
+    ({"x": jnp.ones((2, 5, 3), int)}, TypeError, "x must be floating point: got int32"),
+    ({"x": X.astype(jnp.complex64)}, TypeError, "x must be real: got complex64"),
+    ({"x": jnp.ones(3)}, ValueError, "x must have an axis of time and one of features, (..., batch, time, features): got shape (3,)"),
+    (
+        {"x": jnp.ones((2, 5, 7))},
+        ValueError,
+        "input_kernel must have shape (7, 16) for x of 7 features and recurrent_kernel (4, 16)",
+    ),
+    ({"params": [1]}, TypeError, "params must be a dict, as init_lstm makes it: got list"),
+    ({"params": {}}, ValueError, "params must hold a matrix input_kernel: got nothing. Make them with init_lstm"),
+    ({"params": without("recurrent_kernel", "bias")}, ValueError, "params must hold a matrix recurrent_kernel: got input_kernel (3, 16), "),
+    ({"params": PARAMS | {"bias": jnp.ones(4)}}, ValueError, "bias must have shape (16,) for x of 3 features"),
+    ({"params": PARAMS | {"scale": jnp.ones(16)}}, ValueError, "got scale too. Make them with init_lstm and the same norm and placement"),
+    ({"params": PARAMS | {"bias": jnp.ones(16, int)}}, TypeError, "bias must be floating point: got int32"),
+    ({"placement": "sum"}, ValueError, "got cell_bias, cell_scale, input_scale, recurrent_scale too"),
+    ({"norm": None}, ValueError, "params of lstm with norm=None, placement='ba2016' are input_kernel, recurrent_kernel, bias: got"),
+    ({"placement": "post"}, ValueError, "placement of lstm must be one of 'ba2016', 'sum', 'gate', 'carried_cell': got 'post'"),
+    ({"norm": "group"}, ValueError, "norm must be 'layer', 'rms', 'batch' or None: got 'group'"),
+    ({"norm": "batch", "placement": "sum"}, ValueError, "recurrent batch norm must have placement 'ba2016'"),
+    ({"epsilon": -1.0}, ValueError, "epsilon must be finite and >= 0: got -1.0"),
+    ({"implementation": "cudnn"}, ValueError, "implementation must be None, 'chunked' or 'xla': got 'cudnn'"),
+    ({"lengths": jnp.array([1.0, 2.0])}, TypeError, "lengths must be integers: got float32"),
+    ({"lengths": jnp.array([1, 2, 3])}, ValueError, "lengths must have the shape of the batch, (2,): got (3,)"),
+    ({"lengths": jnp.array([1, 6])}, ValueError, "lengths must lie between 0 and the 5 steps of x: found 6"),
+    ({"lengths": [-1, 2]}, ValueError, "lengths must lie between 0 and the 5 steps of x: found -1"),
+    ({"where": jnp.ones((2, 5))}, TypeError, "where must be boolean: got float32. Cast it first, for example with .astype(bool)"),
+    ({"where": jnp.ones((5, 2), bool)}, ValueError, "where must have the shape of x without its features, (2, 5): got (5, 2)"),
+    ({"segment_ids": jnp.ones((2, 5))}, TypeError, "segment_ids must be integers: got float32"),
+    ({"segment_ids": jnp.ones((2, 4), int)}, ValueError, "segment_ids must have the shape of x without its features, (2, 5): got (2, 4)"),
+    ({"initial": jnp.zeros((2, 4))}, TypeError, "initial must be the pair (h, c)"),
+    ({"initial": (jnp.zeros((2, 4)),)}, TypeError, "initial must be the pair (h, c)"),
+    ({"initial": (jnp.zeros((2, 4)), jnp.zeros((2, 5)))}, ValueError, "initial c must have shape (2, 4): got (2, 5)"),
+    ({"zoneout": 1.5}, ValueError, "zoneout must lie in [0, 1]: got 1.5"),
+    ({"zoneout": (0.1, 0.1, 0.1)}, ValueError, "zoneout must be one rate, or one for each of h, c"),
+    ({"running": {}}, ValueError, "running and return_moments are for norm='batch': got norm='layer'"),
+    ({"return_moments": True}, ValueError, "running and return_moments are for norm='batch'"),
+    ({"norm": "batch", "running": {}}, ValueError, "running must hold Moments of input, recurrent, cell"),
+    ({"longer": "wrap"}, ValueError, "longer must be 'last' or 'raise': got 'wrap'"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[row[2][:50] for row in REFUSED])
+def test_refused(change, error, message):
+    arguments = {"x": X, "params": PARAMS} | change
+    for call in (jn.recurrent.lstm, lambda **kwargs: jax.eval_shape(lambda: jn.recurrent.lstm(**kwargs))):
+        with pytest.raises(error, match=re.escape(message)):
+            call(**arguments)
+
+
+def test_making_parameters_refuses_sizes():
+    for bad in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match=f"features must be a positive integer: got {bad}"):
+            jn.recurrent.init_lstm(jax.random.key(0), 3, bad)
+    with pytest.raises(ValueError, match="projection is for the LSTM"):
+        jn.recurrent.init_gru(jax.random.key(0), 3, 4, projection=2)
+    with pytest.raises(TypeError, match="forget"):
+        jn.recurrent.init_lstm(jax.random.key(0), 3, 4, forget=2)
+
+
+def test_lengths_inside_jit_are_checked_by_checkify():
+    call = checkify.checkify(jax.jit(lambda n: jn.recurrent.lstm(X, PARAMS, lengths=n)[1]), errors=checkify.user_checks)
+    call(jnp.array([1, 5]))[0].throw()
+    with pytest.raises(checkify.JaxRuntimeError, match="lengths must lie between 0 and the 5 steps of x"):
+        call(jnp.array([1, 6]))[0].throw()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+def test_no_sequences_or_no_steps(shape):
+    x = jnp.ones((*shape, FEATURES))
+    (h, c), y = jn.recurrent.lstm(x, PARAMS)
+    assert (h.shape, c.shape, y.shape) == ((shape[0], HIDDEN), (shape[0], HIDDEN), (*shape, HIDDEN))
+    gradient = jax.grad(lambda p: jn.recurrent.lstm(x, p)[1].sum())(PARAMS)
+    assert all(not leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_mask_of_nothing_gives_the_initial_state():
+    initial = (jnp.full((2, HIDDEN), 0.5), jnp.full((2, HIDDEN), -0.5))
+    x = jnp.full((2, 5, FEATURES), jnp.nan)
+    (h, c), y = jn.recurrent.lstm(x, PARAMS, initial=initial, where=jnp.zeros((2, 5), bool))
+    assert (h == initial[0]).all()
+    assert (c == initial[1]).all()
+    assert (y == 0).all()
+    gradient = jax.grad(lambda p: jn.recurrent.lstm(x, p, lengths=jnp.zeros(2, int))[1].sum())(PARAMS)
+    assert all(not leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_broken_sequence_stays_alone(rng):
+    """NaN and Inf in one sequence change no other, in values and in gradients."""
+    x = sequences(rng, 3, 5)
+    for bad in (jnp.nan, jnp.inf):
+        broken = x.at[1, 2].set(bad)
+        y, clean = (jn.recurrent.lstm(value, PARAMS)[1] for value in (broken, x))
+        np.testing.assert_array_equal(y[jnp.array([0, 2])], clean[jnp.array([0, 2])])
+        assert not np.isfinite(y[1, 2:]).all()
+        gx = jax.grad(lambda x: jn.recurrent.lstm(x, PARAMS)[1][jnp.array([0, 2])].sum())(broken)
+        assert np.isfinite(gx[jnp.array([0, 2])]).all()
+
+
+def test_large_offsets_of_the_input_kernel(rng):
+    """Rows of the kernel with a common offset of 1e4: centred before the product, nothing is lost."""
+    case = Case("lstm")
+    x, params = sequences(rng, 3, 4), case.params()
+    shifted = params | {"input_kernel": params["input_kernel"] + 1e4}
+    truth = case.oracle(x, shifted)[1]
+    np.testing.assert_allclose(jn.recurrent.lstm(x, shifted)[1], truth, atol=2e-5)
+
+
+def test_debug_nans_finds_nothing_in_zeros():
+    with jax.debug_nans(True), jax.debug_infs(True):
+        value, _ = jax.value_and_grad(lambda p: jn.recurrent.lstm(jnp.zeros((2, 30, FEATURES)), p)[1].sum())(PARAMS)
+    assert value == 0
