@@ -19,6 +19,7 @@ from jaxnorm.experiments import data as datasets
 from jaxnorm.experiments import report
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
+from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, evaluate, train
 
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
@@ -38,7 +39,10 @@ def without_times(results):
 def test_a_comparison_writes_results_and_curves(tmp_path, capsys):
     assert main([*SMALL, "--norms", "none,batch", "--out", str(tmp_path)]) == 0
     results = report.read(tmp_path)
-    assert [(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]] == [("none", 32, 0), ("batch", 32, 0)]
+    assert [(run["variant"], run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]] == [
+        ("dense", "none", 32, 0),
+        ("dense", "batch", 32, 0),
+    ]
     assert set(results["runs"][0]["epochs"][0]) == {"train_loss", "test_loss", "test_accuracy"}
     assert set(results["runs"][1]["epochs"][0]) == {
         *("train_loss", "test_loss", "test_accuracy"),
@@ -47,7 +51,7 @@ def test_a_comparison_writes_results_and_curves(tmp_path, capsys):
     assert results["runs"][0]["curve"]["step"] == [1, 2]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
-    assert "norm in the dense part" in shown
+    assert "digits, dense, batch 32, 1 epoch, 1 seed" in shown
     assert "batch stats" in shown
 
 
@@ -111,8 +115,8 @@ def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
 
 @pytest.mark.parametrize("norm", CONV)
 def test_every_norm_trains_after_convolutions(norm):
-    data = datasets.load("digits").first(160)
-    found = train(Run(norm, 32, 0, where="conv", epochs=4, learning_rate=3e-3), data)
+    data = datasets.digits().first(160)
+    found = train(Run(norm, 32, 0, variant="conv", epochs=4, learning_rate=3e-3), LeNet(norm, "conv"), data)
     losses = [epoch["train_loss"] for epoch in found["epochs"]]
     assert losses[-1] < 0.8 * losses[0]
 
@@ -135,21 +139,21 @@ def test_pooling_takes_the_largest_of_four(rng):
 
 def test_batch_statistics_are_those_of_the_test_batches():
     """Evaluated in batches of 100, the last one filled up from the start."""
-    data = datasets.load("digits")
+    data = datasets.digits()
     run = Run("batch", 100, 0)
     model = LeNet("batch")
-    variables = model.init(jax.random.key(0), data.test_images[:2], evaluating=True)
+    variables = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)
     found = evaluate(run, model, (variables["params"], variables["batch_stats"], None), data)
-    images = np.concatenate([data.test_images, data.test_images[:40]])
+    images = np.concatenate([data.test_inputs, data.test_inputs[:40]])
     logits = [model.apply(variables, part, evaluating=False, mutable=["batch_stats"])[0] for part in np.split(images, 4)]
     accuracy = (np.concatenate(logits)[:360].argmax(-1) == data.test_labels).mean()
     assert found["batch_test_accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
 def test_digits_are_split_once_and_for_all():
-    data = datasets.load("digits")
-    assert (data.train_images.shape, data.test_images.shape) == ((1437, 20, 20, 1), (360, 20, 20, 1))
-    assert (data.train_images.min(), data.train_images.max()) == (0, 1)
+    data = datasets.digits()
+    assert (data.train_inputs.shape, data.test_inputs.shape) == ((1437, 20, 20, 1), (360, 20, 20, 1))
+    assert (data.train_inputs.min(), data.train_inputs.max()) == (0, 1)
     assert np.bincount(data.test_labels).tolist() == [37, 41, 40, 35, 48, 32, 35, 21, 35, 36]
 
 
@@ -162,14 +166,12 @@ def write_mnist(folder):
 
 def test_mnist_is_read_from_the_folder_or_the_variable(tmp_path, monkeypatch):
     arrays = write_mnist(tmp_path)
-    data = datasets.load("mnist", str(tmp_path))
-    np.testing.assert_allclose(data.train_images[..., 0], arrays["x_train"] / 255, rtol=1e-6)
+    data = datasets.mnist(str(tmp_path))
+    np.testing.assert_allclose(data.train_inputs[..., 0], arrays["x_train"] / 255, rtol=1e-6)
     np.testing.assert_array_equal(data.test_labels, np.arange(20) % 10)
     monkeypatch.setenv("JAXNORM_DATA", str(tmp_path))
-    np.testing.assert_array_equal(datasets.load("mnist").test_images, data.test_images)
-    assert (
-        main(["compare", "--data", "mnist", "--norms", "none", "--batch-sizes", "32", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
-    )
+    np.testing.assert_array_equal(datasets.mnist().test_inputs, data.test_inputs)
+    assert main(["compare", "mnist", "--norms", "none", "--batch-sizes", "32", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
 
 
 def test_without_a_network_mnist_says_what_to_do(monkeypatch, capsys, tmp_path):
@@ -178,14 +180,14 @@ def test_without_a_network_mnist_says_what_to_do(monkeypatch, capsys, tmp_path):
 
     monkeypatch.delenv("JAXNORM_DATA", raising=False)
     monkeypatch.setattr("sklearn.datasets.fetch_openml", offline)
-    assert main(["compare", "--data", "mnist", "--out", str(tmp_path)]) == 1
+    assert main(["compare", "mnist", "--out", str(tmp_path)]) == 1
     message = capsys.readouterr().err
     assert message.startswith("jaxnorm: MNIST is not on this machine and could not be fetched (no network): download mnist.npz")
     assert message.count("\n") == 1
 
 
 def table_of(runs, width=80):
-    settings = {"data": "digits", "where": "conv", "epochs": 1, "seeds": 2, "norms": ["switchable"]}
+    settings = {"data": "digits", "variants": ["conv"], "batch_sizes": [128, 8], "epochs": 1, "seeds": 2, "norms": ["switchable"]}
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(report.table({"settings": settings, "runs": runs}))
     return console.export_text()
@@ -193,7 +195,10 @@ def table_of(runs, width=80):
 
 def fake_runs(**changes):
     epoch = {"train_loss": 0.01, "test_loss": 0.1, "test_accuracy": 0.98, "batch_test_accuracy": 0.97} | changes
-    return [{"norm": "switchable", "batch_size": 128, "seed": s, "epochs": [epoch], "steps_per_second": 1234.5} for s in (0, 1)]
+    return [
+        {"variant": "conv", "norm": "switchable", "batch_size": 128, "seed": s, "epochs": [epoch], "steps_per_second": 1234.5}
+        for s in (0, 1)
+    ]
 
 
 def test_divergence_is_shown_and_valid_json(tmp_path):
@@ -209,3 +214,60 @@ def test_the_table_fits_a_terminal_of_80_columns():
     assert "…" not in shown
     assert "0.010±0.000" in shown
     assert "98.0±0.0" in shown
+
+
+READERS = [
+    *(("lstm-rows", norm) for norm in ("none", "layer", "rms", "batch")),
+    *(("gru-rows", "batch"), ("rnn-rows", "batch"), ("gru-pixels", "layer"), ("rnn-pixels", "none")),
+]
+
+
+@pytest.mark.parametrize(("variant", "norm"), READERS)
+def test_every_cell_learns_to_read(variant, norm):
+    """Rows of eight and single pixels, each norm; the running statistics of every step are those that were seen."""
+    task = TASKS["sequential"]
+    data = task.load(None).first(128)
+    found = train(Run(norm, 64, 0, variant, epochs=4, learning_rate=1e-2, momentum=0.5), task.model(norm, variant, 0.5), data)
+    losses = [epoch["train_loss"] for epoch in found["epochs"]]
+    assert losses[-1] < losses[0]
+    assert ("batch_test_accuracy" in found["epochs"][0]) == (norm == "batch")
+
+
+def write_imdb(folder, lengths=(3, 250, 7, 1), labels=(0, 1, 1, 0), **change):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part in ("train", "test"):
+        arrays[f"x_{part}"] = rng.integers(1, 30_000, sum(lengths)).astype(np.uint32)
+        arrays[f"len_{part}"], arrays[f"y_{part}"] = np.array(lengths, np.uint16), np.array(labels, np.uint8)
+    np.savez(folder / "imdb.npz", **(arrays | change))
+    return arrays
+
+
+def test_reviews_are_cut_padded_and_known_by_their_common_words(tmp_path):
+    arrays = write_imdb(tmp_path)
+    tokens = datasets.imdb(str(tmp_path)).train_inputs
+    assert (tokens.shape, tokens.dtype) == ((4, 200), np.int32)
+    assert (tokens > 0).sum(1).tolist() == [3, 200, 7, 1]
+    words = arrays["x_train"].astype(np.int64)
+    words[words >= 20_000] = 2
+    np.testing.assert_array_equal(tokens[1], words[3:203])
+    np.testing.assert_array_equal(tokens[2, :7], words[253:260])
+    assert tokens[3, 0] == words[260]
+
+
+def test_reviews_train_and_resume(tmp_path, capsys):
+    write_imdb(tmp_path)
+    arguments = ["compare", "imdb", "--data-dir", str(tmp_path), "--epochs", "1", "--batch-sizes", "2", "--out", str(tmp_path / "o")]
+    assert main(arguments) == 0
+    assert [run["norm"] for run in report.read(tmp_path / "o")["runs"]] == ["none", "layer"]
+    assert "imdb, lstm, batch 2, 1 epoch, 1 seed" in capsys.readouterr().out
+    assert main([*arguments, "--resume"]) == 0
+
+
+def test_what_is_wrong_with_reviews_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("JAXNORM_DATA", raising=False)
+    assert main(["compare", "imdb", "--out", str(tmp_path)]) == 1
+    assert "imdb needs its file: pass --data-dir the folder that holds imdb.npz, or set JAXNORM_DATA" in capsys.readouterr().err
+    write_imdb(tmp_path, len_train=np.array([1, 2, 3, 4], np.uint16))
+    assert main(["compare", "imdb", "--data-dir", str(tmp_path), "--out", str(tmp_path)]) == 1
+    assert "must hold as many words in x_train as len_train adds up to: got (261,), (4,)" in capsys.readouterr().err

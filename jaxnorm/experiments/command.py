@@ -9,11 +9,9 @@ from rich.console import Console
 
 from jaxnorm.experiments import report
 from jaxnorm.experiments.compare import Settings, compare
-from jaxnorm.experiments.data import LOADERS, VARIABLE, DataError
-from jaxnorm.experiments.models import PLACES
+from jaxnorm.experiments.data import VARIABLE, DataError
 from jaxnorm.experiments.picture import draw
-
-EPOCHS = {"digits": 20, "mnist": 5}
+from jaxnorm.experiments.tasks import TASKS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,43 +41,51 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
-        description="Trains the same LeNet once per norm, batch size and seed, and shows which normalization helps where.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description="Trains the same network once per norm, variant, batch size and seed, and shows which normalization helps where.\n\n"
+        + "\n".join(f"  {name:<12}{task.summary}" for name, task in TASKS.items()),
+        epilog="Defaults by task:\n" + "\n".join(f"  {name:<12}{_told(task.defaults)}" for name, task in TASKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     ).add_argument
-    add("--data", default="digits", type=_one_of("data set", LOADERS), metavar="NAME", help=f"data set: {', '.join(LOADERS)}")
-    add("--data-dir", metavar="DIR", help=f"folder with mnist.npz; without it ${VARIABLE}, then scikit-learn's download")
-    add("--where", default="dense", type=_one_of("place", PLACES), metavar="PART", help="part of the network with norms: dense or conv")
-    add("--norms", metavar="NAMES", default="none,batch,layer", type=_names, help=f"comma-separated, of {', '.join(PLACES['conv'])}")
-    add("--batch-sizes", metavar="SIZES", default="128,8", type=_sizes, help="comma-separated")
-    add("--seeds", metavar="N", default=3, type=_positive(int), help="number of seeds, from 0")
-    add("--epochs", metavar="N", type=_positive(int), help=f"{', '.join(f'{n} for {name}' for name, n in EPOCHS.items())}")
-    add("--learning-rate", metavar="RATE", default=1e-3, type=_positive(float), help="of Adam")
-    add("--momentum", metavar="M", default=0.99, type=_momentum, help="weight of the old value in batch norm's running average")
+    add("data", nargs="?", default="digits", type=_one_of("task", TASKS), metavar="TASK", help=f"{', '.join(TASKS)}; digits by default")
+    add("--data-dir", metavar="DIR", help=f"folder of data files (mnist.npz, imdb.npz); without it ${VARIABLE}, then a download of MNIST")
+    add("--variants", metavar="NAMES", type=_names, help="comma-separated: dense, conv; lstm-rows, gru-pixels, ...; lstm, gru, rnn")
+    add("--norms", metavar="NAMES", type=_names, help="comma-separated: none, batch, layer, rms, group, instance, switchable")
+    add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
+    add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
+    add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")
+    add("--learning-rate", metavar="RATE", default=1e-3, type=_positive(float), help="of Adam; 1e-3 by default")
+    add("--momentum", metavar="M", type=_momentum, help="weight of the old value in batch norm's running average")
     add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
-    add("--out", metavar="DIR", default=Path("runs/compare"), type=Path, help="folder for results.json and curves.png")
+    add(
+        "--out",
+        metavar="DIR",
+        default=Path("runs/compare"),
+        type=Path,
+        help="folder for results.json and curves.png; runs/compare by default",
+    )
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
     axes = commands.add_parser("axes", help="draw which elements each norm pools", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=Path, help="the picture")
     return parser
 
 
+def _told(defaults) -> str:
+    return ", ".join(f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in defaults.items())
+
+
 def _settings(options: argparse.Namespace) -> Settings:
-    known = PLACES[options.where]
-    for norm in options.norms:
+    task = TASKS[options.data]
+    chosen = {name: default if getattr(options, name) is None else getattr(options, name) for name, default in task.defaults.items()}
+    for variant in chosen["variants"]:
+        if variant not in task.variants:
+            _parser().error(f"unknown variant {variant!r} of {options.data}: choose from {', '.join(task.variants)}.")
+    known = {norm: None for variant in chosen["variants"] for norm in task.variants[variant]}
+    for norm in chosen["norms"]:
         if norm not in known:
-            hint = " It needs images: pass --where conv." if norm in PLACES["conv"] else ""
-            _parser().error(f"unknown norm {norm!r} for the {options.where} part: choose from {', '.join(known)}.{hint}")
-    return Settings(
-        data=options.data,
-        norms=options.norms,
-        where=options.where,
-        batch_sizes=options.batch_sizes,
-        seeds=options.seeds,
-        epochs=options.epochs or EPOCHS[options.data],
-        learning_rate=options.learning_rate,
-        momentum=options.momentum,
-        train_examples=options.train_examples,
-    )
+            other = [variant for variant, norms in task.variants.items() if norm in norms]
+            hint = f" {norm} is for --variants {','.join(other)}." if other else ""
+            _parser().error(f"unknown norm {norm!r} for {', '.join(chosen['variants'])}: choose from {', '.join(known)}.{hint}")
+    return Settings(data=options.data, learning_rate=options.learning_rate, train_examples=options.train_examples, **chosen)
 
 
 def _one_of(what: str, known):
@@ -94,7 +100,7 @@ def _one_of(what: str, known):
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names:
-        raise argparse.ArgumentTypeError(f"norms must be names with commas between them: got {text!r}.")
+        raise argparse.ArgumentTypeError(f"must be names with commas between them: got {text!r}.")
     return names
 
 

@@ -2,14 +2,17 @@
 
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxnorm.experiments import report
-from jaxnorm.experiments.data import load
+from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
+
+KEY = ("variant", "norm", "batch_size", "seed")  # what tells runs of one comparison apart
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,8 @@ class Settings:
     """What is compared. The numbers depend on all of it; the order of the lists is that of the runs."""
 
     data: str
+    variants: tuple[str, ...]
     norms: tuple[str, ...]
-    where: str
     batch_sizes: tuple[int, ...]
     seeds: int
     epochs: int
@@ -27,9 +30,10 @@ class Settings:
     train_examples: int | None = None
 
     def runs(self) -> list[Run]:
-        """Seed by seed, so that an interrupted comparison has all norms."""
-        rest = (self.where, self.epochs, self.learning_rate, self.momentum)
-        return [Run(norm, batch_size, seed, *rest) for seed in range(self.seeds) for batch_size in self.batch_sizes for norm in self.norms]
+        """Seed by seed, so that an interrupted comparison has all norms; a variant has the norms that it takes."""
+        known, rest = TASKS[self.data].variants, (self.epochs, self.learning_rate, self.momentum)
+        choices = product(range(self.seeds), self.variants, self.batch_sizes, self.norms)
+        return [Run(norm, size, seed, variant, *rest) for seed, variant, size, norm in choices if norm in known[variant]]
 
 
 def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
@@ -40,23 +44,25 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
       ResultsError: there is nothing to resume, or it was made with other settings.
       KeyboardInterrupt: after a word on how to go on.
     """
-    data = load(settings.data, data_dir).first(settings.train_examples)
-    if max(settings.batch_sizes) > len(data.train_images):
-        raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_images)} training examples.")
+    task = TASKS[settings.data]
+    data = task.load(data_dir).first(settings.train_examples)
+    if max(settings.batch_sizes) > len(data.train_inputs):
+        raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_inputs)} training examples.")
     results = _start(settings, out, console, resume)
-    finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}
+    finished = {tuple(run[name] for name in KEY) for run in results["runs"]}
     todo = [run for run in settings.runs() if run.key not in finished]
     report.write(out, results)
     try:
         with _progress(console) as progress:
             overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
             for run in todo:
-                name = f"{run.norm}, batch {run.batch_size}, seed {run.seed}"
-                task = progress.add_task(name, total=None)
-                found = train(run, data, partial(_show, progress, task))
-                results["runs"].append({"norm": run.norm, "batch_size": run.batch_size, "seed": run.seed, **found})
+                name = f"{run.variant}, {run.norm}, batch {run.batch_size}, seed {run.seed}"
+                shown = progress.add_task(name, total=None)
+                model = task.model(run.norm, run.variant, run.momentum)
+                found = train(run, model, data, partial(_show, progress, shown))
+                results["runs"].append(dict(zip(KEY, run.key, strict=True)) | found)
                 report.write(out, results)
-                progress.remove_task(task)
+                progress.remove_task(shown)
                 progress.advance(overall)
                 if not console.is_terminal:
                     last = found["epochs"][-1]

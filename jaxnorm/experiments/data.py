@@ -1,4 +1,4 @@
-"""Data sets: scikit-learn's handwritten digits (embedded) and MNIST."""
+"""Data sets: scikit-learn's handwritten digits (embedded), MNIST, and film reviews of IMDB."""
 
 import os
 import warnings
@@ -17,32 +17,22 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images ``(n, height, width, 1)`` float32 in [0, 1] and labels ``(n,)`` int32 in 0..9."""
+    """Inputs and labels ``(n,)`` int32. Images are ``(n, height, width, 1)`` float32 in [0, 1], texts ``(n, words)`` int32."""
 
     name: str
-    train_images: np.ndarray
+    train_inputs: np.ndarray
     train_labels: np.ndarray
-    test_images: np.ndarray
+    test_inputs: np.ndarray
     test_labels: np.ndarray
 
     def first(self, count: int | None) -> "Dataset":
         """The same with only ``count`` training examples."""
-        return Dataset(self.name, self.train_images[:count], self.train_labels[:count], self.test_images, self.test_labels)
+        return Dataset(self.name, self.train_inputs[:count], self.train_labels[:count], self.test_inputs, self.test_labels)
 
 
-def load(name: str, folder: str | None = None) -> Dataset:
-    """The data set of that name.
-
-    Args:
-      name: one of :data:`LOADERS`.
-      folder: where data files are; the environment variable ``JAXNORM_DATA`` by default.
-
-    Raises:
-      DataError: unknown name, missing or unreadable file, no network.
-    """
-    if name not in LOADERS:
-        raise DataError(f"unknown data set {name!r}: choose from {', '.join(LOADERS)}.")
-    return LOADERS[name](folder or os.environ.get(VARIABLE))
+def folder_of(folder: str | None) -> str | None:
+    """Where data files are: as given, or as the environment variable ``JAXNORM_DATA`` says."""
+    return folder or os.environ.get(VARIABLE)
 
 
 def digits(folder: str | None = None) -> Dataset:
@@ -52,13 +42,20 @@ def digits(folder: str | None = None) -> Dataset:
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8).repeat(2, 1).repeat(2, 2) / 16
     images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-    order = np.random.default_rng(0).permutation(len(images))
-    test = np.arange(len(images)) % 5 == 0
-    return _dataset("digits", images[order], labels[order], test)
+    return _shuffled("digits", images, labels)
+
+
+def small_digits(folder: str | None = None) -> Dataset:
+    """The same digits and split as they are, 8 x 8 pixels."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return _shuffled("digits", images.reshape(-1, 8, 8) / 16, labels)
 
 
 def mnist(folder: str | None = None) -> Dataset:
     """60,000 + 10,000 digits of 28 x 28 pixels, from ``mnist.npz`` in ``folder`` or fetched by scikit-learn."""
+    folder = folder_of(folder)
     if folder is None:
         images, labels = _fetch_mnist()
         test = np.arange(len(images)) >= 60_000
@@ -72,7 +69,41 @@ def mnist(folder: str | None = None) -> Dataset:
     return _dataset("mnist", images.reshape(-1, 28, 28) / 255, labels, test)
 
 
-LOADERS = {"digits": digits, "mnist": mnist}
+WORDS, LENGTH = 20_000, 200  # of the vocabulary; of a review, the rest of which is cut off
+OTHER = 2  # stands for rarer words
+
+
+def imdb(folder: str | None = None) -> Dataset:
+    """25,000 + 25,000 film reviews (Maas et al. 2011), ``imdb.npz`` in ``folder``.
+
+    The file holds the words of all reviews one after the other, ``x_train`` and ``x_test``, in Keras' numbering (1 is the
+    start, 2 an unknown word), how many each has, ``len_*``, and labels ``y_*``.
+    """
+    folder = folder_of(folder)
+    if folder is None:
+        raise DataError(f"imdb needs its file: pass --data-dir the folder that holds imdb.npz, or set {VARIABLE}.")
+    path, parts = Path(folder) / "imdb.npz", {}
+    arrays = _read_npz(path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len", "y")))
+    for part in ("train", "test"):
+        words, lengths, labels = (arrays[f"{kind}_{part}"] for kind in ("x", "len", "y"))
+        if words.ndim != 1 or lengths.shape != labels.shape or lengths.sum(dtype=np.int64) != len(words):
+            raise DataError(f"{path} must hold as many words in x_{part} as len_{part} adds up to: got {words.shape}, {lengths.shape}.")
+        parts[part] = _padded(words, lengths), labels.astype(np.int32)
+    return Dataset("imdb", *parts["train"], *parts["test"])
+
+
+def _padded(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The first words of each review, filled up with 0."""
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    at = starts[:, None] + np.arange(LENGTH)
+    tokens = words[np.minimum(at, len(words) - 1)].astype(np.int32)
+    tokens[tokens >= WORDS] = OTHER
+    return np.where(np.arange(LENGTH) < lengths[:, None], tokens, 0).astype(np.int32)
+
+
+def _shuffled(name: str, images: np.ndarray, labels: np.ndarray) -> Dataset:
+    order = np.random.default_rng(0).permutation(len(images))
+    return _dataset(name, images[order], labels[order], np.arange(len(images)) % 5 == 0)
 
 
 def _dataset(name: str, images: np.ndarray, labels: np.ndarray, test: np.ndarray) -> Dataset:
@@ -82,12 +113,12 @@ def _dataset(name: str, images: np.ndarray, labels: np.ndarray, test: np.ndarray
 
 def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise DataError(f"there is no file {path}: put {path.name} (Keras format) there, or pass --data-dir the folder that holds it.")
+        raise DataError(f"there is no file {path}: put {path.name} there, or pass --data-dir the folder that holds it.")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in names}
     except KeyError as error:
-        raise DataError(f"{path} must hold the arrays {', '.join(names)}: {error.args[0]}. Is it the Keras-format file?") from None
+        raise DataError(f"{path} must hold the arrays {', '.join(names)}: {error.args[0]}. Is it another file of that name?") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as an .npz file ({error}): download it again.") from None
 

@@ -33,11 +33,11 @@ RUNNING = ("batch", "switchable")  # norms that keep running statistics
 class LeNet(nn.Module):
     """conv 6@5x5 - pool - conv 16@5x5 - pool - dense 120 - dense 84 - dense 10, tanh after each but the last.
 
-    ``norm`` stands before the tanh of the layers named by ``where`` ("dense" or "conv").
+    ``norm`` stands before the tanh of the layers named by ``variant`` ("dense" or "conv").
     """
 
     norm: str = "none"
-    where: str = "dense"
+    variant: str = "dense"
     momentum: float = 0.99
 
     @nn.compact
@@ -52,7 +52,7 @@ class LeNet(nn.Module):
         return nn.Dense(10)(x)
 
     def _activate(self, evaluating: bool, place: str, x: jax.Array) -> jax.Array:
-        make = PLACES[place][self.norm] if place == self.where else None
+        make = PLACES[place][self.norm] if place == self.variant else None
         return nn.tanh(x if make is None else make(evaluating, self.momentum)(x))
 
 

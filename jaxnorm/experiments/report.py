@@ -73,35 +73,52 @@ def keep_earlier(folder: Path) -> Path | None:
 
 
 def table(results: dict) -> Table:
-    """One row per batch size and norm: mean ± standard deviation over the seeds, after the last epoch."""
+    """One row per variant, batch size and norm: mean ± standard deviation over the seeds, after the last epoch."""
     settings = results["settings"]
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     result = Table(
-        title=f"{settings['data']}, norm in the {settings['where']} part, {settings['epochs']} epochs, {seeds}",
+        title=f"{described(settings)}, {settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}, {seeds}",
         caption="accuracy with running statistics, and with those of test batches as large as in training",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for name in ("batch", "norm", "train loss", "test loss", "accuracy %", "batch stats", "steps/s"):
-        result.add_column(name, justify="left" if name == "norm" else "right", no_wrap=True)
-    for (batch_size, norm), runs in groups(results["runs"]).items():
-        result.add_row(str(batch_size), norm, *_cells(runs), end_section=norm == settings["norms"][-1])
+    for name in (*shown_keys(settings, ("variant", "batch", "norm")), "train loss", "test loss", "accuracy %", "batch stats", "steps/s"):
+        result.add_column(name, justify="left" if name in ("variant", "norm") else "right", no_wrap=True)
+    for key, runs in groups(results["runs"]).items():
+        result.add_row(*shown_keys(settings, map(str, key)), *_cells(runs), end_section=key[-1] == settings["norms"][-1])
     return result
 
 
+def shown_keys(settings: dict, key: Iterable[str]) -> list[str]:
+    """Of variant, batch size and norm what rows differ in; the norm always."""
+    differ = (len(settings["variants"]) > 1, len(settings["batch_sizes"]) > 1, True)
+    return [part for part, differs in zip(key, differ, strict=True) if differs]
+
+
+def described(settings: dict) -> str:
+    """The task, and what all runs share of it."""
+    single = [
+        f"{word}{values[0]}" for word, values in (("", settings["variants"]), ("batch ", settings["batch_sizes"])) if len(values) == 1
+    ]
+    return ", ".join([settings["data"], *single])
+
+
 def markdown(results: dict) -> str:
-    """The same rows for a page, without the speeds."""
-    head = "| batch size | norm | training loss | test loss | accuracy % | with batch statistics |\n|---|---|---|---|---|---|"
-    rows = [f"| {size} | {norm} | {' | '.join(_cells(runs)[:-1])} |" for (size, norm), runs in groups(results["runs"]).items()]
-    return "\n".join([head, *rows])
+    """The same rows for a page, without the speeds and without what all rows share."""
+    settings = results["settings"]
+    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), "training loss", "test loss", "accuracy %", "with batch statistics"]
+    rows = [[*shown_keys(settings, map(str, key)), *_cells(runs)[:-1]] for key, runs in groups(results["runs"]).items()]
+    if not any(row[-1] for row in rows):
+        titles, rows = titles[:-1], [row[:-1] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" if row else "|" + "---|" * len(titles) for row in (titles, [], *rows))
 
 
-def groups(runs: Iterable[dict]) -> dict[tuple[int, str], list[dict]]:
-    """The runs of all seeds by batch size and norm, in the order in which they were made."""
-    result: dict[tuple[int, str], list[dict]] = {}
+def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
+    """The runs of all seeds by variant, batch size and norm, in the order in which they were made."""
+    result: dict[tuple[str, int, str], list[dict]] = {}
     for run in runs:
-        result.setdefault((run["batch_size"], run["norm"]), []).append(run)
-    return dict(sorted(result.items(), key=lambda item: -item[0][0]))
+        result.setdefault((run["variant"], run["batch_size"], run["norm"]), []).append(run)
+    return result
 
 
 def _cells(runs: list[dict]) -> list[str]:
@@ -131,11 +148,12 @@ def plot(folder: Path, results: dict) -> Path:
     from matplotlib import pyplot as plt
 
     settings, grouped = results["settings"], groups(results["runs"])
-    sizes = list(dict.fromkeys(size for size, _ in grouped))
-    figure, axes = plt.subplots(2, len(sizes), figsize=(5.2 * len(sizes), 7), squeeze=False, layout="constrained", sharey="row")
+    columns = list(dict.fromkeys(key[:2] for key in grouped))
+    width = 5.2 if len(columns) < 4 else 3.4
+    figure, axes = plt.subplots(2, len(columns), figsize=(width * len(columns), 7), squeeze=False, layout="constrained", sharey="row")
     colors = {norm: f"C{i}" for i, norm in enumerate(settings["norms"])}
-    for (size, norm), runs in grouped.items():
-        above, below = axes[:, sizes.index(size)]
+    for (variant, size, norm), runs in grouped.items():
+        above, below = axes[:, columns.index((variant, size))]
         loss = np.array([run["curve"]["loss"] for run in runs], float)
         _band(above, runs[0]["curve"]["step"], loss, colors[norm], norm)
         epochs = np.arange(1, len(runs[0]["epochs"]) + 1)
@@ -144,13 +162,17 @@ def plot(folder: Path, results: dict) -> Path:
                 values = np.array([[epoch[name] for epoch in run["epochs"]] for run in runs], float)
                 label = norm if name == "test_accuracy" else f"{norm}, batch statistics"
                 _band(below, epochs, 100 * values, colors[norm], label, style)
-    for size, (above, below) in zip(sizes, axes.T, strict=True):
-        above.set(title=f"batch size {size}", xlabel="step", ylabel="training loss", yscale="log")
-        below.set(xlabel="epoch", ylabel="test accuracy (%)")
+    several = len(settings["variants"]) > 1
+    for (variant, size), (above, below) in zip(columns, axes.T, strict=True):
+        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="step", yscale="log")
+        below.set(xlabel="epoch")
         below.xaxis.get_major_locator().set_params(integer=True)
+    axes[0, 0].set_ylabel("training loss")
+    axes[1, 0].set_ylabel("test accuracy (%)")
     axes[0, 0].legend()
     axes[1, 0].legend()
-    figure.suptitle(f"LeNet on {settings['data']}, norm in the {settings['where']} part ({settings['seeds']} seeds, mean and range)")
+    seeds = f"{settings['seeds']} seeds, mean and range" if settings["seeds"] > 1 else "1 seed"
+    figure.suptitle(f"{described(settings)} ({seeds})")
     path = folder / CURVES
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -55,8 +55,9 @@ class Start:
 
 
 def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> jax.Array:
-    keys = jax.random.split(key, blocks)
-    return jnp.concatenate([draw(k, (shape[0], shape[1] // blocks), dtype) for k in keys], -1)
+    rows, features = shape[0], shape[1] // blocks
+    drawn = jax.vmap(lambda k: draw(k, (rows, features), dtype))(jax.random.split(key, blocks))
+    return drawn.transpose(1, 0, 2).reshape(shape)
 
 
 def initialize(

@@ -1,0 +1,84 @@
+"""Recurrent classifiers: images read row by row or pixel by pixel, and text."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxnorm import linen as jn
+from jaxnorm import recurrent
+from jaxnorm.moments import Moments
+from jaxnorm.running import ema
+
+LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
+NORMS = {"none": None, "layer": "layer", "rms": "rms", "batch": "batch"}
+READ = {"rows": lambda images: images.reshape(*images.shape[:-1]), "pixels": lambda images: images.reshape(len(images), -1, 1)}
+
+
+class Reader(nn.Module):
+    """A recurrent layer and its state after the last step, h."""
+
+    cell: str
+    norm: str
+    features: int
+    momentum: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array | None, *, evaluating: bool) -> jax.Array:
+        if self.norm == "batch":
+            return self._batch_normalized(x, mask, evaluating)
+        layer = LAYERS[self.cell](self.features, norm=NORMS[self.norm], return_carry=True)
+        carry, _ = layer(x, mask=mask)
+        return carry[1] if self.cell == "lstm" else carry
+
+    def _batch_normalized(self, x: jax.Array, mask, evaluating: bool) -> jax.Array:
+        """Recurrent batch norm: running statistics of each step are this module's state."""
+        network, make = getattr(recurrent, self.cell), getattr(recurrent, f"init_{self.cell}")
+        params = self.param("cell", lambda key: make(key, x.shape[-1], self.features, norm="batch"))
+        packed = params["recurrent_kernel"].shape[1]
+        widths = {"input": packed, "recurrent": packed} | ({"cell": self.features} if self.cell == "lstm" else {})
+        running = {name: self.variable("batch_stats", name, unseen, x.shape[1], width) for name, width in widths.items()}
+        if evaluating:
+            state, _ = network(x, params, norm="batch", where=mask, running={name: value.value for name, value in running.items()})
+        else:
+            state, _, found = network(x, params, norm="batch", where=mask, return_moments=True)
+            for name, value in running.items():
+                value.value = ema(value.value, found[name], momentum=self.momentum)
+        return state[0] if self.cell == "lstm" else state
+
+
+def unseen(steps: int, features: int) -> Moments:
+    """Running statistics of steps that no batch has had yet."""
+    return Moments(jnp.zeros((steps, features)), jnp.zeros((steps, features)), jnp.ones((steps, features)))
+
+
+class ImageReader(nn.Module):
+    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as ``lstm-rows``."""
+
+    norm: str = "none"
+    variant: str = "lstm-rows"
+    momentum: float = 0.9
+    features: int = 64
+
+    @nn.compact
+    def __call__(self, images: jax.Array, *, evaluating: bool) -> jax.Array:
+        cell, way = self.variant.split("-")
+        h = Reader(cell, self.norm, self.features, self.momentum)(READ[way](images), None, evaluating=evaluating)
+        return nn.Dense(10)(h)
+
+
+class TextReader(nn.Module):
+    """Embedding(100), a recurrent layer of 128, one logit; tokens 0 are padding, which is not read."""
+
+    norm: str = "none"
+    variant: str = "lstm"
+    momentum: float = 0.9
+    words: int = 20_000
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, *, evaluating: bool) -> jax.Array:
+        x = nn.Embed(self.words, 100)(tokens)
+        h = Reader(self.variant, self.norm, 128, self.momentum)(x, tokens > 0, evaluating=evaluating)
+        logit = nn.Dense(1)(h)
+        return jnp.concatenate([jnp.zeros_like(logit), logit], -1)  # the softmax of these is the sigmoid of the logit
