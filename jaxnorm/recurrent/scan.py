@@ -11,6 +11,7 @@ sums of weight gradients: those are products of whole chunks after it. A chunk i
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,10 @@ from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
 CHUNK_BYTES = 8 << 20  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
+
+
+_LAX: Any = lax  # whose name for it changed with JAX 0.9
+VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
 
 
 def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
@@ -39,6 +44,7 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
       state: ``(batch, features)`` each.
       implementation: ``"xla"`` leaves the derivative to JAX, anything else is the chunked one.
     """
+    weights, x, state = _varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
     if implementation == "xla":
         step = partial(advance, cell, weights)
@@ -47,10 +53,33 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
         return state, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), state)
     length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
     chunks = partial(jax.tree.map, partial(_chunks, length))
-    histories = _scan(cell, weights, chunks(x), chunks(steps), state)
+
+    def chunk(state, xs):
+        states = _chunk(cell, weights, *xs, state)
+        return jax.tree.map(lambda h: h[-1], states), states
+
+    _, histories = lax.scan(chunk, state, (chunks(x), chunks(steps)))
     # Steps that fill up the last chunk come after all others: they are cut off, and nothing depends on them.
     histories = jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], histories)
     return jax.tree.map(lambda h: h[-1], histories), histories
+
+
+def _varying_alike(values, steps: Steps):
+    """In shard_map, arrays that differ between devices wherever any does: a carry must, weights have one sum of gradients."""
+    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves((values, steps))))
+
+    def vary(leaf: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _varying_axes(leaf)))
+        if not missing:
+            return leaf
+        return VARY(leaf, missing)
+
+    return jax.tree.map(vary, values)
+
+
+def _varying_axes(leaf: jax.Array) -> frozenset[str]:
+    kind: Any = jax.typeof(leaf)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # the former until JAX 0.8
 
 
 def _chunks(length: int, values: jax.Array) -> jax.Array:
@@ -91,26 +120,21 @@ def with_idle(steps: Steps, x: jax.Array) -> Steps:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _scan(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
-    """The states after all steps; x and steps are ``(chunks, length, ...)``."""
-
-    def chunk(state, xs):
-        xg, steps = cell.inputs(weights, *xs), xs[1]
-        return lax.scan(lambda s, xs: (advance(cell, weights, *xs, s),) * 2, state, (xg, steps))
-
-    return lax.scan(chunk, state, (x, steps))[1]
+def _chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
+    """The states after each of the steps of a chunk."""
+    xg = cell.inputs(weights, x, steps)
+    return lax.scan(lambda s, xs: (advance(cell, weights, *xs, s),) * 2, state, (xg, steps))[1]
 
 
-@_scan.defjvp
-def _scan_jvp(cell, primals, tangents):
+@_chunk.defjvp
+def _chunk_jvp(cell, primals, tangents):
     weights, x, steps, state = primals
     dweights, dx, _, dstate = tangents
-    histories = _scan(cell, weights, x, steps, state)
-    starts = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1, -1]]), state, histories)
+    states = _chunk(cell, weights, x, steps, state)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
-    def chunk(weights, dweights, dstate, x, steps, start, states, dx):
-        push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, start, states))
+    def tangent(weights, dweights, x, dx, steps, state, dstate, states):
+        push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
 
         def step(d, xs):
             push, ds, steps = xs
@@ -119,12 +143,12 @@ def _scan_jvp(cell, primals, tangents):
             d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
             return d, d
 
-        return lax.scan(step, dstate, (push, ds, steps))
+        # Linear, and so its own tangent anywhere. Said by jvp, which tells scan which of its arguments are tangents:
+        # before 0.10 JAX cannot transpose it otherwise.
+        linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]  # noqa: E731
+        return jax.jvp(linear, (state, states), (dstate, ds))[1]
 
-    def tangent(dstate, xs):
-        return chunk(weights, dweights, dstate, *xs)
-
-    return histories, lax.scan(tangent, dstate, (x, steps, starts, histories, dx))[1]
+    return states, tangent(weights, dweights, x, dx, steps, state, dstate, states)
 
 
 def before(steps: Steps, start: State, histories: State) -> State:
