@@ -216,10 +216,7 @@ def test_the_table_fits_a_terminal_of_80_columns():
     assert "98.0±0.0" in shown
 
 
-READERS = [
-    *(("lstm-rows", norm) for norm in ("none", "layer", "rms", "batch")),
-    *(("gru-rows", "batch"), ("rnn-rows", "batch"), ("gru-pixels", "layer"), ("rnn-pixels", "none")),
-]
+READERS = [("lstm-rows", "none"), ("lstm-rows", "batch"), ("rnn-rows", "batch"), ("gru-pixels", "layer-0.3")]
 
 
 @pytest.mark.parametrize(("variant", "norm"), READERS)
@@ -259,7 +256,7 @@ def test_reviews_train_and_resume(tmp_path, capsys):
     write_imdb(tmp_path)
     arguments = ["compare", "imdb", "--data-dir", str(tmp_path), "--epochs", "1", "--batch-sizes", "2", "--out", str(tmp_path / "o")]
     assert main(arguments) == 0
-    assert [run["norm"] for run in report.read(tmp_path / "o")["runs"]] == ["none", "layer"]
+    assert [run["norm"] for run in report.read(tmp_path / "o")["runs"]] == ["none", "layer", "layer-0.3"]
     assert "imdb, lstm, batch 2, 1 epoch, 1 seed" in capsys.readouterr().out
     assert main([*arguments, "--resume"]) == 0
 

@@ -138,7 +138,11 @@ COMMANDS = [
     (["compare", "--norms", "instance"], 2, "choose from none, batch, layer, rms, group. instance is for --variants conv."),
     (["compare", "cifar"], 2, "unknown task 'cifar': choose from digits, mnist, sequential, imdb."),
     (["compare", "--variants", "late"], 2, "unknown variant 'late' of digits: choose from dense, conv."),
-    (["compare", "sequential", "--norms", "group"], 2, "'group' for lstm-rows, gru-rows, rnn-rows: choose from none, layer, rms, batch."),
+    (
+        ["compare", "sequential", "--norms", "group"],
+        2,
+        "'group' for lstm-rows, gru-rows, rnn-rows: choose from none, layer, layer-0.3, rms, batch.",
+    ),
     (["compare", "--norms", "none,,batch"], 2, "must be names with commas between them: got 'none,,batch'."),
     (["compare", "--batch-sizes", "8,x"], 2, "must be an integer: got 'x'."),
     (["compare", "--batch-sizes", "0"], 2, "must be positive and finite: got 0."),

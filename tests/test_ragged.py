@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import FEATURES, FEW, HIDDEN, OF_ONE, Case, sequences, small_chunks
+from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences, small_chunks
 
 import jaxnorm as jn
 
-LENGTHS = (5, 0, 7, 1)
-by_case = pytest.mark.parametrize("case", OF_ONE, ids=str)
+LENGTHS = (5, 0, 2, 5)  # few different ones: each is compiled for itself
+by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -62,36 +62,34 @@ def compare(case, x, params, coefficients, places, **options):
 
 @by_case
 def test_lengths(case, rng):
-    x, params = sequences(rng, 4, 7), case.params()
+    x, params = sequences(rng, 4, 6), case.params()
     places = [np.arange(n) for n in LENGTHS]
     compare(case, x, params, coefficients_for(case, rng, x, params), places, lengths=jnp.array(LENGTHS))
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_left_padding_and_gaps(case, rng):
+    """With lengths that hide the last step too."""
     x, params = sequences(rng, 4, 7), case.params()
-    where = np.array([[0, 0, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 1, 0]], bool)
-    places = [np.flatnonzero(row) for row in where]
-    coefficients = coefficients_for(case, rng, x, params)
-    compare(case, x, params, coefficients, places, where=jnp.asarray(where))
-    lengths = jnp.array([7, 4, 7, 2])  # both together
-    both = where & (np.arange(7) < np.asarray(lengths)[:, None])
-    compare(case, x, params, coefficients, [np.flatnonzero(row) for row in both], where=jnp.asarray(where), lengths=lengths)
+    where = np.array([[0, 0, 1, 1, 1, 0, 1], [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0]], bool)
+    lengths = np.array([6, 6, 7, 4])
+    places = [np.flatnonzero(row[:n]) for row, n in zip(where, lengths, strict=True)]
+    compare(case, x, params, coefficients_for(case, rng, x, params), places, where=jnp.asarray(where), lengths=jnp.asarray(lengths))
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_lengths_in_reverse(case, rng):
-    x, params = sequences(rng, 4, 7), case.params()
+    x, params = sequences(rng, 4, 6), case.params()
     places = [np.arange(n)[::-1] for n in LENGTHS]
     compare(case, x, params, coefficients_for(case, rng, x, params), places, lengths=jnp.array(LENGTHS), reverse=True)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("case", FEW[:3], ids=str)
 def test_packed_segments(case, reverse, rng):
     """Three sequences and padding in one row; padding may carry any number."""
-    x, params = sequences(rng, 1, 12), case.params()
-    ids = np.array([4, 4, 4, 0, 2, 2, 0, 2, 7, 7, 7, 7])
+    x, params = sequences(rng, 1, 11), case.params()
+    ids = np.array([4, 4, 4, 0, 2, 2, 0, 2, 7, 7, 7])
     taken = ids > 0
     pieces = [np.flatnonzero(ids == i) for i in (4, 2, 7)]
     c = jnp.asarray(rng.standard_normal(jax.eval_shape(case.call, x, params)[1].shape).astype(np.float32))
@@ -145,12 +143,9 @@ def gradient_norm(params, x, **options):
     return float(jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
 
 
-@pytest.mark.parametrize("placement", ["ba2016", "sum", "gate", "carried_cell"])
-@pytest.mark.parametrize("norm", ["layer", "rms", "batch"])
+@pytest.mark.parametrize(("norm", "placement"), [("layer", "ba2016"), ("layer", "gate"), ("rms", "sum"), ("batch", "ba2016")])
 def test_runs_of_zeros_are_harmless(norm, placement):
     """Steps not taken do nothing; zeros that are taken, from a zero state, multiply no gradient by 1 / sqrt(epsilon)."""
-    if norm == "batch" and placement != "ba2016":
-        return
     options = {"norm": norm, "placement": placement}
     params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN, **options)
     end = jax.random.normal(jax.random.key(1), (2, 4, FEATURES))

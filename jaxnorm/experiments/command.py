@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("data", nargs="?", default="digits", type=_one_of("task", TASKS), metavar="TASK", help=f"{', '.join(TASKS)}; digits by default")
     add("--data-dir", metavar="DIR", help=f"folder of data files (mnist.npz, imdb.npz); without it ${VARIABLE}, then a download of MNIST")
     add("--variants", metavar="NAMES", type=_names, help="comma-separated: dense, conv; lstm-rows, gru-pixels, ...; lstm, gru, rnn")
-    add("--norms", metavar="NAMES", type=_names, help="comma-separated: none, batch, layer, rms, group, instance, switchable")
+    add("--norms", metavar="NAMES", type=_names, help="comma-separated: none, batch, layer, rms, group, instance, switchable, layer-0.3")
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
     add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")

@@ -12,7 +12,8 @@ from jaxnorm.moments import Moments
 from jaxnorm.running import ema
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
-NORMS = {"none": None, "layer": "layer", "rms": "rms", "batch": "batch"}
+# norm and initial gain; the default gain is 1, for recurrent batch norm 0.1
+NORMS = {"none": (None, None), "layer": ("layer", None), "layer-0.3": ("layer", 0.3), "rms": ("rms", None), "batch": ("batch", None)}
 READ = {"rows": lambda images: images.reshape(*images.shape[:-1]), "pixels": lambda images: images.reshape(len(images), -1, 1)}
 
 
@@ -28,8 +29,8 @@ class Reader(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array | None, *, evaluating: bool) -> jax.Array:
         if self.norm == "batch":
             return self._batch_normalized(x, mask, evaluating)
-        layer = LAYERS[self.cell](self.features, norm=NORMS[self.norm], return_carry=True)
-        carry, _ = layer(x, mask=mask)
+        norm, scale = NORMS[self.norm]
+        carry, _ = LAYERS[self.cell](self.features, norm=norm, scale=scale, return_carry=True)(x, mask=mask)
         return carry[1] if self.cell == "lstm" else carry
 
     def _batch_normalized(self, x: jax.Array, mask, evaluating: bool) -> jax.Array:

@@ -43,6 +43,6 @@ TASKS = {
         data.imdb,
         sequences.TextReader,
         CELLS,
-        {"variants": ("lstm",), "norms": ("none", "layer"), "batch_sizes": (128,), "seeds": 1, "momentum": 0.9, "epochs": 3},
+        {"variants": ("lstm",), "norms": ("none", "layer", "layer-0.3"), "batch_sizes": (128,), "seeds": 1, "momentum": 0.9, "epochs": 3},
     ),
 }
