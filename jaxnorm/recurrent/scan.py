@@ -19,20 +19,21 @@ from jax import lax
 
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
-CHUNK_BYTES = 8 << 20  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
+CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
-
+FEWEST = 8  # chunks, so that their intermediates weigh less than the states
 
 _LAX: Any = lax  # whose name for it changed with JAX 0.9
 VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
 
 
 def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
-    """Steps per chunk: as many as the budget allows, of which the last chunk wastes the fewest."""
+    """Steps per chunk: as many as the budget allows; a chunk costs what a step costs, and so does every step it is filled up with."""
     if time == 0:
         return 1
-    most = max(1, min(time, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES)))
-    return min(range(max(1, most // 2 + 1), most + 1), key=lambda k: (-time % k, -k))
+    most = max(1, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
+    most = min(time, most, max(time // FEWEST, most // FEWEST, 1))
+    return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
 
 
 def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, implementation: str | None) -> tuple[State, State]:
