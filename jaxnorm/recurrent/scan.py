@@ -21,7 +21,7 @@ from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
-FEWEST = 8  # chunks, so that their intermediates weigh less than the states
+FEWEST, SHORT = 6, 8  # chunks of a long sequence, so that intermediates weigh less than states; steps of a short one
 
 _LAX: Any = lax  # whose name for it changed with JAX 0.9
 VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
@@ -32,7 +32,7 @@ def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
     if time == 0:
         return 1
     most = max(1, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
-    most = min(time, most, max(time // FEWEST, most // FEWEST, 1))
+    most = min(time, most, max(time // FEWEST, SHORT))
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
 
 
