@@ -27,7 +27,7 @@ def total(case, x, params, coefficients, **options):
 
 def alone(case, x, params, coefficients, places):
     """Each sequence for itself, of its own steps: what everything else is compared with, put back where it stood."""
-    value = jax.value_and_grad(partial(total, case), argnums=(0, 1), has_aux=True)
+    value = jax.jit(jax.value_and_grad(partial(total, case), argnums=(0, 1), has_aux=True))
     outputs, states, dx, dparams = np.zeros(coefficients[0].shape, np.float32), [], np.zeros(x.shape, np.float32), None
     for row, at in enumerate(places):
         ours = [coefficients[0][row][at], *(c[row] for c in coefficients[1:])]
@@ -139,7 +139,7 @@ def test_three_and_three_thousand_steps(rng, monkeypatch):
 
 
 def gradient_norm(params, x, **options):
-    gradient = jax.grad(lambda p: jn.recurrent.lstm(x, p, **options)[1][:, -1].sum())(params)
+    gradient = jax.jit(jax.grad(lambda p: jn.recurrent.lstm(x, p, **options)[1][:, -1].sum()))(params)
     return float(jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
 
 

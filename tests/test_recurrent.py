@@ -33,10 +33,9 @@ def weights_for(case, rng, x, params, dtype=np.float32):
 
 
 @by_case
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_values_are_those_of_the_equations(case, implementation, rng):
+def test_values_are_those_of_the_equations(case, rng):
     x, params = sequences(rng, 5, 7), case.params()
-    state, outputs = case.call(x, params, implementation=implementation)
+    state, outputs = case.call(x, params)
     truth_state, truth = case.oracle(x, params)
     np.testing.assert_allclose(outputs, truth, atol=2e-6)
     for part, expected in zip(state, truth_state, strict=True):
@@ -47,7 +46,7 @@ def test_values_are_those_of_the_equations(case, implementation, rng):
 def test_gradients_are_differences_of_the_equations(case, rng, x64):
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, x, params, np.float64)
-    found = jax.grad(partial(loss, case, weights), argnums=(0, 1))(x, params)
+    found = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))(x, params)
 
     def truth(x, params):
         state, outputs = case.oracle(x, params)
@@ -66,20 +65,20 @@ def test_gradients_are_differences_of_the_equations(case, rng, x64):
 
 
 @by_case
-def test_both_implementations_have_the_same_gradient(case, rng):
+def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()
     weights = weights_for(case, rng, x, params)
     found, plain = (
-        jax.grad(partial(loss, case, weights, implementation=implementation), argnums=(0, 1))(x, params)
+        jax.jit(jax.value_and_grad(partial(loss, case, weights, implementation=implementation), argnums=(0, 1)))(x, params)
         for implementation in IMPLEMENTATIONS
     )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("case", FEW[:3], ids=str)
+@pytest.mark.parametrize("case", [FEW[0], FEW[2]], ids=str)
 def test_second_order(case, rng, x64):
-    """Three ways to a Hessian-vector product, and the difference of two gradients."""
+    """Forward over reverse and reverse over reverse are the difference of two gradients."""
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, *at, np.float64)
     f = lambda at: loss(case, weights, *at)  # noqa: E731
@@ -90,7 +89,6 @@ def test_second_order(case, rng, x64):
     difference = jax.tree.map(lambda a, b: (a - b) / 2e-6, *shifted)
     ways = [
         jax.jit(lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1])(at),
-        jax.jit(jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]))(at),
         jax.jit(jax.grad(lambda at: inner(jax.grad(f)(at))))(at),
     ]
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(difference))
@@ -127,7 +125,8 @@ def test_any_number_of_steps(time, rng, monkeypatch):
     for steps in (3, 100):
         small_chunks(monkeypatch, steps)
         jax.clear_caches()
-        results.append(jax.value_and_grad(partial(loss, case, weights), argnums=(0, 1))(x, params, initial=initial))
+        value = jax.jit(jax.value_and_grad(partial(loss, case, weights), argnums=(0, 1)))
+        results.append(value(x, params, initial=initial))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *results)
     if time:
         state, outputs = case.oracle(x, params, initial=tuple(np.asarray(part, np.float64) for part in initial))
