@@ -9,6 +9,8 @@ from flax import linen as nn
 from jaxnorm import linen as jn
 from jaxnorm import recurrent
 from jaxnorm.moments import Moments
+from jaxnorm.recurrent.parameters import make_cell
+from jaxnorm.recurrent.statistics import normalized_widths
 from jaxnorm.running import ema
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
@@ -37,8 +39,7 @@ class Reader(nn.Module):
         """Recurrent batch norm: running statistics of each step are this module's state."""
         network, make = getattr(recurrent, self.cell), getattr(recurrent, f"init_{self.cell}")
         params = self.param("cell", lambda key: make(key, x.shape[-1], self.features, norm="batch"))
-        packed = params["recurrent_kernel"].shape[1]
-        widths = {"input": packed, "recurrent": packed} | ({"cell": self.features} if self.cell == "lstm" else {})
+        widths = normalized_widths(make_cell(self.cell, "batch", "ba2016", 0), params["recurrent_kernel"].shape[1])
         running = {name: self.variable("batch_stats", name, unseen, x.shape[1], width) for name, width in widths.items()}
         if evaluating:
             state, _ = network(x, params, norm="batch", where=mask, running={name: value.value for name, value in running.items()})

@@ -153,10 +153,8 @@ def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", 
 
 
 def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
-    """One step of the named cell, for loops of one's own."""
+    """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
     cell, x = make_cell(name, norm, placement, epsilon), checks.floating(x)
-    if cell.norm == "batch":
-        raise ValueError("a single step must have a norm of its own: recurrent batch norm is for whole sequences.")
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     layout = Layout(x.shape[:-1], 1, True, False)

@@ -29,8 +29,6 @@ VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvar
 
 def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
     """Steps per chunk: as many as the budget allows; a chunk costs what a step costs, and so does every step it is filled up with."""
-    if time == 0:
-        return 1
     most = max(1, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
     most = min(time, most, max(time // FEWEST, SHORT))
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
@@ -71,9 +69,7 @@ def _varying_alike(values, steps: Steps):
 
     def vary(leaf: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - _varying_axes(leaf)))
-        if not missing:
-            return leaf
-        return VARY(leaf, missing)
+        return VARY(leaf, missing) if missing else leaf
 
     return jax.tree.map(vary, values)
 

@@ -15,6 +15,11 @@ from jaxnorm.recurrent.sequences import Layout
 Running = Mapping[str, Moments]
 
 
+def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
+    """What batch norm has statistics of, and of how many features."""
+    return {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
+
+
 def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params) -> dict | None:
     """Running Moments, checked."""
     if cell.norm != "batch" and (running is not None or return_moments):
@@ -23,8 +28,7 @@ def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, r
         raise ValueError(f"longer must be 'last' or 'raise': got {longer!r}.")
     if running is None:
         return None
-    packed = params["recurrent_kernel"].shape[1]
-    widths = {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
+    widths = normalized_widths(cell, params["recurrent_kernel"].shape[1])
     if set(running) != set(widths) or not all(isinstance(value, Moments) for value in running.values()):
         raise ValueError(f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got {', '.join(running)}.")
     for name, value in running.items():
@@ -55,7 +59,6 @@ def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, 
 def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict[str, Moments]:
     """The statistics that were used at each step, ``(time, features)``."""
     x, state, histories = lax.stop_gradient((x, state, histories))
-    x = x if steps.mask is None else jnp.where(steps.mask, x, 0)
     terms = {"input": (x, "input_kernel"), "recurrent": (before(steps, state, histories)[0], "recurrent_kernel")}
     values = {name: product(value, lax.stop_gradient(weights[kernel])) for name, (value, kernel) in terms.items()}
     if "c" in cell.state:
