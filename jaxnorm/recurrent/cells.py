@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxnorm.recurrent.pointwise import LSTM_SIGMOIDS, along, halves, lstm_gates, split, tanh, unit
 
@@ -58,6 +57,11 @@ class Cell:
         return self.norm is not None and not self.separate
 
     @property
+    def gains(self) -> tuple[str, ...]:
+        """The packed gains."""
+        return ("input_scale", "recurrent_scale") if self.separate else ("scale",) if self.joint else ()
+
+    @property
     def sets(self) -> tuple[int, ...]:
         """How many blocks each set of features spans."""
         return (1,) * len(self.sigmoids) if self.placement == "gate" else (len(self.sigmoids),)
@@ -71,18 +75,13 @@ class Cell:
             kernels = {name: kernel * along(half, kernel) for name, kernel in kernels.items()}
         elif self.norm == "layer":
             kernels = {name: self.centred(kernel) for name, kernel in kernels.items()}
-        gains = ("input_scale", "recurrent_scale") if self.separate else ("scale",) if self.joint else ()
-        scales = {name: half * params[name] if name in params else half for name in gains}
+        scales = {name: half * params[name] if name in params else half for name in self.gains}
         bias = half * params["bias"] if "bias" in params else jnp.zeros_like(half)
         rest: Weights = {name: params[name] for name in ("cell_scale", "cell_bias", "recurrent_bias", "projection") if name in params}
         return {**kernels, **scales, **rest, "bias": bias}
 
     def centred(self, kernel: jax.Array) -> jax.Array:
-        return jnp.concatenate([centred(part) for part in self.blocks(kernel, self.sets)], -1)
-
-    def blocks(self, packed: jax.Array, sets: tuple[int, ...]) -> list[jax.Array]:
-        features = packed.shape[-1] // sum(sets)
-        return list(lax.split(packed, [blocks * features for blocks in sets], axis=packed.ndim - 1))
+        return jnp.concatenate([centred(part) for part in split(kernel, self.sets)], -1)
 
     def inputs(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
         """The input's term of the pre-activations, for stacked steps."""
@@ -113,7 +112,7 @@ class Cell:
             return (a - mean) * rstd
         over = partial(unit, -1, centered and self.norm == "layer", self.epsilon)
         if len(set(sets)) > 1:
-            return jnp.concatenate([over(part, None, idle) for part in self.blocks(a, sets)], -1)
+            return jnp.concatenate([over(part, None, idle) for part in split(a, sets)], -1)
         if len(sets) == 1:
             return over(a, None, idle)
         parts = a.reshape(*a.shape[:-1], len(sets), a.shape[-1] // len(sets))
@@ -126,9 +125,8 @@ class Cell:
     def shapes(self, in_features: int, features: int, projection: int | None = None) -> dict[str, tuple[int, ...]]:
         """The parameters and their shapes. All but the kernels may be left out: a gain is then 1, a bias 0."""
         packed = len(self.sigmoids) * features
-        gains = ("input_scale", "recurrent_scale") if self.separate else ("scale",) if self.joint else ()
         kernels = {"input_kernel": (in_features, packed), "recurrent_kernel": (projection or features, packed)}
-        return {**kernels, **dict.fromkeys((*gains, "bias"), (packed,))}
+        return {**kernels, **dict.fromkeys((*self.gains, "bias"), (packed,))}
 
 
 class RNN(Cell):
@@ -187,18 +185,18 @@ class GRU(Cell):
     def centred(self, kernel):
         if not self.joint:
             return super().centred(kernel)
-        gates, candidate = self.blocks(kernel, (2, 1))  # the candidate's sum is known only when r is
-        parts = self.blocks(gates, self.sets[:-1])
+        gates, candidate = split(kernel, (2, 1))  # the candidate's sum is known only when r is
+        parts = split(gates, self.sets[:-1])
         return jnp.concatenate([*map(centred, parts), candidate], -1)
 
     def step(self, weights, a, xg, state, steps):
-        a_rz, a_n = self.blocks(self.own(weights, "recurrent", a, steps), (2, 1))
-        x_rz, x_n = self.blocks(xg, (2, 1))
+        a_rz, a_n = split(self.own(weights, "recurrent", a, steps), (2, 1))
+        x_rz, x_n = split(xg, (2, 1))
         a_rz = a_rz + x_rz
         if self.joint:
-            (scale_rz, scale_n), (bias_rz, bias_n) = (self.blocks(along(weights[name], a), (2, 1)) for name in ("scale", "bias"))
+            (scale_rz, scale_n), (bias_rz, bias_n) = (split(along(weights[name], a), (2, 1)) for name in ("scale", "bias"))
             a_rz = scale_rz * self.normalized(a_rz, "gates", steps, self.sets[:-1]) + bias_rz
-        r, z = split(0.5 * tanh(a_rz) + 0.5, state[0].shape[-1])
+        r, z = split(0.5 * tanh(a_rz) + 0.5, (1, 1))
         a_n = x_n + r * (a_n + along(weights["recurrent_bias"], a) if "recurrent_bias" in weights else a_n)
         if self.joint:
             a_n = scale_n * self.normalized(a_n, "candidate", steps, centered=True) + bias_n

@@ -68,6 +68,7 @@ def halves(features: int, sigmoids: tuple[bool, ...], dtype) -> jax.Array:
 
 
 LSTM_SIGMOIDS = (True, True, False, True)  # i, f, g, o
+GATES = (1, 1, 1, 1)
 
 
 @jax.custom_jvp
@@ -82,19 +83,20 @@ def _lstm_gates_jvp(primals, tangents):
     (a, c), (da, dc) = primals, tangents
     t, (i, f, g, o), half = _lstm_gates(a, c)
     slope = half * (1 - t * t)
-    di, df, dg, do = split(jnp.concatenate([g, c, i, jnp.ones_like(o)], -1) * slope * da, c.shape[-1])
+    di, df, dg, do = split(jnp.concatenate([g, c, i, jnp.ones_like(o)], -1) * slope * da, GATES)
     return (f * c + i * g, o), (f * dc + di + df + dg, do)
 
 
 def _lstm_gates(a: jax.Array, c: jax.Array):
     half = along(halves(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
     t = jnp.tanh(a)
-    return t, split(half * t + (1 - half), c.shape[-1]), half
+    return t, split(half * t + (1 - half), GATES), half
 
 
-def split(packed: jax.Array, features: int) -> list[jax.Array]:
-    """The blocks of a packed array; its transpose is one concatenation, that of slices a sum of padded arrays."""
-    return list(lax.split(packed, (features,) * (packed.shape[-1] // features), axis=packed.ndim - 1))
+def split(packed: jax.Array, sets: tuple[int, ...]) -> list[jax.Array]:
+    """Parts of a packed array, of so many blocks each; the transpose is one concatenation, that of slices a sum of padded arrays."""
+    features = packed.shape[-1] // sum(sets)
+    return list(lax.split(packed, [blocks * features for blocks in sets], axis=packed.ndim - 1))
 
 
 def along(vector: jax.Array, values: jax.Array) -> jax.Array:
