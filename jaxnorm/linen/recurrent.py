@@ -10,10 +10,8 @@ from flax.linen.recurrent import DenseParams, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.features import promoted
 from jaxnorm.recurrent.cells import Cell
-from jaxnorm.recurrent.functions import step
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_layers, structured, swapped
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_cell, run_layers, structured
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
@@ -38,11 +36,7 @@ class _Cell(nn.RNNCellBase):
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
         params = self.parameters(inputs.shape[-1])
-        dtype = promoted(self.dtype, inputs, *params.values())
-        state = swapped(self.kind, carry) if isinstance(carry, tuple) else (carry,)
-        new = step(self.kind, inputs.astype(dtype), params, state, self.norm, self.placement, self.epsilon)
-        new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
-        return (swapped(self.kind, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
+        return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
 
     @nn.compact
     def parameters(self, in_features: int) -> dict[str, jax.Array]:

@@ -10,9 +10,7 @@ from flax.nnx.nn.recurrent import RNNCellBase, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.features import promoted
-from jaxnorm.recurrent.functions import step
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_layers, structured, swapped
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_cell, run_layers, structured
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
@@ -71,11 +69,7 @@ class _Cell(RNNCellBase):
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
         params = self.parameters()
-        dtype = promoted(self.dtype, inputs, *params.values())
-        state = swapped(self.kind, carry) if isinstance(carry, tuple) else (carry,)
-        new = step(self.kind, inputs.astype(dtype), params, state, self.norm, self.placement, self.epsilon)
-        new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
-        return (swapped(self.kind, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
+        return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
 
     def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Initializer | None = None) -> Any:
         """The carry for inputs of that shape: (c, h), or h alone; zeros, or drawn with ``carry_init`` from ``rngs``."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxnorm.features import promoted
 from jaxnorm.recurrent.cells import Cell
-from jaxnorm.recurrent.functions import gru, lstm, rnn
+from jaxnorm.recurrent.functions import gru, lstm, rnn, step
 from jaxnorm.recurrent.parameters import make_cell
 
 NETWORKS = {"rnn": rnn, "gru": gru, "lstm": lstm}
@@ -28,6 +28,15 @@ def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> 
 def swapped(name: str, carry):
     """A carry in Flax's order as ours, or the other way round."""
     return carry[::-1] if name in FLAX_ORDER and carry is not None else carry
+
+
+def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, *options) -> tuple[Any, jax.Array]:
+    """One step of a module's cell: a carry in Flax's order, whose dtypes it keeps, and x to the new one and the output."""
+    dtype = promoted(dtype, x, *params.values())
+    state = swapped(name, carry) if isinstance(carry, tuple) else (carry,)
+    new = step(name, x.astype(dtype), params, state, *options)
+    new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
+    return (swapped(name, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
 
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
