@@ -237,9 +237,8 @@ def main() -> None:
     facts = machine() | {"commit": commit, "torch": torch.__version__}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    text = f"LSTM layers, {facts['cores']} cores, jax {facts['jax']}, torch {facts['torch']} (`python -m bench.recurrent`).\n" + tables(
-        rows
-    )
+    command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"
+    text = f"LSTM layers, {facts['cores']} cores, jax {facts['jax']}, torch {facts['torch']} (`{command}`).\n" + tables(rows)
     options.out.with_suffix(".md").write_text(text)
     console.print(text)
 
