@@ -4,10 +4,12 @@
 
 writes bench/results/recurrent.json and recurrent.md. A shape is batch x time x features; inputs have 100 features, float32,
 time first for everyone. Times are medians (minima) in ms of the outputs alone, and of the gradients with respect to
-parameters and inputs of ``sum(outputs * fixed random numbers)``.
+parameters and inputs of ``sum(outputs * fixed random numbers)``. PyTorch takes part where it is installed.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import time
@@ -19,7 +21,6 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 from rich.console import Console
 from rich.progress import track
@@ -28,6 +29,7 @@ import jaxnorm as jn
 from jaxnorm.experiments.report import machine
 
 IN = 100
+TORCH = importlib.util.find_spec("torch") is not None
 SHAPES = "32x100x128,128x100x128,32x400x128,32x100x512,128x100x512"
 KEY = jax.random.key(0)
 
@@ -105,48 +107,6 @@ PEERS: dict[str, Callable] = {
 }
 
 
-class TorchLayer(torch.nn.Module):
-    """The layer-normalized LSTM of PyTorch's own scripts, with the cell's norm where Ba et al. have it."""
-
-    def __init__(self, features: int):
-        super().__init__()
-        self.wx = torch.nn.Parameter(torch.randn(IN, 4 * features) / 10)
-        self.wh = torch.nn.Parameter(torch.randn(features, 4 * features) / features**0.5)
-        self.nx, self.nh, self.nc = (torch.nn.LayerNorm(n) for n in (4 * features, 4 * features, features))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.zeros(x.shape[1], self.wh.shape[0])
-        c, outputs = h, []
-        for xg in self.nx(x @ self.wx).unbind(0):
-            i, f, g, o = (xg + self.nh(h @ self.wh)).chunk(4, 1)
-            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-            h = o.sigmoid() * self.nc(c).tanh()
-            outputs.append(h)
-        return torch.stack(outputs)
-
-
-def torch_calls(batch: int, steps: int, features: int) -> dict[str, tuple[Callable, Callable]]:
-    x, ct = torch.randn(steps, batch, IN), torch.randn(steps, batch, features)
-
-    def pair(forward, params):
-        def gradients():
-            inputs = x.clone().requires_grad_()
-            return torch.autograd.grad((forward(inputs) * ct).sum(), [inputs, *params])
-
-        def alone():
-            with torch.no_grad():
-                return forward(x)
-
-        return alone, gradients
-
-    plain = torch.nn.LSTM(IN, features)
-    scripted = torch.jit.script(TorchLayer(features))
-    return {
-        "torch LSTM, no norm": pair(lambda x: plain(x)[0], list(plain.parameters())),
-        "torch LN-LSTM, script": pair(scripted, list(scripted.parameters())),
-    }
-
-
 def measure(shape: str, repeats: int, only: list[str] | None, console: Console) -> list[dict]:
     batch, steps, HIDDEN[0] = (int(number) for number in shape.split("x"))
     keys = jax.random.split(KEY, 2)
@@ -166,7 +126,10 @@ def measure(shape: str, repeats: int, only: list[str] | None, console: Console) 
     weights = [jax.random.normal(keys[0], (rows, 4 * HIDDEN[0])) / rows**0.5 for rows in (HIDDEN[0], IN)]
     bare = jax.jit(products, static_argnums=3)
     calls["the products alone"] = (lambda: bare(weights, x, ct, False), lambda: bare(weights, x, ct, True))
-    calls |= {name: pair for name, pair in torch_calls(batch, steps, HIDDEN[0]).items() if not only or name in only}
+    if TORCH:
+        from bench.torch_recurrent import torch_calls
+
+        calls |= {name: pair for name, pair in torch_calls(batch, steps, IN, HIDDEN[0]).items() if not only or name in only}
     times: dict[tuple[str, int], list[float]] = {(name, which): [] for name in calls for which in (0, 1)}
     for repeat in track(range(repeats + 2), shape, console=console):
         for (name, which), found in times.items():
@@ -234,11 +197,12 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
-    facts = machine() | {"commit": commit, "torch": torch.__version__}
+    facts = machine() | {"commit": commit} | ({"torch": importlib.metadata.version("torch")} if TORCH else {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"
-    text = f"LSTM layers, {facts['cores']} cores, jax {facts['jax']}, torch {facts['torch']} (`{command}`).\n" + tables(rows)
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("jax", "flax", "torch") if name in facts)
+    text = f"LSTM layers, {facts['cores']} cores, {packages} (`{command}`).\n" + tables(rows)
     options.out.with_suffix(".md").write_text(text)
     console.print(text)
 
