@@ -22,6 +22,7 @@ from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
 FEWEST, SHORT = 6, 8  # chunks of a long sequence, so that intermediates weigh less than states; steps of a short one
+SMALLEST = 4  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
 
 _LAX: Any = lax  # whose name for it changed with JAX 0.9
 VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
@@ -29,7 +30,7 @@ VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvar
 
 def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
     """Steps per chunk: as many as the budget allows; a chunk costs what a step costs, and so does every step it is filled up with."""
-    most = max(1, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
+    most = max(SMALLEST, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
     most = min(time, most, max(time // FEWEST, SHORT))
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
 
