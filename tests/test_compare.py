@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jaxnorm.experiments import compare as engine
 from jaxnorm.experiments import data as datasets
-from jaxnorm.experiments import report
+from jaxnorm.experiments import data_sequences, report
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
 from jaxnorm.experiments.tasks import TASKS
@@ -128,7 +128,7 @@ def test_norms_stand_where_they_are_asked_for():
         assert {params[name]["scale"].shape for name in params if name.startswith("BatchNorm")} == sizes
     conv = LeNet("layer", "conv").init(jax.random.key(0), images, evaluating=True)["params"]
     assert conv["LayerNorm_0"]["scale"].shape == (16, 16, 6)  # a gain for each element
-    assert set(PLACES) == {"dense", "conv"}
+    assert set(PLACES) == {"dense", "conv", "deep"}
 
 
 def test_pooling_takes_the_largest_of_four(rng):
@@ -143,7 +143,7 @@ def test_batch_statistics_are_those_of_the_test_batches():
     run = Run("batch", 100, 0)
     model = LeNet("batch")
     variables = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)
-    found = evaluate(run, model, (variables["params"], variables["batch_stats"], None), data)
+    found = evaluate(run, model, (variables["params"], variables["batch_stats"]), data)
     images = np.concatenate([data.test_inputs, data.test_inputs[:40]])
     logits = [model.apply(variables, part, evaluating=False, mutable=["batch_stats"])[0] for part in np.split(images, 4)]
     accuracy = (np.concatenate(logits)[:360].argmax(-1) == data.test_labels).mean()
@@ -242,7 +242,7 @@ def write_imdb(folder, lengths=(3, 250, 7, 1), labels=(0, 1, 1, 0), **change):
 
 def test_reviews_are_cut_padded_and_known_by_their_common_words(tmp_path):
     arrays = write_imdb(tmp_path)
-    tokens = datasets.imdb(str(tmp_path)).train_inputs
+    tokens = data_sequences.imdb(str(tmp_path)).train_inputs
     assert (tokens.shape, tokens.dtype) == ((4, 200), np.int32)
     assert (tokens > 0).sum(1).tolist() == [3, 200, 7, 1]
     words = arrays["x_train"].astype(np.int64)
@@ -264,7 +264,7 @@ def test_reviews_train_and_resume(tmp_path, capsys):
 def test_what_is_wrong_with_reviews_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("JAXNORM_DATA", raising=False)
     assert main(["compare", "imdb", "--out", str(tmp_path)]) == 1
-    assert "imdb needs its file: pass --data-dir the folder that holds imdb.npz, or set JAXNORM_DATA" in capsys.readouterr().err
+    assert "imdb.npz is needed: pass --data-dir the folder that holds it, or set JAXNORM_DATA" in capsys.readouterr().err
     write_imdb(tmp_path, len_train=np.array([1, 2, 3, 4], np.uint16))
     assert main(["compare", "imdb", "--data-dir", str(tmp_path), "--out", str(tmp_path)]) == 1
-    assert "must hold as many words in x_train as len_train adds up to: got (261,), (4,)" in capsys.readouterr().err
+    assert "must hold as many steps in x_train as len_train adds up to: got (261,), (4,)" in capsys.readouterr().err

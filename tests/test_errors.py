@@ -135,9 +135,13 @@ def test_wrong_values_inside_jit_are_found_under_checkify(call, value, message):
 
 COMMANDS = [
     (["compare", "--norms", "bach"], 2, "unknown norm 'bach' for dense: choose from none, batch, layer, rms, group."),
-    (["compare", "--norms", "instance"], 2, "choose from none, batch, layer, rms, group. instance is for --variants conv."),
-    (["compare", "cifar"], 2, "unknown task 'cifar': choose from digits, mnist, sequential, imdb."),
-    (["compare", "--variants", "late"], 2, "unknown variant 'late' of digits: choose from dense, conv."),
+    (["compare", "--norms", "instance"], 2, "choose from none, batch, layer, rms, group. instance is for --variants conv,deep."),
+    (
+        ["compare", "cifar"],
+        2,
+        "unknown task 'cifar': choose from digits, mnist, pimnist, sequential, sequential-mnist, vowels, imdb, text, handwriting, draw.",
+    ),
+    (["compare", "--variants", "late"], 2, "unknown variant 'late' of digits: choose from dense, conv, deep."),
     (
         ["compare", "sequential", "--norms", "group"],
         2,

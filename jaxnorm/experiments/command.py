@@ -1,17 +1,22 @@
-"""The command line: ``jaxnorm compare`` and ``jaxnorm axes``."""
+"""The command line: ``jaxnorm compare``, ``jaxnorm explain`` and ``jaxnorm axes``."""
 
 import argparse
 import signal
 import sys
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
+from rich.markdown import Markdown
 
-from jaxnorm.experiments import report
+from jaxnorm.experiments import explain, figures, report
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
+from jaxnorm.experiments.models import CONV, PLACES
 from jaxnorm.experiments.picture import draw
 from jaxnorm.experiments.tasks import TASKS
+from jaxnorm.experiments.training import OPTIMIZERS
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # being stopped is being interrupted
     try:
+        if options.command == "explain":
+            return _explain(options, console)
         results = compare(_settings(options), options.out, console, data_dir=options.data_dir, resume=options.resume)
     except (DataError, report.ResultsError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
@@ -31,7 +38,16 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(report.table(results))
-    console.print(f"Written: {options.out / report.RESULTS}, {options.out / report.CURVES}")
+    console.print(f"Written: {options.out / report.RESULTS}, {options.out / figures.CURVES}")
+    return 0
+
+
+def _explain(options: argparse.Namespace, console: Console) -> int:
+    given = {name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None}
+    results = explain.explain(explain.Settings(**given), options.out, console, data_dir=options.data_dir, resume=options.resume)
+    for paragraph in explain.words(results):
+        console.print(Markdown(paragraph), "")
+    console.print(f"Written: {options.out}")
     return 0
 
 
@@ -42,18 +58,20 @@ def _parser() -> argparse.ArgumentParser:
         "compare",
         help="train the same network with different norms",
         description="Trains the same network once per norm, variant, batch size and seed, and shows which normalization helps where.\n\n"
-        + "\n".join(f"  {name:<12}{task.summary}" for name, task in TASKS.items()),
-        epilog="Defaults by task:\n" + "\n".join(f"  {name:<12}{_told(task.defaults)}" for name, task in TASKS.items()),
+        + "\n".join(f"  {name:<18}{task.summary}" for name, task in TASKS.items()),
+        epilog="Defaults by task:\n" + "\n".join(f"  {name:<18}{_told(task.defaults)}" for name, task in TASKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).add_argument
     add("data", nargs="?", default="digits", type=_one_of("task", TASKS), metavar="TASK", help=f"{', '.join(TASKS)}; digits by default")
-    add("--data-dir", metavar="DIR", help=f"folder of data files (mnist.npz, imdb.npz); without it ${VARIABLE}, then a download of MNIST")
-    add("--variants", metavar="NAMES", type=_names, help="comma-separated: dense, conv; lstm-rows, gru-pixels, ...; lstm, gru, rnn")
-    add("--norms", metavar="NAMES", type=_names, help="comma-separated: none, batch, layer, rms, group, instance, switchable, layer-0.3")
+    add("--data-dir", metavar="DIR", help=f"folder of data files (.npz); without it ${VARIABLE}, then a download of MNIST")
+    add("--variants", metavar="NAMES", type=_names, help=f"comma-separated: {_all(task.variants for task in TASKS.values())}")
+    norms = _all(norms for task in TASKS.values() for norms in task.variants.values())
+    add("--norms", metavar="NAMES", type=_names, help=f"comma-separated: {norms}")
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
     add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")
-    add("--learning-rate", metavar="RATE", default=1e-3, type=_positive(float), help="of Adam; 1e-3 by default")
+    add("--learning-rate", metavar="RATE", default=1e-3, type=_positive(float), help="1e-3 by default")
+    add("--optimizer", metavar="NAME", default="adam", type=_one_of("optimizer", OPTIMIZERS), help="adam (default) or sgd")
     add("--momentum", metavar="M", type=_momentum, help="weight of the old value in batch norm's running average")
     add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
     add(
@@ -64,9 +82,40 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for results.json and curves.png; runs/compare by default",
     )
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
+    _add_explain(commands)
     axes = commands.add_parser("axes", help="draw which elements each norm pools", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=Path, help="the picture")
     return parser
+
+
+EXPLAINED = ("data", "variant", "norms", "batch_size", "seeds", "epochs", "learning_rate")
+
+
+def _add_explain(commands) -> None:
+    usual = explain.Settings()
+    add = commands.add_parser(
+        "explain",
+        help="measure why norms help",
+        description="Trains LeNet with each norm after its convolutions, by plain gradient descent, and measures on the way: the loss "
+        "along the gradient, the drift of the layers' inputs and gradients, what scaling the weights does, and the blend that "
+        "switchable norm learns at several batch sizes. Writes four pictures and a paragraph for each.",
+    ).add_argument
+    images, places = ("digits", "mnist"), [place for place in PLACES if place != "dense"]
+    norms = [norm for norm in CONV if norm != explain.BLEND]
+    add("data", nargs="?", type=_one_of("data", images), metavar="DATA", help="digits (embedded; default) or mnist")
+    add("--data-dir", metavar="DIR", help="folder of mnist.npz")
+    add("--variant", metavar="NAME", type=_one_of("variant", places), help=f"{' or '.join(places)}; {usual.variant} by default")
+    add("--norms", metavar="NAMES", type=_known(norms), help=f"comma-separated: {', '.join(norms)}; {','.join(usual.norms)} by default")
+    add("--batch-size", metavar="SIZE", type=_positive(int), help=f"{usual.batch_size} by default")
+    add("--seeds", metavar="N", type=_positive(int), help=f"{usual.seeds} by default")
+    add("--epochs", metavar="N", type=_positive(int), help=f"{usual.epochs} by default")
+    add("--learning-rate", metavar="RATE", type=_positive(float), help=f"{usual.learning_rate} by default")
+    add("--out", metavar="DIR", default=Path("runs/explain"), type=Path, help="folder for results and pictures; runs/explain by default")
+    add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
+
+
+def _all(names: Iterable[Iterable[str]]) -> str:
+    return ", ".join(dict.fromkeys(chain.from_iterable(names)))
 
 
 def _told(defaults) -> str:
@@ -85,7 +134,8 @@ def _settings(options: argparse.Namespace) -> Settings:
             other = [variant for variant, norms in task.variants.items() if norm in norms]
             hint = f" {norm} is for --variants {','.join(other)}." if other else ""
             _parser().error(f"unknown norm {norm!r} for {', '.join(chosen['variants'])}: choose from {', '.join(known)}.{hint}")
-    return Settings(data=options.data, learning_rate=options.learning_rate, train_examples=options.train_examples, **chosen)
+    shared = {"learning_rate": options.learning_rate, "optimizer": options.optimizer, "train_examples": options.train_examples}
+    return Settings(data=options.data, **(shared | chosen))
 
 
 def _one_of(what: str, known):
@@ -93,6 +143,13 @@ def _one_of(what: str, known):
         if text not in known:
             raise argparse.ArgumentTypeError(f"unknown {what} {text!r}: choose from {', '.join(known)}.")
         return text
+
+    return parse
+
+
+def _known(known):
+    def parse(text: str) -> tuple[str, ...]:
+        return tuple(map(_one_of("norm", known), _names(text)))
 
     return parse
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jaxnorm.experiments import report
+from jaxnorm.experiments import figures, report
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 
@@ -27,11 +27,12 @@ class Settings:
     epochs: int
     learning_rate: float
     momentum: float
+    optimizer: str = "adam"
     train_examples: int | None = None
 
     def runs(self) -> list[Run]:
         """Seed by seed, so that an interrupted comparison has all norms; a variant has the norms that it takes."""
-        known, rest = TASKS[self.data].variants, (self.epochs, self.learning_rate, self.momentum)
+        known, rest = TASKS[self.data].variants, (self.epochs, self.learning_rate, self.momentum, self.optimizer)
         choices = product(range(self.seeds), self.variants, self.batch_sizes, self.norms)
         return [Run(norm, size, seed, variant, *rest) for seed, variant, size, norm in choices if norm in known[variant]]
 
@@ -48,29 +49,28 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     data = task.load(data_dir).first(settings.train_examples)
     if max(settings.batch_sizes) > len(data.train_inputs):
         raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_inputs)} training examples.")
-    results = _start(settings, out, console, resume)
+    results = report.begin(_as_json(settings), out, console, resume, loss=task.unit)
     finished = {tuple(run[name] for name in KEY) for run in results["runs"]}
     todo = [run for run in settings.runs() if run.key not in finished]
     report.write(out, results)
     try:
-        with _progress(console) as progress:
+        with progress_on(console) as progress:
             overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
             for run in todo:
                 name = f"{run.variant}, {run.norm}, batch {run.batch_size}, seed {run.seed}"
                 shown = progress.add_task(name, total=None)
                 model = task.model(run.norm, run.variant, run.momentum)
-                found = train(run, model, data, partial(_show, progress, shown))
+                found = train(run, model, data, partial(_show, progress, shown), task.losses)
                 results["runs"].append(dict(zip(KEY, run.key, strict=True)) | found)
                 report.write(out, results)
                 progress.remove_task(shown)
                 progress.advance(overall)
                 if not console.is_terminal:
-                    last = found["epochs"][-1]
-                    console.print(f"{name}: test accuracy {last['test_accuracy']:.2%}, training loss {last['train_loss']:.4f}")
+                    console.print(f"{name}: {report.told(found['epochs'][-1])}")
     except KeyboardInterrupt:
         console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
         raise
-    report.plot(out, results)
+    figures.plot(out, results)
     return results
 
 
@@ -78,26 +78,10 @@ def _show(progress: Progress, task: TaskID, step: int, steps: int) -> None:
     progress.update(task, completed=step, total=steps)
 
 
-def _start(settings: Settings, out: Path, console: Console, resume: bool) -> dict:
-    """The results so far, none for a new comparison."""
-    wanted = _as_json(settings)
-    if resume:
-        results = report.read(out)
-        differing = {key for key, value in wanted.items() if results["settings"].get(key) != value}
-        if differing:
-            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {wanted[key]} now)" for key in sorted(differing))
-            raise report.ResultsError(f"{out / report.RESULTS} was made with other settings: {changes}. Pass those, or another --out.")
-        return results
-    earlier = report.keep_earlier(out)
-    if earlier is not None:
-        console.print(f"Earlier results are kept as {earlier}.")
-    return {"settings": wanted, "machine": report.machine(), "runs": []}
-
-
 def _as_json(settings: Settings) -> dict:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
 
 
-def _progress(console: Console) -> Progress:
+def progress_on(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, disable=not console.is_terminal)

@@ -1,4 +1,4 @@
-"""Data sets: scikit-learn's handwritten digits (embedded), MNIST, and film reviews of IMDB."""
+"""Data sets of images: scikit-learn's handwritten digits (embedded), MNIST, and MNIST binarized."""
 
 import os
 import warnings
@@ -17,7 +17,11 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and labels ``(n,)`` int32. Images are ``(n, height, width, 1)`` float32 in [0, 1], texts ``(n, words)`` int32."""
+    """Inputs and labels ``(n,)`` int32.
+
+    Images are ``(n, height, width, 1)`` float32 in [0, 1], texts ``(n, symbols)`` int32, and other sequences ``(n, time,
+    features)`` float32, NaN where they have ended; training and test sequences may differ in time.
+    """
 
     name: str
     train_inputs: np.ndarray
@@ -28,6 +32,23 @@ class Dataset:
     def first(self, count: int | None) -> "Dataset":
         """The same with only ``count`` training examples."""
         return Dataset(self.name, self.train_inputs[:count], self.train_labels[:count], self.test_inputs, self.test_labels)
+
+
+def unlabelled(name: str, train: np.ndarray, test: np.ndarray) -> Dataset:
+    """Of inputs alone: labels are 0."""
+    return Dataset(name, train, np.zeros(len(train), np.int32), test, np.zeros(len(test), np.int32))
+
+
+def needed(folder: str | None, file: str) -> str:
+    """The folder of a file that cannot be fetched.
+
+    Raises:
+      DataError: none is known.
+    """
+    folder = folder_of(folder)
+    if folder is None:
+        raise DataError(f"{file} is needed: pass --data-dir the folder that holds it, or set {VARIABLE}.")
+    return folder
 
 
 def folder_of(folder: str | None) -> str | None:
@@ -60,7 +81,7 @@ def mnist(folder: str | None = None) -> Dataset:
         images, labels = _fetch_mnist()
         test = np.arange(len(images)) >= 60_000
     else:
-        arrays = _read_npz(Path(folder) / "mnist.npz", ("x_train", "y_train", "x_test", "y_test"))
+        arrays = read_npz(Path(folder) / "mnist.npz", ("x_train", "y_train", "x_test", "y_test"))
         images = np.concatenate([arrays["x_train"], arrays["x_test"]])
         labels = np.concatenate([arrays["y_train"], arrays["y_test"]])
         test = np.arange(len(images)) >= len(arrays["x_train"])
@@ -69,36 +90,15 @@ def mnist(folder: str | None = None) -> Dataset:
     return _dataset("mnist", images.reshape(-1, 28, 28) / 255, labels, test)
 
 
-WORDS, LENGTH = 20_000, 200  # of the vocabulary; of a review, the rest of which is cut off
-OTHER = 2  # stands for rarer words
-
-
-def imdb(folder: str | None = None) -> Dataset:
-    """25,000 + 25,000 film reviews (Maas et al. 2011), ``imdb.npz`` in ``folder``.
-
-    The file holds the words of all reviews one after the other, ``x_train`` and ``x_test``, in Keras' numbering (1 is the
-    start, 2 an unknown word), how many each has, ``len_*``, and labels ``y_*``.
-    """
-    folder = folder_of(folder)
-    if folder is None:
-        raise DataError(f"imdb needs its file: pass --data-dir the folder that holds imdb.npz, or set {VARIABLE}.")
-    path, parts = Path(folder) / "imdb.npz", {}
-    arrays = _read_npz(path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len", "y")))
-    for part in ("train", "test"):
-        words, lengths, labels = (arrays[f"{kind}_{part}"] for kind in ("x", "len", "y"))
-        if words.ndim != 1 or lengths.shape != labels.shape or lengths.sum(dtype=np.int64) != len(words):
-            raise DataError(f"{path} must hold as many words in x_{part} as len_{part} adds up to: got {words.shape}, {lengths.shape}.")
-        parts[part] = _padded(words, lengths), labels.astype(np.int32)
-    return Dataset("imdb", *parts["train"], *parts["test"])
-
-
-def _padded(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The first words of each review, filled up with 0."""
-    starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    at = starts[:, None] + np.arange(LENGTH)
-    tokens = words[np.minimum(at, len(words) - 1)].astype(np.int32)
-    tokens[tokens >= WORDS] = OTHER
-    return np.where(np.arange(LENGTH) < lengths[:, None], tokens, 0).astype(np.int32)
+def binarized(folder: str | None = None) -> Dataset:
+    """60,000 + 10,000 digits whose pixels were drawn as 0 or 1, ``binarized_mnist.npz`` in ``folder``: rows of packed bits."""
+    path = Path(needed(folder, "binarized_mnist.npz")) / "binarized_mnist.npz"
+    arrays = read_npz(path, ("train", "valid", "test"))
+    for name, rows in arrays.items():
+        if rows.ndim != 2 or rows.shape[1] != 98:
+            raise DataError(f"{path} must hold rows of 98 bytes in {name}, of 784 bits: got {rows.shape}.")
+    bits = {name: np.unpackbits(rows, axis=1).astype(np.float32) for name, rows in arrays.items()}
+    return unlabelled("binarized mnist", np.concatenate([bits["train"], bits["valid"]]), bits["test"])
 
 
 def _shuffled(name: str, images: np.ndarray, labels: np.ndarray) -> Dataset:
@@ -111,7 +111,12 @@ def _dataset(name: str, images: np.ndarray, labels: np.ndarray, test: np.ndarray
     return Dataset(name, images[~test], labels[~test], images[test], labels[test])
 
 
-def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The named arrays of a file.
+
+    Raises:
+      DataError: there is no such file, or it does not hold them.
+    """
     if not path.is_file():
         raise DataError(f"there is no file {path}: put {path.name} there, or pass --data-dir the folder that holds it.")
     try:

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 RESULTS = "results.json"
-CURVES = "curves.png"
 
 
 class ResultsError(Exception):
@@ -63,6 +63,25 @@ def read(folder: Path) -> dict:
         raise ResultsError(f"{path} is not the result of a comparison ({error}): pass another --out.") from None
 
 
+def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts) -> dict:
+    """The results so far, none for a new comparison; earlier ones of other settings are kept beside.
+
+    Raises:
+      ResultsError: there is nothing to resume, or it was made with other settings.
+    """
+    if resume:
+        results = read(folder)
+        differing = {key for key, value in settings.items() if results["settings"].get(key) != value}
+        if differing:
+            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {settings[key]} now)" for key in sorted(differing))
+            raise ResultsError(f"{folder / RESULTS} was made with other settings: {changes}. Pass those, or another --out.")
+        return results
+    earlier = keep_earlier(folder)
+    if earlier is not None:
+        console.print(f"Earlier results are kept as {earlier}.")
+    return {"settings": settings, **facts, "machine": machine(), "runs": []}
+
+
 def keep_earlier(folder: Path) -> Path | None:
     """Moves earlier results out of the way; returns where they are now."""
     path = folder / RESULTS
@@ -78,15 +97,50 @@ def table(results: dict) -> Table:
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     result = Table(
         title=f"{described(settings)}, {settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}, {seeds}",
-        caption="accuracy with running statistics, and with those of test batches as large as in training",
+        caption=_caption(results),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for name in (*shown_keys(settings, ("variant", "batch", "norm")), "train loss", "test loss", "accuracy %", "batch stats", "steps/s"):
+    columns = _columns(results)
+    for name in (*shown_keys(settings, ("variant", "batch", "norm")), *columns, "steps/s"):
         result.add_column(name, justify="left" if name in ("variant", "norm") else "right", no_wrap=True)
     for key, runs in groups(results["runs"]).items():
-        result.add_row(*shown_keys(settings, map(str, key)), *_cells(runs), end_section=key[-1] == settings["norms"][-1])
+        speed = f"{np.median([run['steps_per_second'] for run in runs]):.0f}"
+        cells = [_cell(runs, *column) for column in columns.values()]
+        result.add_row(*shown_keys(settings, map(str, key)), *cells, speed, end_section=key[-1] == settings["norms"][-1])
     return result
+
+
+# title -> name in an epoch's results, format, factor
+COLUMNS = {
+    "train loss": ("train_loss", ".3f", 1),
+    "test loss": ("test_loss", ".3f", 1),
+    "batch stats loss": ("batch_test_loss", ".3f", 1),
+    "accuracy %": ("test_accuracy", ".1f", 100),
+    "batch stats": ("batch_test_accuracy", ".1f", 100),
+}
+
+
+def _columns(results: dict) -> dict[str, tuple]:
+    """Those that any run has; the loss with batch statistics only where there is no accuracy."""
+    found = {name for run in results["runs"] for name in run["epochs"][-1]}
+    if "test_accuracy" in found:
+        found -= {"batch_test_loss"}
+    return {title: column for title, column in COLUMNS.items() if column[0] in found}
+
+
+def _caption(results: dict) -> str:
+    """What the columns are."""
+    words = [f"losses: {results['loss']}"] if results.get("loss", "cross entropy") != "cross entropy" else []
+    if "batch stats" in _columns(results):
+        words.append("accuracy with running statistics, and with those of test batches as large as in training")
+    return "; ".join(words)
+
+
+def told(epoch: dict[str, float]) -> str:
+    """One run in words."""
+    accuracy = f"test accuracy {epoch['test_accuracy']:.2%}" if "test_accuracy" in epoch else f"test loss {epoch['test_loss']:.4f}"
+    return f"{accuracy}, training loss {epoch['train_loss']:.4f}"
 
 
 def shown_keys(settings: dict, key: Iterable[str]) -> list[str]:
@@ -105,11 +159,12 @@ def described(settings: dict) -> str:
 
 def markdown(results: dict) -> str:
     """The same rows for a page, without the speeds and without what all rows share."""
-    settings = results["settings"]
-    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), "training loss", "test loss", "accuracy %", "with batch statistics"]
-    rows = [[*shown_keys(settings, map(str, key)), *_cells(runs)[:-1]] for key, runs in groups(results["runs"]).items()]
-    if not any(row[-1] for row in rows):
-        titles, rows = titles[:-1], [row[:-1] for row in rows]
+    settings, columns = results["settings"], _columns(results)
+    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), *columns]
+    rows = [
+        [*shown_keys(settings, map(str, key)), *(_cell(runs, *column) for column in columns.values())]
+        for key, runs in groups(results["runs"]).items()
+    ]
     return "\n".join("| " + " | ".join(row) + " |" if row else "|" + "---|" * len(titles) for row in (titles, [], *rows))
 
 
@@ -121,15 +176,10 @@ def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
     return result
 
 
-def _cells(runs: list[dict]) -> list[str]:
+def _cell(runs: list[dict], name: str, form: str, factor: float) -> str:
+    """Over the seeds, after the last epoch; empty where a norm has no such number."""
     last = [run["epochs"][-1] for run in runs]
-    return [
-        _spread([epoch["train_loss"] for epoch in last], ".3f"),
-        _spread([epoch["test_loss"] for epoch in last], ".3f"),
-        _spread([epoch["test_accuracy"] for epoch in last], ".1f", 100),
-        _spread([epoch["batch_test_accuracy"] for epoch in last], ".1f", 100) if "batch_test_accuracy" in last[0] else "",
-        f"{np.median([run['steps_per_second'] for run in runs]):.0f}",
-    ]
+    return _spread([epoch[name] for epoch in last], form, factor) if name in last[0] else ""
 
 
 def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
@@ -138,50 +188,6 @@ def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
     numbers = factor * np.array(values, float)
     mean = format(numbers.mean(), form)
     return f"{mean}±{format(numbers.std(ddof=1), form)}" if len(values) > 1 else mean
-
-
-def plot(folder: Path, results: dict) -> Path:
-    """Draws the learning curves: training loss by step and test accuracy by epoch, a column per batch size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    settings, grouped = results["settings"], groups(results["runs"])
-    columns = list(dict.fromkeys(key[:2] for key in grouped))
-    width = 5.2 if len(columns) < 4 else 3.4
-    figure, axes = plt.subplots(2, len(columns), figsize=(width * len(columns), 7), squeeze=False, layout="constrained", sharey="row")
-    colors = {norm: f"C{i}" for i, norm in enumerate(settings["norms"])}
-    for (variant, size, norm), runs in grouped.items():
-        above, below = axes[:, columns.index((variant, size))]
-        loss = np.array([run["curve"]["loss"] for run in runs], float)
-        _band(above, runs[0]["curve"]["step"], loss, colors[norm], norm)
-        epochs = np.arange(1, len(runs[0]["epochs"]) + 1)
-        for name, style in (("test_accuracy", "-"), ("batch_test_accuracy", "--")):
-            if name in runs[0]["epochs"][0]:
-                values = np.array([[epoch[name] for epoch in run["epochs"]] for run in runs], float)
-                label = norm if name == "test_accuracy" else f"{norm}, batch statistics"
-                _band(below, epochs, 100 * values, colors[norm], label, style)
-    several = len(settings["variants"]) > 1
-    for (variant, size), (above, below) in zip(columns, axes.T, strict=True):
-        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="step", yscale="log")
-        below.set(xlabel="epoch")
-        below.xaxis.get_major_locator().set_params(integer=True)
-    axes[0, 0].set_ylabel("training loss")
-    axes[1, 0].set_ylabel("test accuracy (%)")
-    axes[0, 0].legend()
-    axes[1, 0].legend()
-    seeds = f"{settings['seeds']} seeds, mean and range" if settings["seeds"] > 1 else "1 seed"
-    figure.suptitle(f"{described(settings)} ({seeds})")
-    path = folder / CURVES
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-    return path
-
-
-def _band(axes, x, values: np.ndarray, color: str, label: str, style: str = "-") -> None:
-    axes.plot(x, values.mean(0), style, color=color, label=label, linewidth=1.4)
-    axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
 
 
 def _plain(value):

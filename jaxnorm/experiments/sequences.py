@@ -1,9 +1,11 @@
 """Recurrent classifiers: images read row by row or pixel by pixel, and text."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jaxnorm import linen as jn
@@ -16,7 +18,16 @@ from jaxnorm.running import ema
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
 # norm and initial gain; the default gain is 1, for recurrent batch norm 0.1
 NORMS = {"none": (None, None), "layer": ("layer", None), "layer-0.3": ("layer", 0.3), "rms": ("rms", None), "batch": ("batch", None)}
-READ = {"rows": lambda images: images.reshape(*images.shape[:-1]), "pixels": lambda images: images.reshape(len(images), -1, 1)}
+READ: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "rows": lambda images: images.reshape(*images.shape[:-1]),
+    "pixels": lambda images: images.reshape(len(images), -1, 1),
+    "permuted": lambda images: permuted(images.reshape(len(images), -1, 1)),
+}
+
+
+def permuted(pixels: jax.Array) -> jax.Array:
+    """In an order without sense, the same for all images (Le et al. 2015, arXiv:1504.00941)."""
+    return pixels[:, np.random.default_rng(0).permutation(pixels.shape[1])]
 
 
 class Reader(nn.Module):
@@ -45,8 +56,9 @@ class Reader(nn.Module):
             state, _ = network(x, params, norm="batch", where=mask, running={name: value.value for name, value in running.items()})
         else:
             state, _, found = network(x, params, norm="batch", where=mask, return_moments=True)
-            for name, value in running.items():
-                value.value = ema(value.value, found[name], momentum=self.momentum)
+            for name, value in running.items():  # steps beyond those of training are not kept
+                known = jax.tree.map(lambda leaf: leaf[: len(value.value.count)], found[name])  # noqa: B023
+                value.value = ema(value.value, known, momentum=self.momentum)
         return state[0] if self.cell == "lstm" else state
 
 
@@ -68,6 +80,19 @@ class ImageReader(nn.Module):
         cell, way = self.variant.split("-")
         h = Reader(cell, self.norm, self.features, self.momentum)(READ[way](images), None, evaluating=evaluating)
         return nn.Dense(10)(h)
+
+
+class UtteranceReader(nn.Module):
+    """Sequences ``(batch, time, features)``, NaN where they have ended, of nine classes."""
+
+    norm: str = "none"
+    variant: str = "lstm"
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, evaluating: bool) -> jax.Array:
+        h = Reader(self.variant, self.norm, 64, self.momentum)(x, ~jnp.isnan(x[..., 0]), evaluating=evaluating)
+        return nn.Dense(9)(h)
 
 
 class TextReader(nn.Module):

@@ -1,0 +1,159 @@
+"""Why norms help, measured: the loss along the gradient, the drift of layers, scales of weights, what a blend learns."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from jaxnorm.experiments import explain_figures, probes, report
+from jaxnorm.experiments.compare import progress_on
+from jaxnorm.experiments.data import Dataset
+from jaxnorm.experiments.models import LeNet
+from jaxnorm.experiments.probes import FACTORS, REACH
+from jaxnorm.experiments.tasks import TASKS
+from jaxnorm.experiments.training import Run, watched
+
+BLEND = "switchable"
+EXPLANATION = "explanation.md"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: LeNet with the norm after its convolutions, trained by plain gradient descent."""
+
+    data: str = "digits"
+    variant: str = "deep"
+    norms: tuple[str, ...] = ("none", "batch", "layer", "group")
+    batch_size: int = 64
+    blend_batch_sizes: tuple[int, ...] = (64, 32, 16, 8, 4, 2)
+    seeds: int = 1
+    epochs: int = 15
+    learning_rate: float = 0.1
+    snapshots: int = 30
+
+    def runs(self) -> list[Run]:
+        """Each norm; and switchable norm at each batch size with as many steps, four times as many, by Adam.
+
+        Under plain gradient descent the weights of its blend hardly leave their start.
+        """
+        result: list[Run] = []
+        for seed in range(self.seeds):
+            rest = seed, self.variant
+            result += [Run(norm, self.batch_size, *rest, self.epochs, self.learning_rate, 0.9, "sgd") for norm in self.norms]
+            epochs = {size: max(1, 4 * self.epochs * size // self.batch_size) for size in self.blend_batch_sizes}
+            result += [Run(BLEND, size, *rest, epochs[size], 1e-3, 0.9, "adam") for size in self.blend_batch_sizes]
+        return result
+
+
+def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
+    """Measures what is not there yet, writing ``results.json`` after every run, and pictures and words at the end.
+
+    Raises:
+      DataError: the data cannot be had.
+      ResultsError: there is nothing to resume, or it was made with other settings.
+      KeyboardInterrupt: after a word on how to go on.
+    """
+    data = TASKS[settings.data].load(data_dir)
+    wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
+    results = report.begin(wanted, out, console, resume)
+    finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}
+    todo = [run for run in settings.runs() if (run.norm, run.batch_size, run.seed) not in finished]
+    report.write(out, results)
+    try:
+        with progress_on(console) as progress:
+            overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
+            for run in todo:
+                shown = progress.add_task(f"{run.norm}, batch {run.batch_size}, seed {run.seed}", total=None)
+                found = _measured(run, data, settings.snapshots, partial(progress.update, shown))
+                results["runs"].append({"norm": run.norm, "batch_size": run.batch_size, "seed": run.seed} | found)
+                report.write(out, results)
+                progress.remove_task(shown)
+                progress.advance(overall)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
+        raise
+    results = report.read(out)
+    explain_figures.plot(out, results)
+    (out / EXPLANATION).write_text("\n\n".join(words(results)) + "\n")
+    return results
+
+
+def _measured(run: Run, data: Dataset, snapshots: int, on_progress) -> dict:
+    """The probes at so many moments of a training; of switchable norm the weights that it learned."""
+    model = LeNet(run.norm, run.variant, run.momentum)
+    steps = len(data.train_inputs) // run.batch_size * run.epochs
+    every = max(1, steps // snapshots)
+    if run.norm == BLEND:
+        last: dict = {}
+        for step, params, _ in watched(run, model, data, every):
+            on_progress(completed=step, total=steps)
+            last = params
+        return {"weights": _blend(last)}
+    batch = data.train_inputs[: run.batch_size], data.train_labels[: run.batch_size]
+    history: dict[str, list] = {}
+    before = None
+    for step, params, stats in watched(run, model, data, every):
+        found = probes.along_gradient(model, params, stats, batch, run.learning_rate)
+        found |= {"shift": probes.shift_of_gradients(model, params, stats, batch, run.learning_rate)}
+        moments = probes.before_activations(model, params, stats, batch[0])
+        found |= {"drift": probes.drift(before or moments, moments), "step": np.array(step)}
+        scaled = probes.scaled_weights(model, params, stats, batch)
+        found |= {"length": scaled["length"]}
+        before = moments
+        for name, value in found.items():
+            history.setdefault(name, []).append(np.asarray(value).tolist())
+        on_progress(completed=step, total=steps)
+    return history | {"scaled": {name: np.asarray(value).tolist() for name, value in scaled.items()}}
+
+
+def _blend(params) -> dict[str, list[float]]:
+    """The weights of instance, layer and batch statistics, mean over the layers."""
+    own = [leaf for name, leaf in params.items() if name.startswith("SwitchableNorm")]
+    return {
+        kind: np.mean([jax.nn.softmax(leaf[f"{kind}_logits"]) for leaf in own], axis=0, dtype=float).tolist() for kind in ("mean", "var")
+    }
+
+
+def words(results: dict) -> list[str]:
+    """A paragraph for each picture, made of the numbers."""
+    norms = results["settings"]["norms"]
+
+    def told(measure, form: str = ".2g") -> str:
+        values = {norm: np.mean([measure(run) for run in _of(results, norm)]) for norm in norms}
+        return ", ".join(f"{norm} {value:{form}}" for norm, value in sorted(values.items(), key=lambda item: item[1]))
+
+    ranges = told(lambda run: np.median(np.ptp(np.array(run["losses"], float), axis=1)))
+    turns = told(lambda run: np.median(np.array(run["turns"], float)[:, -1]))
+    smooth = told(lambda run: np.median(np.array(run["smoothness"], float)))
+    drifts = told(lambda run: np.mean(np.array(run["drift"], float)[1:]))
+    shifts = told(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
+    spread = told(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
+    slope = told(lambda run: np.polyfit(np.log(FACTORS), np.log(np.array(run["scaled"]["gradients"], float)), 1)[0], ".2f")
+    growth = told(lambda run: run["length"][-1] / run["length"][0], ".2f")
+    near, far, low, high = REACH[0], REACH[-1], FACTORS[0], FACTORS[-1]
+    return [
+        f"**Along the gradient.** Over steps of {near} to {far:.0f} learning rates the loss ranges over (median over the training): "
+        f"{ranges}. At the longest the gradient has moved by: {turns}; its largest change per length is: {smooth}.",
+        f"**Drift.** From one snapshot to the next the distribution before a nonlinearity moves by (in deviations of its features, "
+        f"mean over layers): {drifts}. When all layers before it make one step, a layer's gradient changes by (relative to its "
+        f"length): {shifts}.",
+        f"**Scale.** When the second layer's weights are multiplied by {low} to {high:.0f}, the loss ranges over: {spread}. Its "
+        f"gradient goes with the factor to the power: {slope}. Over the training the weights grew by a factor of: {growth}.",
+        f"**The blend.** Switchable norm gave the batch's statistics these weights, mean and variance: {_batch_weights(results)}.",
+    ]
+
+
+def _batch_weights(results: dict) -> str:
+    def told(size: int) -> str:
+        mean, var = (np.mean([run["weights"][kind][2] for run in _of(results, BLEND, size)]) for kind in ("mean", "var"))
+        return f"{mean:.2f} and {var:.2f} at batch {size}"
+
+    return ", ".join(map(told, results["settings"]["blend_batch_sizes"]))
+
+
+def _of(results: dict, norm: str, batch_size: int | None = None) -> Iterator[dict]:
+    return (run for run in results["runs"] if run["norm"] == norm and batch_size in (None, run["batch_size"]))

@@ -1,0 +1,98 @@
+"""Pictures of what ``jaxnorm explain`` measured."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxnorm.experiments.figures import band, pyplot, save
+from jaxnorm.experiments.probes import FACTORS, REACH
+
+STATISTICS = ("instance", "layer", "batch")
+
+
+def plot(folder: Path, results: dict) -> list[Path]:
+    """Draws four pictures; returns the files."""
+    return [make(folder, results) for make in (_along_gradient, _drift, _scale, _blend)]
+
+
+def _panels(results: dict, titles: dict[str, str], xlabel: str = "step"):
+    """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each norm."""
+    figure, axes = pyplot().subplots(1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained")
+    for axis, (title, ylabel) in zip(axes[0], titles.items(), strict=True):
+        axis.set(title=title, ylabel=ylabel, xlabel=xlabel, yscale="log")
+    norms = [
+        (norm, f"C{i}", [run for run in results["runs"] if run["norm"] == norm]) for i, norm in enumerate(results["settings"]["norms"])
+    ]
+    return figure, axes[0], norms
+
+
+def _title(results: dict, words: str) -> str:
+    settings = results["settings"]
+    seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "1 seed"
+    return f"{words} ({settings['data']}, {settings['variant']}, {seeds})"
+
+
+def _history(runs: list[dict], name: str, reduce=lambda values: values) -> np.ndarray:
+    return np.array([reduce(np.array(run[name], float)) for run in runs])
+
+
+def _along_gradient(folder: Path, results: dict) -> Path:
+    longest = f"{REACH[-1]:.0f} learning rates away"
+    titles = {"range of the loss": "loss along the gradient", "how far the gradient moves": longest, "smoothness": "change per length"}
+    figure, axes, norms = _panels(results, titles)
+    for norm, color, runs in norms:
+        steps = runs[0]["step"]
+        band(axes[0], steps, _history(runs, "losses", lambda v: np.ptp(v, axis=1)), color, norm)
+        band(axes[1], steps, _history(runs, "turns", lambda v: v[:, -1]), color, norm)
+        band(axes[2], steps, _history(runs, "smoothness"), color, norm)
+    axes[0].legend()
+    return save(figure, folder / "along_gradient.png", _title(results, "Along the gradient"))
+
+
+def _drift(folder: Path, results: dict) -> Path:
+    titles = {
+        "inputs of nonlinearities": "drift since the last snapshot, deviations",
+        "gradients, when earlier layers step": "relative change, median layer",
+    }
+    figure, axes, norms = _panels(results, titles)
+    for norm, color, runs in norms:
+        steps = runs[0]["step"]
+        band(axes[0], steps[1:], _history(runs, "drift", lambda v: v[1:].mean(1)), color, norm)
+        band(axes[1], steps, _history(runs, "shift", lambda v: np.median(v[:, 1:], axis=1)), color, norm)
+    axes[0].legend()
+    return save(figure, folder / "drift.png", _title(results, "Drift of the layers"))
+
+
+def _scale(folder: Path, results: dict) -> Path:
+    titles = {
+        "loss of scaled weights": "loss",
+        "gradient of scaled weights": "its length",
+        "relative step": "learning rate / squared length of the weights",
+    }
+    figure, axes, norms = _panels(results, titles)
+    for norm, color, runs in norms:
+        for axis, name in zip(axes, ("losses", "gradients"), strict=False):
+            band(axis, FACTORS, np.array([run["scaled"][name] for run in runs], float), color, norm, marker="o")
+            axis.set(xscale="log", xlabel="factor of the second layer's weights", xticks=FACTORS, xticklabels=FACTORS)
+            axis.minorticks_off()
+        relative = results["settings"]["learning_rate"] / _history(runs, "length") ** 2
+        axes[2].set_yscale("linear")
+        band(axes[2], runs[0]["step"], relative, color, norm)
+    axes[0].legend()
+    return save(figure, folder / "scale.png", _title(results, "Scales of the weights"))
+
+
+def _blend(folder: Path, results: dict) -> Path:
+    sizes = results["settings"]["blend_batch_sizes"]
+    figure, axes = pyplot().subplots(1, 2, figsize=(9.2, 4), sharey=True, layout="constrained")
+    for axis, kind in zip(axes, ("mean", "var"), strict=True):
+        runs = [[run["weights"][kind] for run in results["runs"] if "weights" in run and run["batch_size"] == size] for size in sizes]
+        weights = np.array([np.mean(found, axis=0) for found in runs])
+        bottom = np.zeros(len(sizes))
+        for i, name in enumerate(STATISTICS):
+            axis.bar([str(size) for size in sizes], weights[:, i], bottom=bottom, label=name)
+            bottom += weights[:, i]
+        axis.set(title=f"weights of the {'means' if kind == 'mean' else 'variances'}", xlabel="batch size")
+    axes[0].set_ylabel("share, mean over the layers")
+    axes[1].legend(loc="lower right")
+    return save(figure, folder / "blend.png", _title(results, "What switchable norm learned"))

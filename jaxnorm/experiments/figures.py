@@ -1,0 +1,110 @@
+"""Pictures of results: learning curves, and what is left after the last epoch by batch size."""
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxnorm.experiments.report import described, groups
+
+CURVES, SIZES = "curves.png", "batch_sizes.png"
+MANY = 3  # batch sizes from which on they are an axis
+
+
+def plot(folder: Path, results: dict) -> list[Path]:
+    """Draws what there is to see; returns the files."""
+    settings = results["settings"]
+    made = [_curves(folder, results)]
+    return [*made, _by_batch_size(folder, results)] if len(settings["batch_sizes"]) >= MANY else made
+
+
+def _curves(folder: Path, results: dict) -> Path:
+    """Training loss by step, and test accuracy, or loss, by epoch; a column per variant and batch size."""
+    plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
+    columns = list(dict.fromkeys(key[:2] for key in grouped))
+    width = 5.2 if len(columns) < 4 else 3.4
+    figure, axes = plt.subplots(2, len(columns), figsize=(width * len(columns), 7), squeeze=False, layout="constrained", sharey="row")
+    colors = {norm: f"C{i}" for i, norm in enumerate(settings["norms"])}
+    measure, factor, label = tested(results)
+    for (variant, size, norm), runs in grouped.items():
+        above, below = axes[:, columns.index((variant, size))]
+        loss = np.array([run["curve"]["loss"] for run in runs], float)
+        band(above, runs[0]["curve"]["step"], loss, colors[norm], norm)
+        epochs = np.arange(1, len(runs[0]["epochs"]) + 1)
+        for name, style in ((f"test_{measure}", "-"), (f"batch_test_{measure}", "--")):
+            if name in runs[0]["epochs"][0]:
+                values = np.array([[epoch[name] for epoch in run["epochs"]] for run in runs], float)
+                band(below, epochs, factor * values, colors[norm], norm if style == "-" else f"{norm}, batch statistics", style)
+    several = len(settings["variants"]) > 1
+    positive = all(loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"])
+    for (variant, size), (above, below) in zip(columns, axes.T, strict=True):
+        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="step")
+        above.set_yscale("log" if positive else "linear")
+        below.set(xlabel="epoch")
+        below.xaxis.get_major_locator().set_params(integer=True)
+    unit = results.get("loss", "cross entropy")
+    axes[0, 0].set_ylabel("training loss" if unit == "cross entropy" else f"training loss, {unit}")
+    axes[1, 0].set_ylabel(label)
+    axes[0, 0].legend()
+    axes[1, 0].legend()
+    return save(figure, folder / CURVES, _title(settings))
+
+
+def _by_batch_size(folder: Path, results: dict) -> Path:
+    """Training loss and test error, or loss, after the last epoch; a column per variant."""
+    plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
+    figure, axes = plt.subplots(
+        2, len(settings["variants"]), figsize=(5.2 * len(settings["variants"]), 7), squeeze=False, layout="constrained", sharey="row"
+    )
+    measure, factor, label = tested(results)
+    for (above, below), variant in zip(axes.T, settings["variants"], strict=True):
+        for i, norm in enumerate(settings["norms"]):
+            found = {size: runs for (v, size, n), runs in grouped.items() if (v, n) == (variant, norm)}
+            for axis, name, scale in ((above, "train_loss", 1), (below, f"test_{measure}", factor)):
+                if found:
+                    values = np.array([[run["epochs"][-1][name] for run in runs] for runs in found.values()], float)
+                    band(axis, list(found), scale * values.T, f"C{i}", norm, marker="o")
+        for axis in (above, below):
+            axis.set_xscale("log", base=2)
+            axis.set(xlabel="batch size", xticks=settings["batch_sizes"], xticklabels=settings["batch_sizes"])
+            axis.invert_xaxis()
+        above.set(title=variant, yscale="log")
+    axes[0, 0].set_ylabel("training loss, last epoch")
+    axes[1, 0].set_ylabel(label)
+    axes[0, 0].legend()
+    return save(figure, folder / SIZES, _title(settings))
+
+
+def tested(results: dict) -> tuple[str, float, str]:
+    """What tests measure: its name in an epoch's results, a factor, and words."""
+    if all("test_accuracy" in run["epochs"][-1] for run in results["runs"]):
+        return "accuracy", 100, "test accuracy (%)"
+    return "loss", 1, f"test loss, {results.get('loss', 'cross entropy')}"
+
+
+def _title(settings: dict) -> str:
+    seeds = f"{settings['seeds']} seeds, mean and range" if settings["seeds"] > 1 else "1 seed"
+    return f"{described(settings)} ({seeds})"
+
+
+def pyplot():
+    """matplotlib that needs no screen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def band(axes, x, values: np.ndarray, color: str, label: str, style: str = "-", marker: str = "") -> None:
+    """The mean over the first axis as a line in the range of the values."""
+    axes.plot(x, values.mean(0), style, color=color, label=label, linewidth=1.4, marker=marker)
+    axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
+
+
+def save(figure, path: Path, title: str) -> Path:
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot().close(figure)
+    return path

@@ -1,0 +1,64 @@
+"""Recurrent networks that tell what comes next: the next character of a text, the next point of a pen drawing."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from jaxnorm.experiments.sequences import LAYERS, NORMS
+
+SYMBOLS, MIXTURES, FEATURES = 65, 20, 128
+
+
+def layer(cell: str, norm: str) -> nn.Module:
+    kind, scale = NORMS[norm]
+    return LAYERS[cell](FEATURES, norm=kind, scale=scale)
+
+
+class TextWriter(nn.Module):
+    """Reads ``(batch, characters)``; its outputs are the bits per character, of each text, of all but the first."""
+
+    norm: str = "none"
+    variant: str = "lstm"
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, symbols: jax.Array, *, evaluating: bool) -> jax.Array:
+        known = jax.nn.one_hot(symbols[:, :-1], SYMBOLS)
+        logits = nn.Dense(SYMBOLS)(layer(self.variant, self.norm)(known))
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, symbols[:, 1:])
+        return nats.mean(-1) / jnp.log(2)
+
+
+class PenWriter(nn.Module):
+    """Reads drawings ``(batch, points, 3)``, NaN where they have ended; its outputs are the nats of each drawing.
+
+    The next point is a mixture of 20 Gaussians in two dimensions, and a chance that the pen is lifted (Graves 2013,
+    arXiv:1308.0850, eqs. 18-25). Densities are those of offsets in deviations of the training set.
+    """
+
+    norm: str = "none"
+    variant: str = "lstm"
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, points: jax.Array, *, evaluating: bool) -> jax.Array:
+        there = ~jnp.isnan(points[..., 0])
+        points = jnp.where(there[..., None], points, 0)
+        known = jnp.pad(points[:, :-1], [(0, 0), (1, 0), (0, 0)])
+        first = jnp.zeros_like(known[..., :1]).at[:, 0].set(1)  # marks the start, which would be a zero input otherwise
+        h = layer(self.variant, self.norm)(jnp.concatenate([known, first], -1), mask=there)
+        nats = point_nats(nn.Dense(6 * MIXTURES + 1)(h), points)
+        return jnp.where(there, nats, 0).sum(-1)
+
+
+def point_nats(outputs: jax.Array, points: jax.Array) -> jax.Array:
+    """The negative log density of points ``(..., 3)`` under a network's outputs ``(..., 6 * 20 + 1)``."""
+    weight, x, y, log_x, log_y, skew = jnp.split(outputs[..., :-1], 6, -1)
+    correlation = 0.99 * jnp.tanh(skew)
+    u, v = (points[..., :1] - x) * jnp.exp(-log_x), (points[..., 1:2] - y) * jnp.exp(-log_y)
+    rest = 1 - correlation**2
+    distance = (u**2 + v**2 - 2 * correlation * u * v) / rest
+    log_density = -0.5 * distance - log_x - log_y - 0.5 * jnp.log(rest) - jnp.log(2 * jnp.pi)
+    place = jax.nn.logsumexp(jax.nn.log_softmax(weight) + log_density, -1)
+    return optax.sigmoid_binary_cross_entropy(outputs[..., -1], points[..., 2]) - place

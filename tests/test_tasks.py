@@ -1,0 +1,186 @@
+"""Every task: its data as the files have them, its losses against known values, and that it trains from the command line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxnorm.experiments import data, data_sequences, figures, report
+from jaxnorm.experiments.command import main
+from jaxnorm.experiments.painter import SIDE, Painter, filters
+from jaxnorm.experiments.sequences import permuted
+from jaxnorm.experiments.tasks import TASKS
+from jaxnorm.experiments.training import Run, train
+from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats
+
+
+@pytest.fixture(autouse=True)
+def ordinary_promotion():
+    """The library is strict; optax and the user's own code need not be."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def ragged(rng, lengths, features, dtype=np.float32):
+    return (10 * rng.standard_normal((sum(lengths), features))).astype(dtype)
+
+
+@pytest.fixture
+def folder(tmp_path, rng):
+    """Small files of the layouts that are read."""
+    few, longer = np.array([3, 7, 5, 4] * 4, np.uint8), np.array([2, 9, 5, 4], np.uint8)
+    labels = {"y_train": np.arange(16) % 9, "y_test": np.arange(4)}
+    x = {"x_train": ragged(rng, few, 12), "x_test": ragged(rng, longer, 12)}
+    np.savez(tmp_path / "japanese_vowels.npz", **x, **labels, len_train=few, len_test=longer)
+    long = np.array([150, 3, 20, 8], np.uint16)
+    pens = {}
+    for part in ("train", "test"):
+        pens[f"x_{part}"] = np.concatenate([ragged(rng, long, 2, np.int16), rng.integers(0, 2, (181, 1), np.int16)], 1)
+        pens[f"len_{part}"] = long
+    np.savez(tmp_path / "strokes_omniglot.npz", **pens)
+    np.savez(tmp_path / "tinyshakespeare.npz", text=rng.integers(60, 90, 3000).astype(np.uint8))
+    bits = rng.integers(0, 256, (8, 98), np.uint8)
+    np.savez(tmp_path / "binarized_mnist.npz", train=bits, valid=bits[:4], test=bits[:4])
+    images = {f"x_{part}": rng.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 16), ("test", 4))}
+    np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(16) % 10, y_test=np.arange(4))
+    return tmp_path
+
+
+def test_vowels_end_in_nan_and_may_be_longer_than_any_in_training(folder):
+    found = data_sequences.vowels(str(folder))
+    assert (found.train_inputs.shape, found.test_inputs.shape) == ((16, 7, 12), (4, 9, 12))
+    assert sorted((~np.isnan(found.test_inputs[..., 0])).sum(1)) == [2, 4, 5, 9]
+    there = found.train_inputs[~np.isnan(found.train_inputs)].reshape(-1, 12)
+    np.testing.assert_allclose(there.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(there.std(0), 1, rtol=1e-5)
+
+
+def test_drawings_are_cut_and_scaled_alike_in_both_directions(folder):
+    found = data_sequences.strokes(str(folder)).train_inputs
+    raw = np.load(folder / "strokes_omniglot.npz")["x_train"]
+    assert (~np.isnan(found[..., 0])).sum(1).tolist() == [100, 3, 20, 8]
+    np.testing.assert_allclose(found[1, :3, :2], raw[150:153, :2] / raw[:, :2].std(), rtol=1e-6)
+    np.testing.assert_array_equal(found[1, :3, 2], raw[150:153, 2])
+
+
+def test_a_text_is_told_once(folder):
+    found = data_sequences.text(str(folder))
+    symbols = np.unique(np.load(folder / "tinyshakespeare.npz")["text"], return_inverse=True)[1]
+    assert (found.train_inputs.shape, found.test_inputs.shape) == ((27, 101), (2, 101))
+    np.testing.assert_array_equal(np.concatenate([found.train_inputs[:, 1:], found.test_inputs[:, 1:]]).ravel(), symbols[1:2901])
+
+
+def test_bits_are_unpacked(folder):
+    found = data.binarized(str(folder))
+    assert found.train_inputs.shape == (12, 784)
+    packed = np.load(folder / "binarized_mnist.npz")["train"]
+    np.testing.assert_array_equal(np.packbits(found.train_inputs[:8].astype(np.uint8), axis=1), packed)
+
+
+BROKEN = [
+    ("vowels", "japanese_vowels.npz", {"len_train": np.full(16, 9, np.uint8)}, "as many steps in x_train as len_train adds up to"),
+    ("draw", "binarized_mnist.npz", {"test": np.zeros((2, 784), np.uint8)}, "rows of 98 bytes in test, of 784 bits: got (2, 784)"),
+    ("text", "tinyshakespeare.npz", {"text": np.zeros(10, np.uint8)}, "must hold the text as 2000 bytes or more: got (10,)"),
+]
+
+
+@pytest.mark.parametrize(("task", "file", "change", "message"), BROKEN, ids=[row[0] for row in BROKEN])
+def test_broken_files_are_told(task, file, change, message, folder, capsys, monkeypatch):
+    np.savez(folder / file, **(dict(np.load(folder / file)) | change))
+    assert main(["compare", task, "--data-dir", str(folder), "--out", str(folder / "o")]) == 1
+    assert message in capsys.readouterr().err
+    monkeypatch.delenv("JAXNORM_DATA", raising=False)
+    assert main(["compare", task, "--out", str(folder / "o")]) == 1
+    assert f"{file} is needed: pass --data-dir the folder that holds it, or set JAXNORM_DATA" in capsys.readouterr().err
+
+
+SHORT = ["--epochs", "1", "--seeds", "1", "--train-examples", "8", "--norms", "layer"]
+
+
+@pytest.mark.parametrize("task", ["vowels --variants rnn", "text --variants gru", "handwriting --variants rnn", "pimnist"])
+def test_a_task_trains(task, folder, capsys):
+    name, *options = task.split()
+    arguments = ["compare", name, "--data-dir", str(folder), *options, *SHORT, "--batch-sizes", "4", "--out", str(folder / "o")]
+    assert main(arguments) == 0
+    epoch = report.read(folder / "o")["runs"][0]["epochs"][0]
+    assert np.isfinite(list(epoch.values())).all()
+    assert ("test_accuracy" in epoch) == (name in ("vowels", "pimnist"))
+    shown = capsys.readouterr().out
+    assert (TASKS[name].unit in shown) == (name in ("text", "handwriting"))
+
+
+def test_batch_norm_reads_utterances_longer_than_any_in_training(folder):
+    """With the running statistics of the last step that training had; those of test batches are not kept."""
+    task = TASKS["vowels"]
+    found = train(Run("batch", 8, 0, "rnn", epochs=1), task.model("batch", "rnn", 0.5), task.load(str(folder)))
+    assert set(found["epochs"][0]) == {"train_loss", "test_loss", "test_accuracy", "batch_test_loss", "batch_test_accuracy"}
+
+
+def test_three_batch_sizes_are_an_axis(tmp_path):
+    arguments = ["compare", "--norms", "none", "--train-examples", "16", "--epochs", "1", "--seeds", "1", "--batch-sizes", "8,4,2"]
+    assert main([*arguments, "--optimizer", "sgd", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / figures.SIZES).read_bytes().startswith(b"\x89PNG")
+    assert report.read(tmp_path)["settings"]["optimizer"] == "sgd"
+
+
+def of_zeros(model, inputs):
+    """Outputs of a network whose parameters are all 0."""
+    params = model.init(jax.random.key(0), inputs, evaluating=True)["params"]
+    rngs = {"noise": jax.random.key(0)}
+    return model.apply({"params": jax.tree.map(jnp.zeros_like, params)}, inputs, evaluating=True, rngs=rngs)
+
+
+def test_a_writer_that_knows_nothing_needs_log2_of_the_symbols():
+    text = jnp.asarray(np.random.default_rng(0).integers(0, 65, (3, 20)))
+    np.testing.assert_allclose(of_zeros(TextWriter("layer"), text), np.log2(65), rtol=1e-6)
+
+
+def test_a_pen_that_knows_nothing_expects_a_standard_normal(rng):
+    points = rng.standard_normal((2, 5, 3)).astype(np.float32)
+    points[..., 2] = 1
+    points[1, 3:] = np.nan
+    each = 0.5 * (points[..., :2] ** 2).sum(-1) + np.log(2 * np.pi) + np.log(2)
+    np.testing.assert_allclose(of_zeros(PenWriter("layer"), jnp.asarray(points)), np.nansum(each, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["whole", "attention"])
+def test_a_painter_that_paints_nothing_needs_log_2_for_each_pixel(variant, rng):
+    images = jnp.asarray(rng.integers(0, 2, (3, 784)).astype(np.float32))
+    np.testing.assert_allclose(of_zeros(Painter("layer", variant, steps=2), images), 784 * np.log(2), rtol=1e-5)
+
+
+def test_point_densities_are_those_of_scipy(rng):
+    outputs, points = rng.standard_normal((4, 6 * MIXTURES + 1)), rng.standard_normal((4, 3))
+    points[:, 2] = [0, 1, 1, 0]
+    found = point_nats(jnp.asarray(outputs, jnp.float32), jnp.asarray(points, jnp.float32))
+    for row, point, nats in zip(outputs, points, found, strict=True):
+        weight, x, y, log_x, log_y, skew = np.split(row[:-1], 6)
+        weight, correlation = np.exp(weight) / np.exp(weight).sum(), 0.99 * np.tanh(skew)
+        density = 0.0
+        for w, mx, my, sx, sy, r in zip(weight, x, y, np.exp(log_x), np.exp(log_y), correlation, strict=True):
+            density += w * stats.multivariate_normal.pdf(point[:2], [mx, my], [[sx**2, r * sx * sy], [r * sx * sy, sy**2]])
+        lifted = 1 / (1 + np.exp(-row[-1]))
+        truth = -np.log(density) - np.log(lifted if point[2] else 1 - lifted)
+        assert float(nats) == pytest.approx(truth, abs=1e-4)
+
+
+def test_filters_look_where_they_are_told():
+    """At the middle with the whole image between the outermost filters, and one pixel wide, at (11, 17)."""
+    whole = jnp.zeros((1, 5))
+    along_y, along_x, intensity = filters(whole, 5)
+    assert float(intensity[0, 0]) == 1
+    np.testing.assert_allclose(along_x.sum(-1), 1, rtol=1e-6)
+    center = (SIDE + 1) / 2
+    assert float((along_x[0, 2] * jnp.arange(SIDE)).sum()) == pytest.approx(center, abs=1e-3)
+    narrow = jnp.array([[17 / center - 1, 11 / center - 1, -6.0, -9.0, 0.0]])
+    along_y, along_x, _ = filters(narrow, 5)
+    assert along_y[0].argmax(-1).tolist() == [11] * 5
+    assert along_x[0].argmax(-1).tolist() == [17] * 5
+
+
+def test_the_order_of_permuted_pixels_is_the_same_for_all(rng):
+    pixels = jnp.asarray(rng.standard_normal((2, 64, 1)))
+    order = np.random.default_rng(0).permutation(64)
+    np.testing.assert_array_equal(permuted(pixels), pixels[:, order])
+    np.testing.assert_array_equal(jnp.sort(permuted(pixels), 1), jnp.sort(pixels, 1))
