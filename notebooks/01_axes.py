@@ -12,7 +12,15 @@
 # # Batch, layer, instance and group norm differ in one thing: the axes they pool
 #
 # Statistics over a set of axes are a mergeable value (count, mean, variance); normalizing is applying it.
-# On Colab, install jaxnorm from your copy of the repository first: `%pip install -q PATH_OR_URL_OF_JAXNORM`.
+
+# %%
+import importlib.util
+import os
+
+from IPython import get_ipython
+
+if importlib.util.find_spec("jaxnorm") is None:  # on Colab: put the folder or address of jaxnorm into the variable JAXNORM
+    get_ipython().run_line_magic("pip", f"install -q {os.environ.get('JAXNORM', 'jaxnorm')}[experiments]")
 
 # %%
 import jax

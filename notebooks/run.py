@@ -19,7 +19,7 @@ def main() -> None:
         notebook, twin = jupytext.read(source), source.with_suffix(".ipynb")
         if "--write" not in sys.argv and cells(jupytext.read(twin)) != cells(notebook):
             sys.exit(f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write")
-        NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
+        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
         if "--write" in sys.argv:
             for cell in notebook.cells:
                 cell.metadata.pop("execution", None)

@@ -24,3 +24,22 @@ def x64():
     context = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     with context(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+    """Machine code without the costly passes, for laws in which rounding has no say: a third less time to compile.
+
+    What it compiled is forgotten after the module, so that tests of the last bit see the usual code.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+
+
+@pytest.fixture
+def ordinary_promotion():
+    """The library is strict; optax and the user's own code need not be."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

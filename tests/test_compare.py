@@ -25,11 +25,7 @@ from jaxnorm.experiments.training import Run, evaluate, train
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """The library is strict; optax and the user's own code need not be."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
 
 
 def without_times(results):

@@ -16,10 +16,7 @@ from jaxnorm.experiments.models import LeNet
 SMALL = explain.Settings(variant="conv", norms=("none", "batch"), blend_batch_sizes=(64,), epochs=1, snapshots=2)
 
 
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
 
 
 def network(norm, variant="conv"):

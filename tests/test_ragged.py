@@ -11,6 +11,8 @@ from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences, small_chunks
 
 import jaxnorm as jn
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 LENGTHS = (5, 0, 2, 5)  # few different ones: each is compiled for itself
 by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)
 

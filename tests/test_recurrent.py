@@ -11,6 +11,8 @@ from recurrent_cases import CASES, FEATURES, FEW, HIDDEN, OF_ONE, Case, sequence
 import jaxnorm as jn
 from jaxnorm.recurrent import scan
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 IMPLEMENTATIONS = ("chunked", "xla")
 CHUNK_LENGTH = scan.chunk_length
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
@@ -64,7 +66,7 @@ def test_gradients_are_differences_of_the_equations(case, rng, x64):
             assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(params)[index - 1]
 
 
-@by_case
+@by_few
 def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()
     weights = weights_for(case, rng, x, params)

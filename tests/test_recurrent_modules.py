@@ -14,6 +14,8 @@ import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 KEY = jax.random.key(0)
 LAYERS = {"lstm": "LSTM", "gru": "GRU", "rnn": "SimpleRNN"}
 CELLS = {"lstm": "LayerNormLSTMCell", "gru": "LayerNormGRUCell", "rnn": "LayerNormSimpleCell"}

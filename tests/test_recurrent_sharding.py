@@ -9,6 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from recurrent_cases import FEW, sequences, small_chunks
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 MESH = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = PartitionSpec("data")
 

@@ -14,12 +14,7 @@ from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats
 
-
-@pytest.fixture(autouse=True)
-def ordinary_promotion():
-    """The library is strict; optax and the user's own code need not be."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
 
 
 def ragged(rng, lengths, features, dtype=np.float32):

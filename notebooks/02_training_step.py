@@ -1,0 +1,163 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # One batch norm, three ways to write it, the same training to the last digits
+#
+# Functional calls inside a jitted optax step, Flax linen, and Flax nnx: a small classifier of handwritten digits starts
+# from the same numbers and takes the same 60 steps in each. Only where the running statistics live differs: in a value that is
+# passed on, in the collection `batch_stats`, or in the module.
+
+# %%
+import importlib.util
+import os
+
+from IPython import get_ipython
+
+if importlib.util.find_spec("jaxnorm") is None:  # on Colab: put the folder or address of jaxnorm into the variable JAXNORM
+    get_ipython().run_line_magic("pip", f"install -q {os.environ.get('JAXNORM', 'jaxnorm')}[experiments]")
+
+# %%
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jaxnorm as jn
+from jaxnorm import linen as jnn
+from jaxnorm import nnx as jnnx
+from jaxnorm.experiments.data import digits
+
+print(jax.devices()[0].device_kind)
+data = digits()
+images = jnp.asarray(data.train_inputs.reshape(len(data.train_inputs), -1))
+test = jnp.asarray(data.test_inputs.reshape(len(data.test_inputs), -1))
+labels = jnp.asarray(data.train_labels)
+order = np.random.default_rng(0).permutation(len(images))[:960].reshape(15, 64).repeat(4, 0)  # 60 batches
+optimizer = optax.adam(1e-2)
+
+
+def cross_entropy(logits, y):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+# %% [markdown]
+# ## Functional: statistics are a value
+#
+# `batch_norm` returns the output and the batch's `Moments`; `ema` blends them into the running ones; `normalize` applies
+# those at evaluation.
+
+# %%
+keys = jax.random.split(jax.random.key(0))
+start = {
+    "w": jax.random.normal(keys[0], (400, 64)) / 20,
+    "scale": jnp.ones(64),
+    "bias": jnp.zeros(64),
+    "v": jax.random.normal(keys[1], (64, 10)) / 8,
+}
+
+
+def loss_fn(params, running, x, y):
+    h, batch = jn.batch_norm(x @ params["w"], scale=params["scale"], bias=params["bias"])
+    running = jn.ema(running, batch, momentum=0.9)
+    return cross_entropy(jax.nn.relu(h) @ params["v"], y), running
+
+
+@jax.jit
+def step(params, running, state, x, y):
+    (loss, running), gradient = jax.value_and_grad(loss_fn, has_aux=True)(params, running, x, y)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), running, state, loss
+
+
+params, state = start, optimizer.init(start)
+running = jn.Moments(jnp.zeros((1, 64)), jnp.zeros((1, 64)), jnp.ones((1, 64)))
+functional = []
+for batch in order:
+    params, running, state, loss = step(params, running, state, images[batch], labels[batch])
+    functional.append(float(loss))
+
+h = jn.normalize(test @ params["w"], running, scale=params["scale"], bias=params["bias"])
+accuracy = (jnp.argmax(jax.nn.relu(h) @ params["v"], -1) == data.test_labels).mean()
+print(f"loss {functional[0]:.3f} -> {functional[-1]:.3f}, test accuracy {accuracy:.1%}")
+assert accuracy > 0.9
+
+# %% [markdown]
+# ## Flax linen: statistics are a collection
+
+
+# %%
+class Classifier(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, evaluating: bool):
+        x = nn.Dense(64, use_bias=False)(x)
+        x = jnn.BatchNorm(use_running_average=evaluating, momentum=0.9)(x)
+        return nn.Dense(10, use_bias=False)(nn.relu(x))
+
+
+def linen_loss(params, stats, x, y):
+    logits, new = model.apply({"params": params, "batch_stats": stats}, x, evaluating=False, mutable=["batch_stats"])
+    return cross_entropy(logits, y), new["batch_stats"]
+
+
+@jax.jit
+def linen_step(params, stats, state, x, y):
+    (loss, stats), gradient = jax.value_and_grad(linen_loss, has_aux=True)(params, stats, x, y)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), stats, state, loss
+
+
+model = Classifier()
+stats = model.init(jax.random.key(0), images[:2], evaluating=True)["batch_stats"]
+norm = {"scale": start["scale"], "bias": start["bias"]}
+linen_params = {"Dense_0": {"kernel": start["w"]}, "BatchNorm_0": norm, "Dense_1": {"kernel": start["v"]}}
+state, linen = optimizer.init(linen_params), []
+for batch in order:
+    linen_params, stats, state, loss = linen_step(linen_params, stats, state, images[batch], labels[batch])
+    linen.append(float(loss))
+
+# %% [markdown]
+# ## Flax nnx: statistics are in the module
+
+
+# %%
+class Module(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(400, 64, use_bias=False, rngs=rngs)
+        self.norm = jnnx.BatchNorm(64, momentum=0.9, rngs=rngs)
+        self.last = nnx.Linear(64, 10, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.relu(self.norm(self.first(x))))
+
+
+@nnx.jit
+def nnx_step(module, optimizer, x, y):
+    loss, gradient = nnx.value_and_grad(lambda module: cross_entropy(module(x), y))(module)
+    optimizer.update(module, gradient)
+    return loss
+
+
+module = Module(nnx.Rngs(0))
+module.first.kernel.set_value(start["w"])
+module.last.kernel.set_value(start["v"])
+own = nnx.Optimizer(module, optimizer, wrt=nnx.Param)
+in_nnx = [float(nnx_step(module, own, images[batch], labels[batch])) for batch in order]
+
+# %% [markdown]
+# All three took the same way:
+
+# %%
+for name, losses in (("linen", linen), ("nnx", in_nnx)):
+    print(f"{name:6} largest difference of 60 losses from the functional ones: {np.abs(np.array(losses) - functional).max():.1e}")
+    np.testing.assert_allclose(losses, functional, rtol=2e-3, atol=2e-4)
+np.testing.assert_allclose(stats["BatchNorm_0"]["mean"], running.mean[0], rtol=1e-2, atol=1e-3)
