@@ -11,8 +11,9 @@
 # %% [markdown]
 # # Batch norm needs a batch; group norm does not
 #
-# The same LeNet learns handwritten digits with the norm after its convolutions at smaller and smaller batch sizes. Batch
-# norm's statistics are those of ever fewer images; group norm's are those of one image at any size (Wu & He 2018, figure 1).
+# The same LeNet learns handwritten digits with the norm in its dense part at smaller and smaller batch sizes. Batch norm's
+# statistics are those of ever fewer images; group norm's are those of one image at any size (Wu & He 2018, figure 1). After
+# convolutions a batch of two is still hundreds of positions, and batch norm holds out longer.
 # With `JAXNORM_FULL=1` in the environment: more sizes, epochs and seeds.
 
 # %%
@@ -40,8 +41,8 @@ FULL = os.environ.get("JAXNORM_FULL") == "1"
 print(jax.devices()[0].device_kind)
 settings = Settings(
     data="digits",
-    variants=("conv",),
-    norms=("batch", "group", "switchable") if FULL else ("batch", "group"),
+    variants=("dense",),
+    norms=("none", "batch", "layer", "group") if FULL else ("batch", "group"),
     batch_sizes=(64, 32, 16, 8, 4, 2) if FULL else (32, 8, 2),
     seeds=3 if FULL else 1,
     epochs=10 if FULL else 4,
@@ -66,7 +67,7 @@ def loss(norm, size):
 ratios = {size: loss("batch", size) / loss("group", size) for size in settings.batch_sizes}
 for size, ratio in ratios.items():
     print(f"batch {size:2}: {ratio:.2f}")
-assert ratios[2] > 1.2 * ratios[settings.batch_sizes[0]]
+assert ratios[2] > 5 * ratios[settings.batch_sizes[0]]
 
 # %% [markdown]
 # Why: the statistics of a small batch are noisy. The variance of a channel, estimated from batches of the same images:

@@ -33,7 +33,8 @@ def _curves(folder: Path, results: dict) -> Path:
         for name, style in ((f"test_{measure}", "-"), (f"batch_test_{measure}", "--")):
             if name in runs[0]["epochs"][0]:
                 values = np.array([[epoch[name] for epoch in run["epochs"]] for run in runs], float)
-                band(below, epochs, factor * values, colors[norm], norm if style == "-" else f"{norm}, batch statistics", style)
+                shown = norm if style == "-" else f"{norm}, batch statistics"
+                band(below, epochs, factor * values, colors[norm], shown, style, "o" if len(epochs) == 1 else "")
     several = len(settings["variants"]) > 1
     positive = all(loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"])
     for (variant, size), (above, below) in zip(columns, axes.T, strict=True):

@@ -1,0 +1,63 @@
+"""What experiments were made for, and what they showed; ``bench.pages`` sets figures and pictures beside it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The text of a page."""
+
+    title: str
+    claim: str
+    verdict: str
+    command: str
+
+
+COMPARE = "jaxnorm compare"
+FINDINGS = {
+    "compare-mnist": Finding(
+        "LeNet on MNIST at batch 128 and 8",
+        "Batch norm trains fastest at batch 128 and falls behind at 8, where layer norm is slightly ahead of none (the tutorials).",
+        "The order of the training losses reproduces at 128 and, for batch norm, at 8, where it is behind by a factor of two. Layer "
+        "norm ends slightly ahead of none at 8. Test accuracies differ by less than their spread, but for batch norm at 8 with the "
+        "statistics of eight images.",
+        f"{COMPARE} mnist --data-dir DIR",
+    ),
+    "convolutions": Finding(
+        "Norms after convolutions, Adam",
+        "Layer norm after convolutions fails to converge (the tutorials); it speeds training up, but batch norm more (Ba et al. 2016).",
+        "Under Adam at 1e-3 every norm trains, and the training losses of the first epoch lie within 0.02 of one another; instance "
+        "norm is last, layer norm over height, width and channels first. The failure is of another choice of axes and optimizer: "
+        "[under gradient descent](../convolutions-sgd/README.md).",
+        f"{COMPARE} mnist --data-dir DIR --variants conv --norms none,batch,layer,layer-channels,instance,group,switchable "
+        "--batch-sizes 128 --epochs 1",
+    ),
+    "convolutions-sgd": Finding(
+        "Layer norm after convolutions, gradient descent",
+        "Layer norm after convolutions fails to converge (the tutorials).",
+        "It does where statistics are over the channels alone (`layer-channels`, what a layer norm over the last axis is) and the "
+        "optimizer is plain gradient descent: the loss stays at 2.3 at both depths. Over height, width and channels (`layer`) it "
+        "trains as well as batch norm. The reason is in the black margins: at first all channels of a flat region are equal, their "
+        "variance is 0, and the gradient is multiplied by 1 / sqrt(epsilon). The gradient of the first bias is then 114 long, without a "
+        "norm 0.08; with epsilon 1e-2 it is 1.4 ([measured](../flat-regions.md)). Adam divides by that length, and does not notice.",
+        f"{COMPARE} mnist --data-dir DIR --variants conv,deep --norms none,batch,layer,layer-channels --batch-sizes 128 --epochs 1 "
+        "--seeds 1 --optimizer sgd --learning-rate 0.1",
+    ),
+    "vowels": Finding(
+        "Utterances of 7 to 29 steps",
+        "Recurrent batch norm keeps statistics for every step: late ones are those of few sequences, and a test sequence may be longer "
+        "than any in training (the tutorials; Cooijmans et al. 2016 use the last step's statistics then).",
+        "Both happen here: no training utterance has more than 26 steps. Recurrent batch norm trains far worse than the others (after "
+        "40 epochs its loss is ten to twenty times theirs) and tests worse; test batches' own statistics are worse still. Layer norm is "
+        "level with none for GRU and RNN, and behind it for the LSTM (93.9 against 95.9 %).",
+        f"{COMPARE} vowels --data-dir DIR",
+    ),
+    "sweep": Finding(
+        "Batch sizes from 64 to 2, norms after the convolutions",
+        "Batch norm's error rises as the batch shrinks, group norm's does not: 34.7 against 24.1 % at two images per GPU (Wu & He 2018).",
+        "Not after these convolutions: down to two images batch norm still pools 512 and 32 numbers per channel, which suffices for "
+        "digits; from batch 4 on single seeds of any norm end badly at this learning rate. In the [dense part](../sweep-dense/README.md), "
+        "where two images are two numbers, the claim reproduces.",
+        f"{COMPARE} digits --variants conv --norms batch,layer,group,instance,switchable --batch-sizes 64,32,16,8,4,2 --epochs 10",
+    ),
+}
