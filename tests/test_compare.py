@@ -20,7 +20,7 @@ from jaxnorm.experiments import data_sequences, report
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
 from jaxnorm.experiments.tasks import TASKS
-from jaxnorm.experiments.training import Run, evaluate, train
+from jaxnorm.experiments.training import Run, evaluate, train, watched
 
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
 
@@ -255,6 +255,21 @@ def test_reviews_train_and_resume(tmp_path, capsys):
     assert [run["norm"] for run in report.read(tmp_path / "o")["runs"]] == ["none", "layer", "layer-0.3"]
     assert "imdb, lstm, batch 2, 1 epoch, 1 seed" in capsys.readouterr().out
     assert main([*arguments, "--resume"]) == 0
+
+
+def test_words_have_the_vectors_that_come_with_the_reviews(tmp_path, capsys):
+    write_imdb(tmp_path)
+    arguments = ["compare", "imdb", "--data-dir", str(tmp_path), "--epochs", "1", "--batch-sizes", "2", "--out", str(tmp_path / "o")]
+    assert main([*arguments, "--variants", "rnn-glove", "--norms", "none"]) == 1
+    assert "embedding must be given with the data imdb: put its file into the same folder." in capsys.readouterr().err
+    vectors = np.random.default_rng(0).standard_normal((20_000, 50)).astype(np.float16)
+    np.savez(tmp_path / "glove50_imdb20k.npz", emb=vectors)
+    found = data_sequences.imdb(str(tmp_path))
+    model = TASKS["imdb"].model("none", "rnn-glove", 0.9)
+    _, parameters, stats = next(watched(Run("none", 2, 0, "rnn-glove", epochs=1), model, found, 10))
+    np.testing.assert_array_equal(stats["embedding"], vectors)
+    assert "Embed_0" not in parameters
+    assert main([*arguments, "--variants", "rnn-glove", "--norms", "none"]) == 0
 
 
 def test_what_is_wrong_with_reviews_is_said(tmp_path, monkeypatch, capsys):

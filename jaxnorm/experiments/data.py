@@ -3,7 +3,8 @@
 import os
 import warnings
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ class Dataset:
     """Inputs and labels ``(n,)`` int32.
 
     Images are ``(n, height, width, 1)`` float32 in [0, 1], texts ``(n, symbols)`` int32, and other sequences ``(n, time,
-    features)`` float32, NaN where they have ended; training and test sequences may differ in time.
+    features)`` float32, NaN where they have ended; training and test sequences may differ in time. ``tables`` are what a
+    network may be given beside its parameters, by the names of its variables.
     """
 
     name: str
@@ -28,10 +30,11 @@ class Dataset:
     train_labels: np.ndarray
     test_inputs: np.ndarray
     test_labels: np.ndarray
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def first(self, count: int | None) -> "Dataset":
         """The same with only ``count`` training examples."""
-        return Dataset(self.name, self.train_inputs[:count], self.train_labels[:count], self.test_inputs, self.test_labels)
+        return replace(self, train_inputs=self.train_inputs[:count], train_labels=self.train_labels[:count])
 
 
 def unlabelled(name: str, train: np.ndarray, test: np.ndarray) -> Dataset:

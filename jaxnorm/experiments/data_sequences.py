@@ -14,7 +14,8 @@ def imdb(folder: str | None = None) -> Dataset:
     """25,000 + 25,000 film reviews (Maas et al. 2011), ``imdb.npz`` in ``folder``.
 
     The file holds the words of all reviews one after the other, ``x_train`` and ``x_test``, in Keras' numbering (1 is the
-    start, 2 an unknown word), how many each has, ``len_*``, and labels ``y_*``.
+    start, 2 an unknown word), how many each has, ``len_*``, and labels ``y_*``. ``glove50_imdb20k.npz``, if it is there,
+    has the words' vectors (Pennington et al. 2014).
     """
     path, parts = Path(needed(folder, "imdb.npz")) / "imdb.npz", {}
     arrays = read_npz(path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len", "y")))
@@ -24,7 +25,9 @@ def imdb(folder: str | None = None) -> Dataset:
             raise DataError(f"{path} must hold words (n,) and as many lengths as labels in {part}: got {words.shape}, {lengths.shape}.")
         adding_up(path, part, words, lengths)
         parts[part] = _first_words(words, lengths), labels.astype(np.int32)
-    return Dataset("imdb", *parts["train"], *parts["test"])
+    vectors = path.with_name("glove50_imdb20k.npz")
+    tables = {"embedding": read_npz(vectors, ("emb",))["emb"].astype(np.float32)} if vectors.is_file() else {}
+    return Dataset("imdb", *parts["train"], *parts["test"], tables)
 
 
 def _first_words(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -96,7 +96,11 @@ class UtteranceReader(nn.Module):
 
 
 class TextReader(nn.Module):
-    """Embedding(100), a recurrent layer of 128, one logit; tokens 0 are padding, which is not read."""
+    """Embedding(100), a recurrent layer of 128, one logit; tokens 0 are padding, which is not read.
+
+    ``variant`` is a cell, or a cell and ``-glove``: the embedding is then the table of 50 numbers a word that comes with
+    the data, and is not trained.
+    """
 
     norm: str = "none"
     variant: str = "lstm"
@@ -105,7 +109,11 @@ class TextReader(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array, *, evaluating: bool) -> jax.Array:
-        x = nn.Embed(self.words, 100)(tokens)
-        h = Reader(self.variant, self.norm, 128, self.momentum)(x, tokens > 0, evaluating=evaluating)
+        cell, _, table = self.variant.partition("-")
+        if table:
+            x = self.variable("batch_stats", "embedding", jnp.zeros, (self.words, 50)).value[tokens]
+        else:
+            x = nn.Embed(self.words, 100)(tokens)
+        h = Reader(cell, self.norm, 128, self.momentum)(x, tokens > 0, evaluating=evaluating)
         logit = nn.Dense(1)(h)
         return jnp.concatenate([jnp.zeros_like(logit), logit], -1)  # the softmax of these is the sigmoid of the logit

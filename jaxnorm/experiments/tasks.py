@@ -71,7 +71,7 @@ TASKS = {
         "Embedding, LSTM(128), sigmoid on film reviews of at most 200 words",
         data_sequences.imdb,
         sequences.TextReader,
-        CELLS,
+        CELLS | {f"{cell}-glove": norms for cell, norms in CELLS.items()},
         SEED | {"variants": ("lstm",), "norms": ("none", "layer", "layer-0.3"), "epochs": 3},
     ),
     "text": Task(

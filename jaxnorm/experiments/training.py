@@ -12,12 +12,13 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from jaxnorm.experiments.data import Dataset
+from jaxnorm.experiments.data import DataError, Dataset
 from jaxnorm.experiments.models import RUNNING
 
 Losses = Callable[[Any, Any], jax.Array]  # of outputs and labels: one per example
 
 POINTS = 20  # of the learning curve, per epoch
+TABLES = {"embedding"}  # variables that are neither learned nor statistics, but given with the data
 PREDICTED = 1000  # test examples at a time
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 
@@ -64,7 +65,7 @@ def train(
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
-    state = start(jax.random.key(run.seed), inputs)
+    state = _given(start(jax.random.key(run.seed), inputs), data)
     steps_per_epoch = len(inputs) // run.batch_size
     total = steps_per_epoch * run.epochs
     curve: dict[str, list] = {"step": [], "loss": []}
@@ -88,11 +89,23 @@ def train(
     return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds}
 
 
+def _given(state, data: Dataset):
+    """The first state, with the data's tables for the variables of their names.
+
+    Raises:
+      DataError: there is no table for such a variable.
+    """
+    params, stats, *rest = state
+    for name in TABLES & set(stats) - set(data.tables):
+        raise DataError(f"{name} must be given with the data {data.name}: put its file into the same folder.")
+    return params, stats | {name: jnp.array(table) for name, table in data.tables.items() if name in stats}, *rest
+
+
 def watched(run: Run, model: nn.Module, data: Dataset, every: int) -> Iterator[tuple[int, dict, dict]]:
     """Trains a classifier; yields step, parameters and statistics at the start and after every so many steps."""
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(model, cross_entropy, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
-    state, done = start(jax.random.key(run.seed), inputs), 0
+    state, done = _given(start(jax.random.key(run.seed), inputs), data), 0
     for order in _orders(run, len(inputs), len(inputs) // run.batch_size):
         for indices in order:
             if done % every == 0:
