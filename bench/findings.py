@@ -39,7 +39,8 @@ FINDINGS = {
         "optimizer is plain gradient descent: the loss stays at 2.3 at both depths. Over height, width and channels (`layer`) it "
         "trains as well as batch norm. The reason is in the black margins: at first all channels of a flat region are equal, their "
         "variance is 0, and the gradient is multiplied by 1 / sqrt(epsilon). The gradient of the first bias is then 114 long, without a "
-        "norm 0.08; with epsilon 1e-2 it is 1.4, and the network trains ([measured](../flat-regions.md)). Adam divides by that length, and does not notice.",
+        "norm 0.08; with epsilon 1e-2 it is 1.4, and the network trains ([measured](../flat-regions.md)). Adam divides by that "
+        "length, and does not notice.",
         f"{COMPARE} mnist --data-dir DIR --variants conv,deep --norms none,batch,layer,layer-channels --batch-sizes 128 --epochs 1 "
         "--seeds 1 --optimizer sgd --learning-rate 0.1",
     ),
