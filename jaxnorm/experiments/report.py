@@ -121,6 +121,9 @@ COLUMNS = {
 }
 
 
+IN_FULL = {"train loss": "training loss", "batch stats": "with batch statistics"}
+
+
 def _columns(results: dict) -> dict[str, tuple]:
     """Those that any run has; the loss with batch statistics only where there is no accuracy."""
     found = {name for run in results["runs"] for name in run["epochs"][-1]}
@@ -160,7 +163,7 @@ def described(settings: dict) -> str:
 def markdown(results: dict) -> str:
     """The same rows for a page, without the speeds and without what all rows share."""
     settings, columns = results["settings"], _columns(results)
-    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), *columns]
+    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), *(IN_FULL.get(title, title) for title in columns)]
     rows = [
         [*shown_keys(settings, map(str, key)), *(_cell(runs, *column) for column in columns.values())]
         for key, runs in groups(results["runs"]).items()
