@@ -93,6 +93,12 @@ def test_an_explanation_is_pictures_and_words(tmp_path):
         explain.explain(replace(SMALL, epochs=2), tmp_path, console, resume=True)
 
 
+def test_networks_that_diverge_are_drawn_and_told(tmp_path):
+    explain.explain(replace(SMALL, norms=("none",), learning_rate=1e30), tmp_path, Console(quiet=True))
+    assert "none nan" in explain.words(report.read(tmp_path))[0]
+    assert (tmp_path / "scale.png").exists()
+
+
 def test_wrong_usage_is_told(capsys):
     for arguments, message in (
         (["--norms", "switchable"], "unknown norm 'switchable': choose from none, batch, layer, rms, group, layer-channels, instance."),

@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(report.table(results))
-    console.print(f"Written: {options.out / report.RESULTS}, {options.out / figures.CURVES}")
+    several = len(results["settings"]["batch_sizes"]) >= figures.MANY
+    files = [report.RESULTS, figures.CURVES, *([figures.SIZES] if several else [])]
+    console.print(f"Written: {', '.join(str(options.out / file) for file in files)}")
     return 0
 
 

@@ -73,6 +73,8 @@ def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | 
                 report.write(out, results)
                 progress.remove_task(shown)
                 progress.advance(overall)
+                if not console.is_terminal:
+                    console.print(f"{run.norm}, batch {run.batch_size}, seed {run.seed}: measured")
     except KeyboardInterrupt:
         console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
         raise
@@ -132,7 +134,7 @@ def words(results: dict) -> list[str]:
     drifts = told(lambda run: np.mean(np.array(run["drift"], float)[1:]))
     shifts = told(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
     spread = told(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
-    slope = told(lambda run: np.polyfit(np.log(FACTORS), np.log(np.array(run["scaled"]["gradients"], float)), 1)[0], ".2f")
+    slope = told(lambda run: _power(np.array(run["scaled"]["gradients"], float)), ".2f")
     growth = told(lambda run: run["length"][-1] / run["length"][0], ".2f")
     near, far, low, high = REACH[0], REACH[-1], FACTORS[0], FACTORS[-1]
     return [
@@ -145,6 +147,12 @@ def words(results: dict) -> list[str]:
         f"gradient goes with the factor to the power: {slope}. Over the training the weights grew by a factor of: {growth}.",
         f"**The blend.** Switchable norm gave the batch's statistics these weights, mean and variance: {_batch_weights(results)}.",
     ]
+
+
+def _power(values: np.ndarray) -> float:
+    """The exponent with which values go with ``FACTORS``: least squares of the logarithms; NaN where any is."""
+    x = np.log(FACTORS) - np.log(FACTORS).mean()
+    return float(x @ np.log(values) / (x @ x))
 
 
 def _batch_weights(results: dict) -> str:

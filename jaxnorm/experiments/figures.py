@@ -104,6 +104,9 @@ def band(axes, x, values: np.ndarray, color: str, label: str, style: str = "-", 
 
 
 def save(figure, path: Path, title: str) -> Path:
+    for axes in figure.axes:
+        if axes.get_yscale() == "log" and not any((np.asarray(line.get_ydata(), float) > 0).any() for line in axes.lines):
+            axes.set_yscale("linear")  # all of it diverged
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
