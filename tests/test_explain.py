@@ -95,7 +95,7 @@ def test_an_explanation_is_pictures_and_words(tmp_path):
 
 def test_networks_that_diverge_are_drawn_and_told(tmp_path):
     explain.explain(replace(SMALL, norms=("none",), learning_rate=1e30), tmp_path, Console(quiet=True))
-    assert "none nan" in explain.words(report.read(tmp_path))[0]
+    assert "to the power: none nan" in explain.words(report.read(tmp_path))[2]
     assert (tmp_path / "scale.png").exists()
 
 

@@ -135,7 +135,7 @@ def words(results: dict) -> list[str]:
     shifts = told(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
     spread = told(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
     slope = told(lambda run: _power(np.array(run["scaled"]["gradients"], float)), ".2f")
-    growth = told(lambda run: run["length"][-1] / run["length"][0], ".2f")
+    growth = told(lambda run: np.divide(*np.array(run["length"], float)[[-1, 0]]), ".2f")
     near, far, low, high = REACH[0], REACH[-1], FACTORS[0], FACTORS[-1]
     return [
         f"**Along the gradient.** Over steps of {near} to {far:.0f} learning rates the loss ranges over (median over the training): "
@@ -150,7 +150,9 @@ def words(results: dict) -> list[str]:
 
 
 def _power(values: np.ndarray) -> float:
-    """The exponent with which values go with ``FACTORS``: least squares of the logarithms; NaN where any is."""
+    """The exponent with which values go with ``FACTORS``, by least squares of logarithms; NaN where there is none."""
+    if not (values > 0).all():
+        return float("nan")
     x = np.log(FACTORS) - np.log(FACTORS).mean()
     return float(x @ np.log(values) / (x @ x))
 

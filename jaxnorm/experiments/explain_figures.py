@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxnorm.experiments.figures import band, pyplot, save
+from jaxnorm.experiments.figures import band, logarithmic, pyplot, save
 from jaxnorm.experiments.probes import FACTORS, REACH
 
 STATISTICS = ("instance", "layer", "batch")
@@ -19,7 +19,7 @@ def _panels(results: dict, titles: dict[str, str], xlabel: str = "step"):
     """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each norm."""
     figure, axes = pyplot().subplots(1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained")
     for axis, (title, ylabel) in zip(axes[0], titles.items(), strict=True):
-        axis.set(title=title, ylabel=ylabel, xlabel=xlabel, yscale="log")
+        axis.set(title=title, ylabel=ylabel, xlabel=xlabel)
     norms = [
         (norm, f"C{i}", [run for run in results["runs"] if run["norm"] == norm]) for i, norm in enumerate(results["settings"]["norms"])
     ]
@@ -36,6 +36,13 @@ def _history(runs: list[dict], name: str, reduce=lambda values: values) -> np.nd
     return np.array([reduce(np.array(run[name], float)) for run in runs])
 
 
+def _finished(figure, logarithms, path: Path, title: str) -> Path:
+    for axes in logarithms:
+        logarithmic(axes)
+    logarithms[0].legend()
+    return save(figure, path, title)
+
+
 def _along_gradient(folder: Path, results: dict) -> Path:
     longest = f"{REACH[-1]:.0f} learning rates away"
     titles = {"range of the loss": "loss along the gradient", "how far the gradient moves": longest, "smoothness": "change per length"}
@@ -45,8 +52,7 @@ def _along_gradient(folder: Path, results: dict) -> Path:
         band(axes[0], steps, _history(runs, "losses", lambda v: np.ptp(v, axis=1)), color, norm)
         band(axes[1], steps, _history(runs, "turns", lambda v: v[:, -1]), color, norm)
         band(axes[2], steps, _history(runs, "smoothness"), color, norm)
-    axes[0].legend()
-    return save(figure, folder / "along_gradient.png", _title(results, "Along the gradient"))
+    return _finished(figure, axes, folder / "along_gradient.png", _title(results, "Along the gradient"))
 
 
 def _drift(folder: Path, results: dict) -> Path:
@@ -59,8 +65,7 @@ def _drift(folder: Path, results: dict) -> Path:
         steps = runs[0]["step"]
         band(axes[0], steps[1:], _history(runs, "drift", lambda v: v[1:].mean(1)), color, norm)
         band(axes[1], steps, _history(runs, "shift", lambda v: np.median(v[:, 1:], axis=1)), color, norm)
-    axes[0].legend()
-    return save(figure, folder / "drift.png", _title(results, "Drift of the layers"))
+    return _finished(figure, axes, folder / "drift.png", _title(results, "Drift of the layers"))
 
 
 def _scale(folder: Path, results: dict) -> Path:
@@ -76,10 +81,8 @@ def _scale(folder: Path, results: dict) -> Path:
             axis.set(xscale="log", xlabel="factor of the second layer's weights", xticks=FACTORS, xticklabels=FACTORS)
             axis.minorticks_off()
         relative = results["settings"]["learning_rate"] / _history(runs, "length") ** 2
-        axes[2].set_yscale("linear")
         band(axes[2], runs[0]["step"], relative, color, norm)
-    axes[0].legend()
-    return save(figure, folder / "scale.png", _title(results, "Scales of the weights"))
+    return _finished(figure, axes[:2], folder / "scale.png", _title(results, "Scales of the weights"))
 
 
 def _blend(folder: Path, results: dict) -> Path:

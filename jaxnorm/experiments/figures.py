@@ -68,7 +68,8 @@ def _by_batch_size(folder: Path, results: dict) -> Path:
             axis.set_xscale("log", base=2)
             axis.set(xlabel="batch size", xticks=settings["batch_sizes"], xticklabels=settings["batch_sizes"])
             axis.invert_xaxis()
-        above.set(title=variant, yscale="log")
+        above.set(title=variant)
+        logarithmic(above)
     axes[0, 0].set_ylabel("training loss, last epoch")
     axes[1, 0].set_ylabel(label)
     axes[0, 0].legend()
@@ -98,15 +99,21 @@ def pyplot():
 
 
 def band(axes, x, values: np.ndarray, color: str, label: str, style: str = "-", marker: str = "") -> None:
-    """The mean over the first axis as a line in the range of the values."""
+    """The mean over the first axis as a line in the range of the values; a word in the legend where none is finite."""
+    if not np.isfinite(values).any():
+        axes.plot([], [], style, color=color, label=f"{label}: diverged")
+        return
     axes.plot(x, values.mean(0), style, color=color, label=label, linewidth=1.4, marker=marker)
     axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
 
 
+def logarithmic(axes) -> None:
+    """Makes y a logarithmic axis, if anything drawn there is positive."""
+    if any((np.asarray(line.get_ydata(), float) > 0).any() for line in axes.lines):
+        axes.set_yscale("log")
+
+
 def save(figure, path: Path, title: str) -> Path:
-    for axes in figure.axes:
-        if axes.get_yscale() == "log" and not any((np.asarray(line.get_ydata(), float) > 0).any() for line in axes.lines):
-            axes.set_yscale("linear")  # all of it diverged
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
