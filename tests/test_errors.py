@@ -153,6 +153,8 @@ COMMANDS = [
     (["compare", "--learning-rate", "nan"], 2, "must be positive and finite: got nan."),
     (["compare", "--momentum", "2"], 2, "must lie in [0, 1]: got 2."),
     (["compare", "--batch-sizes", "100000"], 1, "batch size 100000 is larger than the 1437 training examples."),
+    (["explain", "--batch-size", "5000"], 1, "batch size 5000 is larger than the 1437 training examples."),
+    (["compare", "--out", "text/mnist.npz"], 1, "results cannot be written to text/mnist.npz ("),
     (["compare", "--resume"], 1, "results.json to resume: leave out --resume, or pass the --out of the earlier run."),
     (["compare", "mnist", "--data-dir", "."], 1, "mnist.npz: put mnist.npz there, or pass --data-dir"),
     (["compare", "mnist", "--data-dir", "text"], 1, "cannot be read as an .npz file"),

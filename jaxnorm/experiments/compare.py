@@ -46,9 +46,7 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
       KeyboardInterrupt: after a word on how to go on.
     """
     task = TASKS[settings.data]
-    data = task.load(data_dir).first(settings.train_examples)
-    if max(settings.batch_sizes) > len(data.train_inputs):
-        raise report.ResultsError(f"batch size {max(settings.batch_sizes)} is larger than the {len(data.train_inputs)} training examples.")
+    data = task.load(data_dir).first(settings.train_examples).with_batches_of(max(settings.batch_sizes))
     results = report.begin(_as_json(settings), out, console, resume, loss=task.unit)
     finished = {tuple(run[name] for name in KEY) for run in results["runs"]}
     todo = [run for run in settings.runs() if run.key not in finished]

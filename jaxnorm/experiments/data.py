@@ -36,6 +36,16 @@ class Dataset:
         """The same with only ``count`` training examples."""
         return replace(self, train_inputs=self.train_inputs[:count], train_labels=self.train_labels[:count])
 
+    def with_batches_of(self, size: int) -> "Dataset":
+        """Itself.
+
+        Raises:
+          DataError: there are not so many training examples.
+        """
+        if size > len(self.train_inputs):
+            raise DataError(f"batch size {size} is larger than the {len(self.train_inputs)} training examples.")
+        return self
+
 
 def unlabelled(name: str, train: np.ndarray, test: np.ndarray) -> Dataset:
     """Of inputs alone: labels are 0."""

@@ -57,7 +57,7 @@ def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | 
       ResultsError: there is nothing to resume, or it was made with other settings.
       KeyboardInterrupt: after a word on how to go on.
     """
-    data = TASKS[settings.data].load(data_dir)
+    data = TASKS[settings.data].load(data_dir).with_batches_of(max(settings.batch_size, *settings.blend_batch_sizes))
     wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
     results = report.begin(wanted, out, console, resume)
     finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}

@@ -38,11 +38,18 @@ def machine() -> dict[str, str]:
 
 
 def write(folder: Path, results: dict) -> None:
-    """Writes ``results.json`` at once: a reader sees the old file or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes ``results.json`` at once: a reader sees the old file or the new one.
+
+    Raises:
+      ResultsError: the folder cannot be written.
+    """
     part = folder / (RESULTS + ".part")
-    part.write_text(json.dumps(_plain(results), separators=(",", ":")) + "\n")
-    part.replace(folder / RESULTS)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(_plain(results), separators=(",", ":")) + "\n")
+        part.replace(folder / RESULTS)
+    except OSError as error:
+        raise ResultsError(f"results cannot be written to {folder} ({error}): pass another --out.") from None
 
 
 def read(folder: Path) -> dict:
