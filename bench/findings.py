@@ -122,8 +122,9 @@ FINDINGS = {
         "statistics less weight in small batches (Luo et al. 2018).",
         "In the median the loss varies half as much along the gradient with any of the norms, in the first quarter of the training only "
         "with batch norm; the gradient changes as much per length. Only batch norm holds the inputs of the nonlinearities in place; "
-        "no norm reduces the shift of gradients, as Santurkar et al. found. Scale invariance is exact. The blend hardly leaves its start in some 1300 steps: the batch's share of the means falls from "
-        "0.34 to 0.32 between batch 64 and 2, in the claimed direction, the share of the variances does not.",
+        "no norm reduces the shift of gradients, as Santurkar et al. found. Scale invariance is exact. The blend hardly leaves its "
+        "start in some 1300 steps: the batch's share of the means falls from 0.34 to 0.32 between batch 64 and 2, in the "
+        "claimed direction, the share of the variances does not.",
         "jaxnorm explain --variant conv",
     ),
 }
