@@ -71,3 +71,13 @@ def sequences(rng, *shape, dtype=np.float32):
 def small_chunks(monkeypatch, steps):
     """Chunks of so many steps, so that short sequences have several."""
     monkeypatch.setattr(scan, "chunk_length", lambda *_: steps)
+
+
+def loss(case, weights, x, params, **options):
+    state, outputs = case.call(x, params, **options)
+    return sum(jnp.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
+
+
+def weights_for(case, rng, x, params, dtype=np.float32):
+    shapes = jax.eval_shape(case.call, x, params)
+    return [jnp.asarray(rng.standard_normal(leaf.shape).astype(dtype)) for leaf in jax.tree.leaves(shapes)]

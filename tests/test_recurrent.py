@@ -1,4 +1,4 @@
-"""Recurrent networks against the papers' equations in float64, and under every transformation."""
+"""Recurrent networks against the papers' equations in float64, and their shapes, dtypes and layouts."""
 
 from functools import partial
 
@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import CASES, FEATURES, FEW, HIDDEN, OF_ONE, Case, sequences, small_chunks
+from recurrent_cases import CASES, FEATURES, FEW, HIDDEN, OF_ONE, Case, loss, sequences, small_chunks, weights_for
 
 import jaxnorm as jn
 from jaxnorm.recurrent import scan
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
-IMPLEMENTATIONS = ("chunked", "xla")
 CHUNK_LENGTH = scan.chunk_length
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 by_few = pytest.mark.parametrize("case", FEW, ids=str)
@@ -24,16 +21,6 @@ def several_chunks(monkeypatch):
     small_chunks(monkeypatch, 3)
 
 
-def loss(case, weights, x, params, **options):
-    state, outputs = case.call(x, params, **options)
-    return sum(jnp.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
-
-
-def weights_for(case, rng, x, params, dtype=np.float32):
-    shapes = jax.eval_shape(case.call, x, params)
-    return [jnp.asarray(rng.standard_normal(leaf.shape).astype(dtype)) for leaf in jax.tree.leaves(shapes)]
-
-
 @by_case
 def test_values_are_those_of_the_equations(case, rng):
     x, params = sequences(rng, 5, 7), case.params()
@@ -42,78 +29,6 @@ def test_values_are_those_of_the_equations(case, rng):
     np.testing.assert_allclose(outputs, truth, atol=2e-6)
     for part, expected in zip(state, truth_state, strict=True):
         np.testing.assert_allclose(part, expected, atol=4e-6)
-
-
-@by_case
-def test_gradients_are_differences_of_the_equations(case, rng, x64):
-    x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
-    weights = weights_for(case, rng, x, params, np.float64)
-    found = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))(x, params)
-
-    def truth(x, params):
-        state, outputs = case.oracle(x, params)
-        return sum(np.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
-
-    leaves, tree = jax.tree.flatten((np.asarray(x), {name: np.asarray(p) for name, p in params.items()}))
-    for index, gradient in enumerate(jax.tree.leaves(found)):
-        for _ in range(2):
-            direction = rng.standard_normal(leaves[index].shape)
-            at = [
-                truth(*tree.unflatten([*leaves[:index], leaves[index] + h * 1e-5 * direction, *leaves[index + 1 :]]))
-                for h in (1, -1, 2, -2)
-            ]
-            slope = (8 * (at[0] - at[1]) - (at[2] - at[3])) / 12e-5
-            assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(params)[index - 1]
-
-
-@by_few
-def test_both_implementations_are_the_same(case, rng):
-    x, params = sequences(rng, 4, 8), case.params()
-    weights = weights_for(case, rng, x, params)
-    found, plain = (
-        jax.jit(jax.value_and_grad(partial(loss, case, weights, implementation=implementation), argnums=(0, 1)))(x, params)
-        for implementation in IMPLEMENTATIONS
-    )
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
-
-
-@pytest.mark.parametrize("case", [FEW[0], FEW[2]], ids=str)
-def test_second_order(case, rng, x64):
-    """Forward over reverse and reverse over reverse are the difference of two gradients."""
-    at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
-    weights = weights_for(case, rng, *at, np.float64)
-    f = lambda at: loss(case, weights, *at)  # noqa: E731
-    v = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape)), at)
-    inner = lambda a: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, v)))  # noqa: E731
-    gradient = jax.jit(jax.grad(f))
-    shifted = [gradient(jax.tree.map(lambda leaf, d, h=h: leaf + h * 1e-6 * d, at, v)) for h in (1, -1)]
-    difference = jax.tree.map(lambda a, b: (a - b) / 2e-6, *shifted)
-    ways = [
-        jax.jit(lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1])(at),
-        jax.jit(jax.grad(lambda at: inner(jax.grad(f)(at))))(at),
-    ]
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(difference))
-    for way in ways:
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-11 * largest), way, ways[0])
-        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6 * largest), way, difference)
-
-
-@pytest.mark.parametrize("case", [FEW[0], FEW[2], FEW[4]], ids=str)
-def test_transformations_are_a_loop(case, rng):
-    """vmap over x and over parameters, jit, checkpoint and scan."""
-    x, params = sequences(rng, 3, 2, 5), [case.params(seed=seed) for seed in range(3)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    weights = weights_for(case, rng, x[0], params[0])
-    gradient = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))
-    close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=3e-5, rtol=1e-5))
-    pile = lambda each: jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)  # noqa: E731
-    of_x = pile([gradient(xi, params[0]) for xi in x])
-    close(jax.vmap(gradient, (0, None))(x, params[0]), of_x)
-    close(jax.vmap(gradient)(x, stacked), pile([gradient(xi, p) for xi, p in zip(x, params, strict=True)]))
-    close(jax.lax.scan(lambda carry, xi: (carry, gradient(xi, params[0])), 0, x)[1], of_x)
-    remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights)), argnums=(0, 1)))
-    close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
 
 
 @pytest.mark.parametrize("time", [0, 1, 3, 5])
