@@ -42,6 +42,8 @@ def _curves(folder: Path, results: dict) -> Path:
         above.set_yscale("log" if positive else "linear")
         below.set(xlabel="epoch")
         below.xaxis.get_major_locator().set_params(integer=True)
+        if settings["epochs"] == 1:
+            below.set_xticks([1])
     unit = results.get("loss", "cross entropy")
     axes[0, 0].set_ylabel("training loss" if unit == "cross entropy" else f"training loss, {unit}")
     axes[1, 0].set_ylabel(label)
