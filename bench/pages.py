@@ -9,24 +9,21 @@ import sys
 from pathlib import Path
 
 from bench.findings import FINDINGS, Finding
-from jaxnorm.experiments import figures, report
+from jaxnorm.experiments import explain, explain_figures, figures, report
 
 RESULTS = Path(__file__).parent / "results"
-EXPLANATION = "explanation.md"
 
 
 def page(name: str, finding: Finding) -> str:
     """The text of README.md."""
     folder = RESULTS / name
     results = report.read(folder)
-    if (folder / EXPLANATION).exists():
-        pictures = ("along_gradient.png", "drift.png", "scale.png", "blend.png")
-        paragraphs = (folder / EXPLANATION).read_text().strip().split("\n\n")
-        shown = "\n\n".join(f"{words}\n\n![]({picture})" for words, picture in zip(paragraphs, pictures, strict=True))
-    else:
-        drawn = [picture for picture in (figures.CURVES, figures.SIZES) if (folder / picture).exists()]
-        shown = "\n\n".join([report.markdown(results), *(f"![]({picture})" for picture in drawn)])
     settings, machine = results["settings"], results["machine"]
+    if (folder / explain.EXPLANATION).exists():
+        pairs = zip(explain.words(results), explain_figures.PICTURES, strict=True)
+        shown = "\n\n".join(f"{words}\n\n![]({picture})" for words, picture in pairs)
+    else:
+        shown = "\n\n".join([report.markdown(results), *(f"![]({picture})" for picture in figures.pictures(settings))])
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     unit = results.get("loss", "cross entropy")
     facts = f"{seeds}; losses: {unit}; {machine['cores']} cores, jax {machine['jax']}, flax {machine['flax']}"

@@ -32,7 +32,7 @@ import numpy as np
 from IPython.display import Image, Markdown, display
 from rich.console import Console
 
-from jaxnorm.experiments import explain
+from jaxnorm.experiments import explain, explain_figures
 
 FULL = os.environ.get("JAXNORM_FULL") == "1"
 print(jax.devices()[0].device_kind)
@@ -41,8 +41,8 @@ settings = (
 )
 with TemporaryDirectory() as folder:
     results = explain.explain(settings, Path(folder), Console(quiet=True))
-    for name, words in zip(("along_gradient", "drift", "scale", "blend"), explain.words(results), strict=True):
-        display(Image((Path(folder) / f"{name}.png").read_bytes()), Markdown(words))
+    for name, words in zip(explain_figures.PICTURES, explain.words(results), strict=True):
+        display(Image((Path(folder) / name).read_bytes()), Markdown(words))
 
 # %% [markdown]
 # With a norm the scale of the weights before it does not matter: the loss stays, the gradient goes with one over the factor.

@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import pytest
+from recurrent_cases import small_chunks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -36,6 +37,12 @@ def quick_compile():
     yield
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
+
+
+@pytest.fixture
+def several_chunks(monkeypatch):
+    """Recurrent networks in chunks of three steps, so that short sequences have several."""
+    small_chunks(monkeypatch, 3)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from jax.test_util import check_grads
 
 import jaxnorm as jn
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 @pytest.mark.parametrize("options", [{}, {"masked": True}], ids=["plain", "masked"])
 @pytest.mark.parametrize("case", SIX, ids=str)

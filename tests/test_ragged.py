@@ -7,19 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences, small_chunks
+from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
 
 LENGTHS = (5, 0, 2, 5)  # few different ones: each is compiled for itself
 by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_chunks(monkeypatch, 3)
 
 
 def total(case, x, params, coefficients, **options):

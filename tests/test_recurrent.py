@@ -1,24 +1,16 @@
 """Recurrent networks against the papers' equations in float64, and their shapes, dtypes and layouts."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import CASES, FEATURES, FEW, HIDDEN, OF_ONE, Case, loss, sequences, small_chunks, weights_for
+from recurrent_cases import FEATURES, HIDDEN, OF_ONE, by_case, by_few, sequences, small_chunks
 
 import jaxnorm as jn
 from jaxnorm.recurrent import scan
 
+pytestmark = pytest.mark.usefixtures("several_chunks")
 CHUNK_LENGTH = scan.chunk_length
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
-by_few = pytest.mark.parametrize("case", FEW, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_chunks(monkeypatch, 3)
 
 
 @by_case
@@ -29,27 +21,6 @@ def test_values_are_those_of_the_equations(case, rng):
     np.testing.assert_allclose(outputs, truth, atol=2e-6)
     for part, expected in zip(state, truth_state, strict=True):
         np.testing.assert_allclose(part, expected, atol=4e-6)
-
-
-@pytest.mark.parametrize("time", [0, 1, 3, 5])
-def test_any_number_of_steps(time, rng, monkeypatch):
-    """Divisible by the chunk or not, one, none: values, the last state and gradients."""
-    case = Case("lstm")
-    x, params = sequences(rng, 2, time), case.params()
-    initial = tuple(sequences(rng, 2, 2)[i][:, :1] * jnp.ones((1, HIDDEN)) for i in range(2))
-    weights = weights_for(case, rng, x, params)
-    results = []
-    for steps in (3, 100):
-        small_chunks(monkeypatch, steps)
-        jax.clear_caches()
-        value = jax.jit(jax.value_and_grad(partial(loss, case, weights), argnums=(0, 1)))
-        results.append(value(x, params, initial=initial))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *results)
-    if time:
-        state, outputs = case.oracle(x, params, initial=tuple(np.asarray(part, np.float64) for part in initial))
-        (h, c), y = jn.recurrent.lstm(x, params, initial=initial)
-        for found, truth in ((h, state[0]), (c, state[1]), (y, outputs)):
-            np.testing.assert_allclose(found, truth, atol=2e-6)
 
 
 @pytest.mark.parametrize("time", [1, 2, 31, 97, 100, 101, 400, 1601, 3000])

@@ -6,18 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import CASES, FEW, loss, sequences, small_chunks, weights_for
+from recurrent_cases import FEW, HIDDEN, Case, by_case, by_few, loss, sequences, small_chunks, weights_for
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+import jaxnorm as jn
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
 
 IMPLEMENTATIONS = ("chunked", "xla")
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
-by_few = pytest.mark.parametrize("case", FEW, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_chunks(monkeypatch, 3)
 
 
 @by_case
@@ -90,3 +85,24 @@ def test_transformations_are_a_loop(case, rng):
     close(jax.lax.scan(lambda carry, xi: (carry, gradient(xi, params[0])), 0, x)[1], of_x)
     remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights)), argnums=(0, 1)))
     close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
+
+
+@pytest.mark.parametrize("time", [0, 1, 3, 5])
+def test_any_number_of_steps(time, rng, monkeypatch):
+    """Divisible by the chunk or not, one, none: values, the last state and gradients."""
+    case = Case("lstm")
+    x, params = sequences(rng, 2, time), case.params()
+    initial = tuple(sequences(rng, 2, 2)[i][:, :1] * jnp.ones((1, HIDDEN)) for i in range(2))
+    weights = weights_for(case, rng, x, params)
+    results = []
+    for steps in (3, 100):
+        small_chunks(monkeypatch, steps)
+        jax.clear_caches()
+        value = jax.jit(jax.value_and_grad(partial(loss, case, weights), argnums=(0, 1)))
+        results.append(value(x, params, initial=initial))
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *results)
+    if time:
+        state, outputs = case.oracle(x, params, initial=tuple(np.asarray(part, np.float64) for part in initial))
+        (h, c), y = jn.recurrent.lstm(x, params, initial=initial)
+        for found, truth in ((h, state[0]), (c, state[1]), (y, outputs)):
+            np.testing.assert_allclose(found, truth, atol=2e-6)

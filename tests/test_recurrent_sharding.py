@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from recurrent_cases import FEW, sequences, small_chunks
+from recurrent_cases import FEW, sequences
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
 
 MESH = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = PartitionSpec("data")
@@ -18,11 +18,6 @@ ROWS = PartitionSpec("data")
 def loss(case, lengths, x, params):
     state, outputs = case.call(x, params, lengths=lengths)
     return (outputs**2).sum() + state[-1].sum()
-
-
-@pytest.fixture(autouse=True)
-def several_chunks(monkeypatch):
-    small_chunks(monkeypatch, 3)
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)

@@ -38,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(report.table(results))
-    several = len(results["settings"]["batch_sizes"]) >= figures.MANY
-    files = [report.RESULTS, figures.CURVES, *([figures.SIZES] if several else [])]
+    files = [report.RESULTS, *figures.pictures(results["settings"])]
     console.print(f"Written: {', '.join(str(options.out / file) for file in files)}")
     return 0
 

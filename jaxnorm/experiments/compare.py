@@ -1,14 +1,13 @@
 """The same network trained once per norm, batch size and seed; interrupted, it keeps what it had finished."""
 
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxnorm.experiments import figures, report
+from jaxnorm.experiments.runs import OnProgress, carry_out
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 
@@ -47,39 +46,13 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     """
     task = TASKS[settings.data]
     data = task.load(data_dir).first(settings.train_examples).with_batches_of(max(settings.batch_sizes))
-    results = report.begin(_as_json(settings), out, console, resume, loss=task.unit)
-    finished = {tuple(run[name] for name in KEY) for run in results["runs"]}
-    todo = [run for run in settings.runs() if run.key not in finished]
-    report.write(out, results)
-    try:
-        with progress_on(console) as progress:
-            overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
-            for run in todo:
-                name = f"{run.variant}, {run.norm}, batch {run.batch_size}, seed {run.seed}"
-                shown = progress.add_task(name, total=None)
-                model = task.model(run.norm, run.variant, run.momentum)
-                found = train(run, model, data, partial(_show, progress, shown), task.losses)
-                results["runs"].append(dict(zip(KEY, run.key, strict=True)) | found)
-                report.write(out, results)
-                progress.remove_task(shown)
-                progress.advance(overall)
-                if not console.is_terminal:
-                    console.print(f"{name}: {report.told(found['epochs'][-1])}")
-    except KeyboardInterrupt:
-        console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
-        raise
+
+    def measure(run: Run, on_progress: OnProgress) -> dict:
+        return train(run, task.model(run.norm, run.variant, run.momentum), data, on_progress, task.losses)
+
+    def told(found: dict) -> str:
+        return report.told(found["epochs"][-1])
+
+    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, loss=task.unit)
     figures.plot(out, results)
     return results
-
-
-def _show(progress: Progress, task: TaskID, step: int, steps: int) -> None:
-    progress.update(task, completed=step, total=steps)
-
-
-def _as_json(settings: Settings) -> dict:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
-
-
-def progress_on(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)

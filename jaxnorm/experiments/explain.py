@@ -1,24 +1,24 @@
 """Why norms help, measured: the loss along the gradient, the drift of layers, scales of weights, what a blend learns."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
 from rich.console import Console
 
-from jaxnorm.experiments import explain_figures, probes, report
-from jaxnorm.experiments.compare import progress_on
+from jaxnorm.experiments import explain_figures, probes
 from jaxnorm.experiments.data import Dataset
 from jaxnorm.experiments.models import LeNet
 from jaxnorm.experiments.probes import FACTORS, REACH
+from jaxnorm.experiments.runs import OnProgress, carry_out
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, watched
 
 BLEND = "switchable"
 EXPLANATION = "explanation.md"
+KEY = ("norm", "batch_size", "seed")  # what tells runs of one explanation apart
 
 
 @dataclass(frozen=True)
@@ -58,33 +58,17 @@ def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | 
       KeyboardInterrupt: after a word on how to go on.
     """
     data = TASKS[settings.data].load(data_dir).with_batches_of(max(settings.batch_size, *settings.blend_batch_sizes))
-    wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
-    results = report.begin(wanted, out, console, resume)
-    finished = {(run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]}
-    todo = [run for run in settings.runs() if (run.norm, run.batch_size, run.seed) not in finished]
-    report.write(out, results)
-    try:
-        with progress_on(console) as progress:
-            overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
-            for run in todo:
-                shown = progress.add_task(f"{run.norm}, batch {run.batch_size}, seed {run.seed}", total=None)
-                found = _measured(run, data, settings.snapshots, partial(progress.update, shown))
-                results["runs"].append({"norm": run.norm, "batch_size": run.batch_size, "seed": run.seed} | found)
-                report.write(out, results)
-                progress.remove_task(shown)
-                progress.advance(overall)
-                if not console.is_terminal:
-                    console.print(f"{run.norm}, batch {run.batch_size}, seed {run.seed}: measured")
-    except KeyboardInterrupt:
-        console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
-        raise
-    results = report.read(out)
+
+    def measure(run: Run, on_progress: OnProgress) -> dict:
+        return _measured(run, data, settings.snapshots, on_progress)
+
+    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume)
     explain_figures.plot(out, results)
     (out / EXPLANATION).write_text("\n\n".join(words(results)) + "\n")
     return results
 
 
-def _measured(run: Run, data: Dataset, snapshots: int, on_progress) -> dict:
+def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) -> dict:
     """The probes at so many moments of a training; of switchable norm the weights that it learned."""
     model = LeNet(run.norm, run.variant, run.momentum)
     steps = len(data.train_inputs) // run.batch_size * run.epochs
@@ -92,7 +76,7 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress) -> dict:
     if run.norm == BLEND:
         last: dict = {}
         for step, params, _ in watched(run, model, data, every):
-            on_progress(completed=step, total=steps)
+            on_progress(step, steps)
             last = params
         return {"weights": _blend(last)}
     batch = data.train_inputs[: run.batch_size], data.train_labels[: run.batch_size]
@@ -103,12 +87,12 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress) -> dict:
         found |= {"shift": probes.shift_of_gradients(model, params, stats, batch, run.learning_rate)}
         moments = probes.before_activations(model, params, stats, batch[0])
         found |= {"drift": probes.drift(before or moments, moments), "step": np.array(step)}
-        scaled = probes.scaled_weights(model, params, stats, batch)
-        found |= {"length": scaled["length"]}
+        found |= {"length": probes.length_of_second(params)}
         before = moments
         for name, value in found.items():
             history.setdefault(name, []).append(np.asarray(value).tolist())
-        on_progress(completed=step, total=steps)
+        on_progress(step, steps)
+    scaled = probes.scaled_weights(model, params, stats, batch)
     return history | {"scaled": {name: np.asarray(value).tolist() for name, value in scaled.items()}}
 
 

@@ -7,12 +7,21 @@ import numpy as np
 from jaxnorm.experiments.figures import band, logarithmic, pyplot, save
 from jaxnorm.experiments.probes import FACTORS, REACH
 
+PICTURES = {
+    "along_gradient.png": "Along the gradient",
+    "drift.png": "Drift of the layers",
+    "scale.png": "Scales of the weights",
+    "blend.png": "What switchable norm learned",
+}
 STATISTICS = ("instance", "layer", "batch")
 
 
-def plot(folder: Path, results: dict) -> list[Path]:
-    """Draws four pictures; returns the files."""
-    return [make(folder, results) for make in (_along_gradient, _drift, _scale, _blend)]
+def plot(folder: Path, results: dict) -> None:
+    """Draws four pictures."""
+    settings = results["settings"]
+    seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "1 seed"
+    for (name, title), draw in zip(PICTURES.items(), (_along_gradient, _drift, _scale, _blend), strict=True):
+        save(draw(results), folder / name, f"{title} ({settings['data']}, {settings['variant']}, {seeds})")
 
 
 def _panels(results: dict, titles: dict[str, str], xlabel: str = "step"):
@@ -26,24 +35,18 @@ def _panels(results: dict, titles: dict[str, str], xlabel: str = "step"):
     return figure, axes[0], norms
 
 
-def _title(results: dict, words: str) -> str:
-    settings = results["settings"]
-    seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "1 seed"
-    return f"{words} ({settings['data']}, {settings['variant']}, {seeds})"
-
-
 def _history(runs: list[dict], name: str, reduce=lambda values: values) -> np.ndarray:
     return np.array([reduce(np.array(run[name], float)) for run in runs])
 
 
-def _finished(figure, logarithms, path: Path, title: str) -> Path:
+def _finished(figure, logarithms):
     for axes in logarithms:
         logarithmic(axes)
     logarithms[0].legend()
-    return save(figure, path, title)
+    return figure
 
 
-def _along_gradient(folder: Path, results: dict) -> Path:
+def _along_gradient(results: dict):
     longest = f"{REACH[-1]:.0f} learning rates away"
     titles = {"range of the loss": "loss along the gradient", "how far the gradient moves": longest, "smoothness": "change per length"}
     figure, axes, norms = _panels(results, titles)
@@ -52,10 +55,10 @@ def _along_gradient(folder: Path, results: dict) -> Path:
         band(axes[0], steps, _history(runs, "losses", lambda v: np.ptp(v, axis=1)), color, norm)
         band(axes[1], steps, _history(runs, "turns", lambda v: v[:, -1]), color, norm)
         band(axes[2], steps, _history(runs, "smoothness"), color, norm)
-    return _finished(figure, axes, folder / "along_gradient.png", _title(results, "Along the gradient"))
+    return _finished(figure, axes)
 
 
-def _drift(folder: Path, results: dict) -> Path:
+def _drift(results: dict):
     titles = {
         "inputs of nonlinearities": "drift since the last snapshot, deviations",
         "gradients, when earlier layers step": "relative change, median layer",
@@ -65,10 +68,10 @@ def _drift(folder: Path, results: dict) -> Path:
         steps = runs[0]["step"]
         band(axes[0], steps[1:], _history(runs, "drift", lambda v: v[1:].mean(1)), color, norm)
         band(axes[1], steps, _history(runs, "shift", lambda v: np.median(v[:, 1:], axis=1)), color, norm)
-    return _finished(figure, axes, folder / "drift.png", _title(results, "Drift of the layers"))
+    return _finished(figure, axes)
 
 
-def _scale(folder: Path, results: dict) -> Path:
+def _scale(results: dict):
     titles = {
         "loss of scaled weights": "loss",
         "gradient of scaled weights": "its length",
@@ -82,10 +85,10 @@ def _scale(folder: Path, results: dict) -> Path:
             axis.minorticks_off()
         relative = results["settings"]["learning_rate"] / _history(runs, "length") ** 2
         band(axes[2], runs[0]["step"], relative, color, norm)
-    return _finished(figure, axes[:2], folder / "scale.png", _title(results, "Scales of the weights"))
+    return _finished(figure, axes[:2])
 
 
-def _blend(folder: Path, results: dict) -> Path:
+def _blend(results: dict):
     sizes = results["settings"]["blend_batch_sizes"]
     figure, axes = pyplot().subplots(1, 2, figsize=(9.2, 4), sharey=True, layout="constrained")
     for axis, kind in zip(axes, ("mean", "var"), strict=True):
@@ -98,4 +101,4 @@ def _blend(folder: Path, results: dict) -> Path:
         axis.set(title=f"weights of the {'means' if kind == 'mean' else 'variances'}", xlabel="batch size")
     axes[0].set_ylabel("share, mean over the layers")
     axes[1].legend(loc="lower right")
-    return save(figure, folder / "blend.png", _title(results, "What switchable norm learned"))
+    return figure

@@ -10,14 +10,19 @@ CURVES, SIZES = "curves.png", "batch_sizes.png"
 MANY = 3  # batch sizes from which on they are an axis
 
 
-def plot(folder: Path, results: dict) -> list[Path]:
-    """Draws what there is to see; returns the files."""
-    settings = results["settings"]
-    made = [_curves(folder, results)]
-    return [*made, _by_batch_size(folder, results)] if len(settings["batch_sizes"]) >= MANY else made
+def pictures(settings: dict) -> list[str]:
+    """The names of the files that there are of a comparison."""
+    return [CURVES, SIZES] if len(settings["batch_sizes"]) >= MANY else [CURVES]
 
 
-def _curves(folder: Path, results: dict) -> Path:
+def plot(folder: Path, results: dict) -> None:
+    """Draws what there is to see."""
+    draw = {CURVES: _curves, SIZES: _by_batch_size}
+    for name in pictures(results["settings"]):
+        save(draw[name](results), folder / name, _title(results["settings"]))
+
+
+def _curves(results: dict):
     """Training loss by step, and test accuracy, or loss, by epoch; a column per variant and batch size."""
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     columns = list(dict.fromkeys(key[:2] for key in grouped))
@@ -49,10 +54,10 @@ def _curves(folder: Path, results: dict) -> Path:
     axes[1, 0].set_ylabel(label)
     axes[0, 0].legend()
     axes[1, 0].legend()
-    return save(figure, folder / CURVES, _title(settings))
+    return figure
 
 
-def _by_batch_size(folder: Path, results: dict) -> Path:
+def _by_batch_size(results: dict):
     """Training loss and test error, or loss, after the last epoch; a column per variant."""
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     figure, axes = plt.subplots(
@@ -75,7 +80,7 @@ def _by_batch_size(folder: Path, results: dict) -> Path:
     axes[0, 0].set_ylabel("training loss, last epoch")
     axes[1, 0].set_ylabel(label)
     axes[0, 0].legend()
-    return save(figure, folder / SIZES, _title(settings))
+    return figure
 
 
 def tested(results: dict) -> tuple[str, float, str]:
@@ -115,9 +120,8 @@ def logarithmic(axes) -> None:
         axes.set_yscale("log")
 
 
-def save(figure, path: Path, title: str) -> Path:
+def save(figure, path: Path, title: str, dpi: int = 110) -> None:
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dpi)
     pyplot().close(figure)
-    return path

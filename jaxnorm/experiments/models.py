@@ -10,18 +10,20 @@ from jaxnorm import linen as jn
 
 IMAGE = (-3, -2, -1)  # height, width, channels
 
-# norm -> the module that stands before each tanh; takes (evaluating, batch-norm momentum)
-DENSE: dict[str, Callable[[bool, float], nn.Module] | None] = {
-    "none": None,
+Make = Callable[[bool, float], Callable[[jax.Array], jax.Array]]  # takes (evaluating, batch-norm momentum)
+
+# norm -> what stands before each tanh
+DENSE: dict[str, Make] = {
+    "none": lambda evaluating, momentum: lambda x: x,
     "batch": lambda evaluating, momentum: jn.BatchNorm(evaluating, momentum=momentum),
     "layer": lambda evaluating, momentum: jn.LayerNorm(),
     "rms": lambda evaluating, momentum: jn.RMSNorm(),
     "group": lambda evaluating, momentum: jn.GroupNorm(num_groups=4),
 }
-CONV: dict[str, Callable[[bool, float], nn.Module] | None] = {
+CONV: dict[str, Make] = {
     **DENSE,
     "layer": lambda evaluating, momentum: jn.LayerNorm(reduction_axes=IMAGE, feature_axes=IMAGE),
-    "layer-channels": lambda evaluating, momentum: jn.LayerNorm(),
+    "layer-channels": DENSE["layer"],
     "rms": lambda evaluating, momentum: jn.RMSNorm(reduction_axes=IMAGE, feature_axes=IMAGE),
     "group": lambda evaluating, momentum: jn.GroupNorm(num_groups=2),
     "instance": lambda evaluating, momentum: jn.InstanceNorm(),
@@ -57,8 +59,8 @@ class LeNet(nn.Module):
         return nn.Dense(10)(x)
 
     def _activate(self, evaluating: bool, place: str, x: jax.Array) -> jax.Array:
-        make = PLACES[place][self.norm] if (place == "dense") == (self.variant == "dense") else None
-        return nn.tanh(x if make is None else make(evaluating, self.momentum)(x))
+        norm = self.norm if (place == "dense") == (self.variant == "dense") else "none"
+        return nn.tanh(PLACES[place][norm](evaluating, self.momentum)(x))
 
 
 class MLP(nn.Module):
@@ -73,8 +75,7 @@ class MLP(nn.Module):
         x = images.reshape(len(images), -1)
         for _ in range(2):
             x = nn.Dense(1000)(x)
-            make = DENSE[self.norm]
-            x = nn.relu(x if make is None else make(evaluating, self.momentum)(x))
+            x = nn.relu(DENSE[self.norm](evaluating, self.momentum)(x))
         return nn.Dense(10)(x)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxnorm.axes import resolve
+from jaxnorm.experiments.figures import pyplot, save
 
 SHAPE = (4, 3, 3, 4)  # examples, height, width, channels
 PATTERNS = {
@@ -31,12 +32,7 @@ def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) 
 
 def draw(path: Path) -> None:
     """Draws a cube for each pattern: examples, channels, and positions (height and width as one axis)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure = plt.figure(figsize=(12, 7.4), layout="constrained")
+    figure = pyplot().figure(figsize=(12, 7.4), layout="constrained")
     n, height, width, channels = SHAPE
     for i, (name, (pattern, sizes)) in enumerate(PATTERNS.items()):
         axes = figure.add_subplot(2, 3, i + 1, projection="3d")
@@ -49,7 +45,4 @@ def draw(path: Path) -> None:
         for label, text in ((axes.set_xlabel, "n"), (axes.set_ylabel, "c"), (axes.set_zlabel, "h, w")):
             label(text, labelpad=-12)
         axes.view_init(elev=22, azim=-128)
-    figure.suptitle("What is coloured shares one mean and one variance")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, "What is coloured shares one mean and one variance", dpi=100)

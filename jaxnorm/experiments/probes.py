@@ -98,7 +98,12 @@ def scaled_weights(model: nn.Module, params: Params, stats, batch) -> dict[str, 
         return loss, norm(gradient[name]["kernel"])
 
     losses, gradients = jax.lax.map(at, jnp.array(FACTORS))
-    return {"losses": losses, "gradients": gradients, "length": norm(params[name]["kernel"])}
+    return {"losses": losses, "gradients": gradients}
+
+
+def length_of_second(params: Params) -> jax.Array:
+    """The length of the kernel that ``scaled_weights`` scales."""
+    return norm(params[layers(params)[1]]["kernel"])
 
 
 def layers(params: Params) -> list[str]:

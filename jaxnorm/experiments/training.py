@@ -45,10 +45,6 @@ class Run:
     momentum: float = 0.99
     optimizer: str = "adam"
 
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        return self.variant, self.norm, self.batch_size, self.seed
-
 
 def train(
     run: Run,
