@@ -1,71 +1,15 @@
-"""Applying Moments to data, and the derivative of doing both steps at once.
+"""Applying Moments to data, given ones or its own, as the public functions do it."""
 
-    y = (x - mean) * rstd * scale + bias,    rstd = 1 / sqrt(var + epsilon)
-
-The derivative of :func:`standardize` is written down once: the pooled tangents in closed form, the rest as the
-derivative of that line. It is rematerialized, so that reverse mode keeps ``x`` in its own dtype and a few numbers per
-set instead of every intermediate.
-"""
-
-import math
-from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxnorm import checks
+from jaxnorm import checks, kernels
+from jaxnorm.application import Rule, apply, own_statistics
 from jaxnorm.axes import Axes, Pooling, resolve
-from jaxnorm.frame import (
-    Frame,
-    Sets,
-    average,
-    compute_dtype,
-    estimate,
-    estimate_tangent,
-    local,
-    make_frame,
-    needs_power,
-    nothing_saved,
-    real,
-    valid,
-)
+from jaxnorm.frame import Frame, Sets, compute_dtype, make_frame, nothing_saved, real
 from jaxnorm.moments import Moments, assemble
-
-SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The static facts about the application."""
-
-    epsilon: float
-    correction: float = 0.0
-    epsilon_in: str = "var"
-    dtype: jnp.dtype | None = None
-
-    def lowest_power(self, dtype, always: bool = False) -> int | None:
-        """The least power of two that data of this dtype are divided by; None if they need no scaling.
-
-        Scaling is needed where squares overflow, and where they vanish although epsilon is smaller still.
-        """
-        finfo = jnp.finfo(compute_dtype(dtype))
-        needed = always or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
-        if not needed or jnp.issubdtype(dtype, jnp.complexfloating):
-            return None
-        return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.degree
-
-    @property
-    def degree(self) -> int:
-        return 2 if self.epsilon_in == "var" else 1
-
-    def scaled_epsilon(self, frame: Frame, dtype) -> jax.Array:
-        """epsilon in the units of the frame."""
-        if frame.power is None:
-            return jnp.asarray(self.epsilon, dtype)
-        fraction, exponent = math.frexp(self.epsilon)
-        return jnp.ldexp(jnp.asarray(fraction, dtype), exponent - self.degree * frame.power.astype(jnp.int32))
 
 
 def normalize(
@@ -154,8 +98,8 @@ def standardize(
       epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
       axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
       implementation: None chooses; ``"xla"`` is plain JAX; ``"full_range"`` first divides each set by a power of two,
-        which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to 2 times the work. bfloat16 input and
-        ``epsilon`` below 1e-30 always use it.
+        which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to 2 times the work (bfloat16 input and
+        ``epsilon`` below 1e-30 always do); ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`.
       dtype: dtype of the result; that of ``x`` by default.
       **sizes: sizes of split axes in a pattern.
 
@@ -181,9 +125,8 @@ def standardize(
 
 def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
     """Output and Moments of arguments that have been checked."""
-    if implementation not in (None, "xla", "full_range"):
-        raise ValueError(f"implementation must be None, 'xla' or 'full_range': got {implementation!r}.")
-    return _fused(sets, rule, implementation == "full_range", x, where, scale, bias)
+    chosen = kernels.choose(implementation, sets, rule, x, where, scale, bias)
+    return _fused(sets, rule, chosen, x, where, scale, bias)
 
 
 def make_rule(epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
@@ -210,89 +153,18 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     return Pooling(shape, parts, ())
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def inverse_root(rule: Rule, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
-    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
-    var = var * _unbias(rule, var, count)
-    total = var + epsilon if rule.epsilon_in == "var" else jnp.sqrt(var) + epsilon
-    safe = jnp.where(total == 0, 1, total)
-    return jnp.where(total == 0, 0, lax.rsqrt(safe) if rule.epsilon_in == "var" else 1 / safe)
-
-
-@inverse_root.defjvp
-def _inverse_root_jvp(rule, primals, tangents):
-    var, epsilon, count = primals
-    r = inverse_root(rule, var, epsilon, count)
-    dvar = tangents[0] * _unbias(rule, var, count)
-    if rule.epsilon_in == "std":  # d sqrt(v) = dv / (2 sqrt(v)); a set without spread has no tangent either
-        var = var * _unbias(rule, var, count)
-        dstd = jnp.where(var > 0, 0.5 * dvar * lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
-        return r, -(dstd * r) * r
-    return r, (((-0.5 * dvar) * r) * r) * r  # step by step: r**3 alone underflows for data of size 1e13
-
-
-def _unbias(rule: Rule, var, count):
-    if rule.correction == 0:
-        return 1
-    count = jnp.asarray(count, var.dtype)
-    return jnp.where(count > rule.correction, count / jnp.where(count > rule.correction, count - rule.correction, 1), 0)
-
-
-def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
-    """The one line that everything here is about."""
-    rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.size)
-    y = local(sets, x, where, frame) - offset
-    y = y * rstd.astype(y.dtype)
-    if scale is not None:
-        y = y * scale.astype(_at_least(y.dtype, scale.dtype))
-    if bias is not None:
-        y = y + bias.astype(_at_least(y.dtype, bias.dtype))
-    if where is not None:
-        y = jnp.where(valid(where), y, 0)
-    return y.astype(x.dtype if rule.dtype is None else rule.dtype).reshape(x.shape)
-
-
-def _at_least(dtype, other):
-    """``dtype``, made complex where ``other`` is."""
-    return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _standardize(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
-    """Output, offset and variance of every set."""
-    offset, var = estimate(sets, x, where, frame)
-    return apply(sets, rule, where, frame, x, offset, var, scale, bias), offset, var
-
-
-@_standardize.defjvp
-def _standardize_jvp(sets, rule, primals, tangents):
-    x, where, frame, scale, bias = primals
-    y, offset, var = _standardize(sets, rule, *primals)
-    kept = None if _recompute_offset(sets, where) else offset
-
-    @nothing_saved
-    def tangent(x, where, frame, offset, var, scale, bias, dx, dscale, dbias):
-        if offset is None:
-            offset = average(sets, local(sets, x, where, frame), where, frame.size)
-        doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-        _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
-        return dy, doffset, dvar
-
-    dx, _, _, dscale, dbias = tangents
-    return (y, offset, var), tangent(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
-
-
-def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET
-
-
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _fused(sets: Sets, rule: Rule, full_range: bool, x, where, scale, bias):
+def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias):
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
-    lowest = rule.lowest_power(x.dtype, always=full_range)
-    frame = make_frame(sets, x, where, lowest)
-    y, offset, var = _standardize(sets, rule, x, where, frame, scale, bias)
+    lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
+    if implementation == "native":
+        from jaxnorm.kernels import native  # takes long to import, for what most never need
+
+        y, frame, offset, var = native.standardize(sets, rule, lowest, x, scale, bias)
+    else:
+        frame = make_frame(sets, x, where, lowest)
+        y, offset, var = own_statistics(sets, rule, x, where, frame, scale, bias)
     return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
 
 

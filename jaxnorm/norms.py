@@ -13,11 +13,12 @@ from functools import partial
 import jax
 
 from jaxnorm import checks
+from jaxnorm.application import apply
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
 from jaxnorm.frame import Sets, compute_dtype, local, make_frame, nothing_saved
 from jaxnorm.moments import Moments, assemble, into_frame, moments
-from jaxnorm.normalize import apply, fused, make_rule, normalize, standardize
+from jaxnorm.normalize import fused, make_rule, normalize, standardize
 
 
 def batch_norm(

@@ -14,7 +14,8 @@ ROOT = Path(jaxnorm.__file__).parent
 LAYERS = [
     ["axes", "checks"],
     ["frame"],
-    ["moments"],
+    ["moments", "application"],
+    ["kernels"],
     ["normalize", "running", "features"],
     ["norms"],
     ["weights", "recurrent"],

@@ -1,0 +1,70 @@
+"""Building the CPU kernels, and finding what was built: a shared library beside the source, for this CPU and JAX."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import jax
+import jaxlib
+
+SOURCE = Path(__file__).with_name("cpu.cc")
+FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class BuildError(Exception):
+    """The kernels cannot be built; the message says why."""
+
+
+@lru_cache
+def library(folder: Path = SOURCE.parent) -> Path:
+    """Where the library for this source, CPU and jaxlib is, or would be."""
+    facts = [SOURCE.read_text(), FLAGS, jaxlib.__version__, platform.machine(), _features()]
+    return folder / f"cpu-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
+
+
+def _features() -> str:
+    """The instructions that this CPU has, as Linux tells them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+
+
+def build(folder: Path = SOURCE.parent) -> Path:
+    """Compiles the kernels with $CXX, or the first compiler found; returns the library.
+
+    Raises:
+      BuildError: there is no compiler, it fails, or the folder cannot be written.
+    """
+    target = library(folder)
+    given = os.environ.get("CXX")
+    errors = []
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            part = Path(place) / "cpu.so"
+            for compiler in (given,) if given else COMPILERS:
+                error = _compile(compiler, part)
+                if error is None:
+                    part.replace(target)
+                    return target
+                errors.append(f"{compiler}: {error}")
+    except OSError as error:
+        raise BuildError(f"{folder} cannot be written ({error}).") from None
+    raise BuildError(f"there is no C++ compiler that can build {SOURCE.name} ({'; '.join(errors)}). Install one, or name it in CXX.")
+
+
+def _compile(compiler: str, target: Path) -> str | None:
+    """Why it failed, None if it did not."""
+    command = [*compiler.split(), *FLAGS.split(), f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(target)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return "not found"
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else lines[-1] if lines else "failed"

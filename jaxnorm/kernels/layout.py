@@ -1,0 +1,57 @@
+"""The four axes that kernels know: sets are pooled over P and D of an array ``(N, P, G, D)``.
+
+layer norm   (rows, 1, 1, C)         batch norm      (1, N H W, C, 1)
+group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
+"""
+
+import math
+from typing import NamedTuple
+
+from jaxnorm.axes import Pooling
+
+
+class Layout(NamedTuple):
+    """The sizes of the four axes.
+
+    ``params`` is the split shape that scale and bias are broadcast to: full along G and D, along N where ``scales`` is N.
+    """
+
+    n: int
+    p: int
+    g: int
+    d: int
+    scales: int
+    params: tuple[int, ...]
+
+
+def find(pooling: Pooling, *given: tuple[int, ...]) -> Layout | None:
+    """The layout of pooled arrays whose scale and bias have these split shapes; None if they have none.
+
+    >>> from jaxnorm.axes import resolve
+    >>> find(resolve("n [h w] (g [c])", (2, 8, 8, 12), {"g": 3}), (1, 1, 1, 3, 4))
+    Layout(n=2, p=64, g=3, d=4, scales=1, params=(1, 1, 1, 3, 4))
+    >>> find(resolve("a [b] c [d] e", (2, 2, 2, 2, 2)))
+    """
+    sizes = pooling.split
+    if 0 in sizes:
+        return None
+    runs: list[tuple[bool, list[int]]] = [(False, [])]  # neighbouring axes that are pooled, or not
+    for axis in (axis for axis, size in enumerate(sizes) if size != 1):
+        if (axis in pooling.axes) != runs[-1][0]:
+            runs.append((axis in pooling.axes, []))
+        runs[-1][1].append(axis)
+    groups = [axes for _, axes in runs]
+    if len(groups) == 2:  # rows: what scale and bias do not tell apart is P
+        told = [any(shape[axis] != 1 for shape in given) for axis in groups[1]]
+        start = told.index(True) if True in told else 0
+        groups = [groups[0], groups[1][:start], [], groups[1][start:]]
+    if len(groups) > 4:
+        return None
+    n, p, g, d = groups + [[]] * (4 - len(groups))
+    count = tuple(math.prod(sizes[axis] for axis in axes) for axes in (n, p, g, d))
+    each = any(shape[axis] != 1 for shape in given for axis in n)
+    if any(shape[axis] != 1 for shape in given for axis in p) or (each and not p):
+        return None
+    full = {*g, *d, *(n if each else ())}
+    params = tuple(size if axis in full else 1 for axis, size in enumerate(sizes))
+    return Layout(count[0], count[1], count[2], count[3], count[0] if each else 1, params)

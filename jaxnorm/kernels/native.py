@@ -1,0 +1,164 @@
+"""The CPU kernels of cpu.cc as JAX functions: standardizing, and the transpose of its tangent."""
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm.application import SMALL_SET, Rule, inverse_root, steepness, tangent
+from jaxnorm.axes import unsplit
+from jaxnorm.frame import Frame, Sets, power_of_two
+from jaxnorm.kernels.layout import Layout, find
+from jaxnorm.kernels.linear import linear
+
+DTYPES = ("float32", "bfloat16")
+WIDEST = 16384  # channels, where sets have several positions
+
+
+@lru_cache
+def load(path: Path) -> None:
+    """Makes the kernels of a library known to JAX."""
+    functions = ctypes.CDLL(str(path))
+    for name in ("JaxnormForward", "JaxnormBackward"):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu")
+
+
+def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | None:
+    """Why the kernels cannot take these arguments, in words; None if they can."""
+    if where is not None or sets.axis_name is not None:
+        return "takes no mask and no axis_name"
+    dtypes = [x.dtype, *([] if rule.dtype is None else [rule.dtype])]
+    if any(str(dtype) not in DTYPES for dtype in dtypes):
+        return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
+    if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
+        return "takes no complex scale or bias"
+    layout = _layout(sets, scale, bias)
+    if layout is None or (layout.p > 1 and layout.g * layout.d > WIDEST):
+        return f"pools no such axes: {sets.pooling.axes} of {sets.pooling.split}"
+    return None
+
+
+def _layout(sets: Sets, scale, bias) -> Layout | None:
+    return find(sets.pooling, *(sets.pooling.fit(a.shape) for a in (scale, bias) if a is not None))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What kernels are told beside arrays."""
+
+    layout: Layout
+    rule: Rule
+    centered: bool
+    lowest: int | None
+    keep_offset: bool  # for the derivative; else it is computed again
+
+    def sets(self, shape: tuple[int, ...]) -> Sets:
+        """Of an array ``(..., N, P, G, D)``."""
+        return Sets(unsplit(shape, (len(shape) - 3, len(shape) - 1)), None, self.centered)
+
+    def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
+        return Frame(float(self.layout.p * self.layout.d), None if self.lowest is None else power, pivot if self.centered else None)
+
+    @property
+    def attributes(self) -> dict[str, np.int64]:
+        return {"p": np.int64(self.layout.p), "g": np.int64(self.layout.g), "d": np.int64(self.layout.d)}
+
+
+def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
+    """Output, and frame, offset and variance of each set, of arguments that there is no obstacle to; scale and bias split."""
+    layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
+    assert layout is not None
+    whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
+    scale, bias = (_varying(a.reshape(layout.scales, 1, layout.g, layout.d), x) for a in whole)
+    small = layout.p == 1 and layout.d < SMALL_SET
+    facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
+    y, pivot, offset, var, power = _standardize(facts, x.reshape(layout[:4]), scale, bias)
+    kept = tuple(1 if axis in sets.pooling.axes else size for axis, size in enumerate(sets.pooling.split))
+    pivot, power, offset, var = (a.reshape(kept) for a in (pivot, power, offset, var))
+    return y.reshape(x.shape), facts.frame(pivot, power), offset, var
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _standardize(facts: Facts, x, scale, bias):
+    per_set, given = (*x.shape[:-3], 1, facts.layout.g, 1), list(map(_flat, (x, scale, bias)))
+    dtype = x.dtype if facts.rule.dtype is None else facts.rule.dtype
+    like = [_like((math.prod(per_set),), jnp.float32, *given)] * 4
+    call = jax.ffi.ffi_call("JaxnormForward", (_like(given[0].shape, dtype, *given), *like), vmap_method="broadcast_all")
+    rule, lowest = facts.rule, -(2**63) if facts.lowest is None else facts.lowest
+    numbers = {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction)}
+    flags = {"in_std": rule.epsilon_in == "std", "centered": facts.centered, "lowest": np.int64(lowest)}
+    y, *found = call(*given, **facts.attributes, **numbers, **flags)
+    return y.reshape(x.shape), *(a.reshape(per_set) for a in found)
+
+
+@_standardize.defjvp
+def _standardize_jvp(facts, primals, tangents):
+    x, scale, bias = primals
+    y, pivot, offset, var, power = _standardize(facts, x, scale, bias)
+    none = jnp.zeros((1, 1, 1, 1), jnp.float32)  # stands for what need not be kept
+    exponent = none if facts.lowest is None else power.astype(jnp.bfloat16)
+    frame = jax.lax.stop_gradient((pivot if facts.centered else none, exponent))
+    kept = frame[0], offset if facts.centered and facts.keep_offset else none, var, frame[1]
+    dy, doffset, dvar = _tangent(facts, x, *kept, scale, *tangents)
+    return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
+
+
+def _plain(facts: Facts, x, pivot, offset, var, power, scale, dx, dscale, dbias):
+    """The tangent in plain JAX."""
+    sets, bias = facts.sets(x.shape), jnp.zeros_like(scale)
+    whole = jnp.broadcast_to(offset, var.shape) if facts.keep_offset else None
+    return tangent(sets, facts.rule, x, None, facts.frame(pivot, power), whole, var, scale, bias, dx, dscale, dbias)
+
+
+def _backward(facts: Facts, x, pivot, offset, var, power, scale, by_y, by_offset, by_var):
+    """Its transpose, by the kernel."""
+    frame = facts.frame(pivot, power)
+    r = inverse_root(facts.rule, var, facts.rule.scaled_epsilon(frame, var.dtype), frame.size)
+    q = steepness(facts.rule, var, r, frame.size)
+    factor = jnp.ones_like(var) if frame.power is None else power_of_two(-frame.power, var.dtype)
+    pivot, offset = (jnp.broadcast_to(a, var.shape) for a in (pivot, offset))
+    each = (factor, pivot, offset, r, q, by_offset / frame.size, 2 * by_var / frame.size)
+    given = list(map(_flat, (x, by_y, scale, *each)))
+    like = [_like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
+    call = jax.ffi.ffi_call("JaxnormBackward", like, vmap_method="broadcast_all")
+    again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
+    results = call(*given, **facts.attributes, centered=facts.centered, recompute=again)
+    return [a.reshape(like.shape) for a, like in zip(results, (x, scale, scale), strict=True)]
+
+
+def _flat(a: jax.Array) -> jax.Array:
+    """As the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one."""
+    return a.reshape(-1)
+
+
+def _arguments(facts: Facts, x, pivot, offset, var, power, scale):
+    return x, scale, scale
+
+
+_tangent = linear("jaxnorm_tangent", _plain, _backward, _arguments, residuals=6)
+
+
+def _like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
+    """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself has it of a sum."""
+    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)  # noqa: E731
+    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)
+
+
+def _varying(a: jax.Array, like: jax.Array) -> jax.Array:
+    """``a``, varying over the mesh axes that ``like`` varies over; its cotangents are summed over them."""
+    missing = tuple(_axes(like) - _axes(a))
+    if not missing:
+        return a
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(a, missing, to="varying")
+    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX
+
+
+def _axes(a: jax.Array) -> frozenset:
+    kind = jax.typeof(a)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())

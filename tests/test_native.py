@@ -1,0 +1,258 @@
+"""The CPU kernels answer to the oracle on hard inputs, and to plain JAX, which the other files test, on everything else."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_NAME
+from jax.sharding import PartitionSpec
+from test_accuracy import HARD, check
+
+import jaxnorm as jn
+from jaxnorm import kernels
+from jaxnorm.application import Rule
+from jaxnorm.axes import resolve
+from jaxnorm.frame import Sets
+from jaxnorm.kernels import build, native
+from jaxnorm.kernels.__main__ import main
+from jaxnorm.kernels.layout import find
+
+KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The kernels, built for this module unless they are already; without a compiler there are none to test."""
+    if kernels.built():
+        return build.library()
+    try:
+        path = build.build(tmp_path_factory.mktemp("kernels"))
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    native.load(path)
+    return path
+
+
+@pytest.fixture
+def use(library, monkeypatch):
+    """``use("native")`` chooses the implementation of calls that say none."""
+    monkeypatch.setattr(kernels, "built", lambda: True)
+    return partial(monkeypatch.setenv, kernels.VARIABLE)
+
+
+# Each with several chunks of positions or of rows, the last ones not full, or one thread per n.
+WIDE = {
+    "rows": (lambda x, s, b, **o: jn.layer_norm(x, scale=s, bias=b, **o), (533, 129)),
+    "long rows": (lambda x, s, b, **o: jn.layer_norm(x, scale=s, bias=b, **o), (3, 40_001)),
+    "rms": (lambda x, s, b, **o: jn.rms_norm(x, scale=s, bias=b, **o), (533, 129)),
+    "batch": (lambda x, s, b, **o: jn.batch_norm(x, scale=s, bias=b, **o)[0], (6, 37, 41, 16)),
+    "group": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (3, 60, 61, 24)),
+    "small images": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (40, 20, 21, 24)),
+    "instance": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 20, 21, 24)),
+    "channels": (lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o), (5, 20, 21, 24)),
+    "adaptive": (
+        lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
+        (7, 300, 24),
+    ),
+    "without": (lambda x, s, b, **o: jn.standardize(x, "n h w [c]", **o), (7, 5, 3, 33)),
+}
+
+
+def _rank(a):
+    return a.reshape(1, 1, -1)
+
+
+def with_gradients(norm, x, scale, bias, cotangent, **options):
+    y, pullback = jax.vjp(partial(norm, **options), x, scale, bias)
+    return y, *pullback(cotangent.astype(y.dtype))
+
+
+def arguments(rng, shape, dtype=np.float32):
+    x, cotangent = (jnp.asarray(mean + rng.standard_normal(shape), dtype) for mean in (3, 0))
+    return x, *(jnp.asarray(rng.uniform(0.5, 1.5, shape[-1:]).astype(np.float32)) for _ in range(2)), cotangent
+
+
+def close(found, truth, bound):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), 1e-30)
+
+
+@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_hard_inputs(name, hard, rng, use):
+    use("native")
+    case = BY_NAME[name]
+    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_arrays_of_many_chunks(name, rng, use):
+    """Against plain JAX in float64; the same bits whatever thread comes first."""
+    norm, shape = WIDE[name]
+    given = arguments(rng, shape)
+    use("native")
+    found, again = (jax.jit(partial(with_gradients, norm))(*given) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+    few = [a.astype(jnp.bfloat16) if a.ndim > 1 else a for a in given]
+    half = jax.jit(partial(with_gradients, norm))(*few)
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+        wide = [jnp.asarray(np.asarray(a, np.float64)) for a in given]
+        rounded = [jnp.asarray(np.asarray(a, np.float64)) for a in few]
+        truth, truth_half = (jax.jit(partial(with_gradients, norm))(*a) for a in (wide, rounded))
+    close(found, truth, 2e-6)
+    close(half, truth_half, 2**-8)
+
+
+@pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
+def test_every_rule(options, rng, use):
+    given = arguments(rng, (8, 33))
+    given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
+    results = []
+    for implementation in ("xla", "native"):
+        use(implementation)
+        results.append(with_gradients(_rows, *given, **options))
+    close(results[1], results[0], 2e-6 if "dtype" not in options else 2**-6)
+
+
+def _rows(x, scale, bias, **options):
+    return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
+
+
+@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive"])
+def test_transformations(name, rng, use):
+    """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
+    norm, shape = WIDE[name]
+    shape = (*(min(size, 8) for size in shape[:-1]), 8)
+    given = arguments(rng, shape)
+    more = [jnp.stack([a, 2 * a, a + 1]) for a in given]
+    direction = (given[3][::-1], *arguments(rng, shape)[1:3])
+
+    def loss(x, scale, bias):
+        return (jnp.sin(norm(x, scale, bias)) * given[3]).sum()
+
+    def directional(*at):
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient(*at), direction)))
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    ways = [
+        lambda: jax.vmap(partial(with_gradients, norm))(*more),
+        lambda: jax.vmap(partial(with_gradients, norm), (0, None, None, None))(more[0], *given[1:]),
+        lambda: jax.vmap(partial(with_gradients, norm), (None, None, None, 0))(*given[:3], more[3]),
+        lambda: jax.jvp(norm, given[:3], direction),
+        lambda: jax.jvp(gradient, given[:3], direction)[1],
+        lambda: jax.grad(directional, (0, 1, 2))(*given[:3]),
+        lambda: jax.jit(jax.grad(jax.checkpoint(loss)))(*given[:3]),
+        lambda: jax.linear_transpose(lambda ct: jax.vjp(norm, *given[:3])[1](ct)[0], given[3])(given[3])[0],
+    ]
+    for call in ways:
+        results = []
+        for implementation in ("xla", "native"):
+            use(implementation)
+            results.append(call())
+        close(results[1], results[0], 2e-5)
+
+
+def test_moments_of_batch_norm_and_their_gradients(rng, use):
+    x = jnp.asarray(rng.standard_normal((40, 5)).astype(np.float32) + 100)
+
+    def both(x):
+        y, found = jn.batch_norm(x)
+        return jnp.sin(y).sum() + found.mean.sum() * 3 + (found.var**2).sum(), found
+
+    results = []
+    for implementation in ("xla", "native"):
+        use(implementation)
+        results.append(jax.value_and_grad(both, has_aux=True)(x))
+    close(results[1], results[0], 2e-6)
+
+
+def test_over_devices(rng, use):
+    """Each device has its own rows; the mesh axes that results vary over are known."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    x, scale, bias, cotangent = arguments(rng, (16, 33))
+    rows, whole = PartitionSpec("data"), PartitionSpec()
+    use("native")
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(rows, whole, whole, rows), out_specs=(rows, rows, whole, whole))
+    def sharded(*given):
+        return with_gradients(_rows, *given)
+
+    close(jax.jit(sharded)(x, scale, bias, cotangent), with_gradients(_rows, x, scale, bias, cotangent), 2e-6)
+
+
+def test_it_is_chosen_for_one_cpu_alone(library, monkeypatch):
+    choose = partial(kernels.choose, None, Sets(resolve("n [c]", (2, 3))), Rule(1e-5), jnp.ones((2, 3)), None, None, None)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "built", lambda: True)
+    assert jax.device_count() == 8
+    assert choose() == "xla"
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert choose() == "native"
+    monkeypatch.setattr(kernels, "built", lambda: False)
+    assert choose() == "xla"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: jn.standardize(x, 1, where=x > 0, implementation="native"), "takes no mask and no axis_name"),
+        (lambda x: jn.standardize(x.astype(jnp.float16), 1, implementation="native"), "takes and gives float32 and bfloat16: got float16"),
+        (lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"), r"pools no such axes: (0, 2) of (2, 2, 2, 3)"),
+        (lambda x: jn.standardize(x[:0], 1, implementation="native"), "pools no such axes"),
+    ],
+)
+def test_what_it_cannot_take_is_told(call, message, use):
+    use("native")
+    with pytest.raises(ValueError, match=r"implementation='native' ") as error:
+        call(jnp.ones((4, 6)))
+    assert message in str(error.value)
+    assert str(error.value).endswith("Leave implementation out.")
+
+
+def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
+    monkeypatch.setenv(kernels.VARIABLE, "cuda")
+    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of xla, full_range, native: got 'cuda'"):
+        jn.layer_norm(jnp.ones((2, 3)))
+    monkeypatch.setattr(kernels, "built", lambda: False)
+    with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
+        jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shape", "params", "layout"),
+    [
+        ("n [c]", (6, 5), ((1, 5),), (6, 1, 1, 5, 1)),
+        ("n h w [c]", (2, 3, 4, 5), ((1, 1, 1, 5),), (24, 1, 1, 5, 1)),
+        ("[n h w] c", (2, 3, 4, 5), ((1, 1, 1, 5),), (1, 24, 5, 1, 1)),
+        ("n [h w] c", (2, 3, 4, 5), ((2, 1, 1, 5), (1, 1, 1, 5)), (2, 12, 5, 1, 2)),
+        ("n [h w c]", (2, 3, 4, 5), ((1, 1, 1, 5),), (2, 12, 1, 5, 1)),
+        ("n [h w c]", (2, 3, 4, 5), ((1, 3, 4, 5),), (2, 1, 1, 60, 1)),
+        ("n [h w c]", (2, 3, 4, 5), (), (2, 1, 1, 60, 1)),
+        ("[n] h c", (3, 1, 5), ((1, 1, 5),), (1, 3, 5, 1, 1)),
+        ("n [c]", (6, 5), ((6, 5),), None),
+        ("n [h] c", (2, 3, 5), ((1, 3, 5),), None),
+        ("n [c]", (0, 5), (), None),
+    ],
+)
+def test_layouts(pattern, shape, params, layout):
+    found = find(resolve(pattern, shape), *params)
+    assert (None if found is None else found[:5]) == layout
+
+
+def test_building(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build cpu.cc \(no-such-compiler: not found\)"):
+        build.build(tmp_path)
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(build.BuildError, match="false: failed"):
+        build.build(tmp_path)
+    with pytest.raises(build.BuildError, match="cannot be written"):
+        build.build(tmp_path / "missing")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("sys.argv", ["jaxnorm.kernels"])
+    assert main() == 1
+    assert "jaxnorm: there is no C++ compiler" in capsys.readouterr().err
