@@ -9,13 +9,16 @@ import json
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import torch
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracle import Part, oracle, worst
 
-from bench.peers import EPSILON, GROUPS, all_peers
+from bench.peers import EPSILON, GROUPS, JAX_PEERS, torch_cpu
 from jaxnorm.experiments.report import machine
 
 SHAPE = (4, 16, 16, 64)
@@ -37,10 +40,37 @@ def errors(norm: str, run, x: np.ndarray, cotangent: np.ndarray) -> tuple[float,
     return worst(y, exact.y, AXES[norm]), worst(dx, exact.dx, AXES[norm])
 
 
+def with_jax(norm):
+    """Output and gradient of a JAX function."""
+
+    def run(x, cotangent):
+        y, pullback = jax.vjp(lambda x: norm(x, jnp.ones(SHAPE[-1]), jnp.zeros(SHAPE[-1])), jnp.asarray(x))
+        return np.asarray(y), np.asarray(pullback(jnp.asarray(cotangent))[0])
+
+    return run
+
+
+def with_torch(norm):
+    """Output and gradient of a PyTorch function."""
+
+    def run(x, cotangent):
+        x = torch.tensor(x, requires_grad=True)
+        y = norm(x, torch.ones(SHAPE[-1]), torch.zeros(SHAPE[-1]))
+        y.backward(torch.tensor(cotangent))
+        return y.detach().numpy(), x.grad.numpy()
+
+    return run
+
+
+def all_runs() -> dict[str, dict]:
+    runs = {peer: {name: with_jax(norm) for name, norm in make().items()} for peer, make in JAX_PEERS.items()}
+    return runs | {"torch": {name: with_torch(norm) for name, norm in torch_cpu().items()}}
+
+
 def measure() -> list[dict]:
     rng = np.random.default_rng(0)
     noise, cotangent = rng.standard_normal((2, *SHAPE)).astype(np.float32)
-    cases = [(norm, peer, runs[norm]) for norm in AXES for peer, runs in all_peers().items() if norm in runs]
+    cases = [(norm, peer, runs[norm]) for norm in AXES for peer, runs in all_runs().items() if norm in runs]
     rows = []
     for norm, peer, run in track(cases, "norms and peers"):
         found = [errors(norm, run, (noise + mean).astype(np.float32), cotangent) for mean in MEANS]

@@ -1,6 +1,12 @@
-"""The same norms elsewhere: each peer is ``norm name -> f(x)`` with epsilon 1e-5, no scale, no bias, channels last."""
+"""The same norms elsewhere: each peer is ``norm name -> f(x, scale, bias)`` with epsilon 1e-5, channels last.
 
+Scale and bias are ``(channels,)``; RMS norm takes no bias anywhere.
+"""
+
+import importlib.util
 import os
+from collections.abc import Callable
+from unittest import mock
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -10,33 +16,52 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
-import torch
-import torch.nn.functional as F
+from flax import nnx
 
 import jaxnorm as jn
+from jaxnorm import kernels
 
 EPSILON = 1e-5
-GROUPS = 8
+GROUPS = 32
 KEY = jax.random.key(0)
+Norms = dict[str, Callable]
 
 
-def ours():
+def ours() -> Norms:
     equal = jnp.zeros(3)
     return {
-        "layer": lambda x: jn.layer_norm(x, epsilon=EPSILON),
-        "rms": lambda x: jn.rms_norm(x, epsilon=EPSILON),
-        "batch": lambda x: jn.batch_norm(x, epsilon=EPSILON)[0],
-        "instance": lambda x: jn.instance_norm(x, epsilon=EPSILON),
-        "group": lambda x: jn.group_norm(x, GROUPS, epsilon=EPSILON),
-        "switchable": lambda x: jn.switchable_norm(x, equal, equal, epsilon=EPSILON)[0],
+        "layer": lambda x, scale, bias: jn.layer_norm(x, scale=scale, bias=bias, epsilon=EPSILON),
+        "rms": lambda x, scale, bias: jn.rms_norm(x, scale=scale, epsilon=EPSILON),
+        "batch": lambda x, scale, bias: jn.batch_norm(x, scale=scale, bias=bias, epsilon=EPSILON)[0],
+        "instance": lambda x, scale, bias: jn.instance_norm(x, scale=scale, bias=bias, epsilon=EPSILON),
+        "group": lambda x, scale, bias: jn.group_norm(x, GROUPS, scale=scale, bias=bias, epsilon=EPSILON),
+        "switchable": lambda x, scale, bias: jn.switchable_norm(x, equal, equal, scale=scale, bias=bias, epsilon=EPSILON)[0],
     }
 
 
-def flax(fast: bool):
+def ours_by(implementation: str) -> Norms:
+    """The same by the implementation of this name."""
+
+    def by(norm):
+        def call(*arguments):
+            with mock.patch.dict(os.environ, {kernels.VARIABLE: implementation}):
+                return norm(*arguments)
+
+        return call
+
+    return {name: by(norm) for name, norm in ours().items()}
+
+
+def flax_linen(fast: bool) -> Norms:
     def call(module, **options):
         module = module(epsilon=EPSILON, use_fast_variance=fast, **options)
-        return lambda x: module.apply(module.init(KEY, x), x, mutable=["batch_stats"])[0]
+
+        def norm(x, scale, bias):
+            stats = {"mean": jnp.zeros(x.shape[-1]), "var": jnp.ones(x.shape[-1])}
+            variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}
+            return module.apply(variables, x, mutable=["batch_stats"])[0]
+
+        return norm
 
     return {
         "layer": call(nn.LayerNorm),
@@ -47,110 +72,132 @@ def flax(fast: bool):
     }
 
 
-def plain_two_pass():
-    def over(axes):
-        def norm(x):
-            centered = x - x.mean(axes, keepdims=True)
-            return centered * jax.lax.rsqrt((centered**2).mean(axes, keepdims=True) + EPSILON)
+def flax_nnx() -> Norms:
+    def call(module, **options):
+        def norm(x, scale, bias):
+            layer = module(x.shape[-1], epsilon=EPSILON, rngs=nnx.Rngs(0), **options)
+            layer.scale = nnx.Param(scale)
+            if module is not nnx.RMSNorm:
+                layer.bias = nnx.Param(bias)
+            return layer(x)
 
         return norm
 
-    return {"layer": over(-1), "batch": over((0, 1, 2)), "instance": over((1, 2))}
-
-
-def haiku():
-    def call(make):
-        function = hk.transform_with_state(make)
-        return lambda x: function.apply(*function.init(KEY, x), None, x)[0]
-
     return {
-        "layer": call(lambda x: hk.LayerNorm(-1, False, False, eps=EPSILON)(x)),
-        "rms": call(lambda x: hk.RMSNorm(-1, eps=EPSILON, create_scale=False)(x)),
-        "batch": call(lambda x: hk.BatchNorm(False, False, 0.99, eps=EPSILON)(x, True)),
-        "instance": call(lambda x: hk.InstanceNorm(False, False, eps=EPSILON)(x)),
-        "group": call(lambda x: hk.GroupNorm(GROUPS, create_scale=False, create_offset=False, eps=EPSILON)(x)),
+        "layer": call(nnx.LayerNorm),
+        "rms": call(nnx.RMSNorm),
+        "batch": call(nnx.BatchNorm, use_running_average=False),
+        "instance": call(nnx.InstanceNorm),
+        "group": call(nnx.GroupNorm, num_groups=GROUPS),
     }
 
 
-def equinox():
-    def group(x):
-        norm = eqx.nn.GroupNorm(GROUPS, channelwise_affine=False, eps=EPSILON)
-        return jnp.moveaxis(jax.vmap(norm)(jnp.moveaxis(x, -1, 1)), 1, -1)
+def _over(standardize) -> Norms:
+    return {
+        "layer": lambda x, scale, bias: standardize(x, (-1,)) * scale + bias,
+        "batch": lambda x, scale, bias: standardize(x, tuple(range(x.ndim - 1))) * scale + bias,
+        "instance": lambda x, scale, bias: standardize(x, (1, 2)) * scale + bias,
+    }
 
-    def each_row(make):
-        return lambda x: jax.vmap(jax.vmap(jax.vmap(make(x.shape[-1]))))(x)
+
+def plain_two_pass() -> Norms:
+    def standardize(x, axes):
+        centered = x - x.mean(axes, keepdims=True)
+        return centered * jax.lax.rsqrt((centered**2).mean(axes, keepdims=True) + EPSILON)
+
+    return _over(standardize)
+
+
+def jax_nn() -> Norms:
+    return _over(lambda x, axes: jax.nn.standardize(x, axes, epsilon=EPSILON))
+
+
+def haiku() -> Norms:
+    def call(make, **options):
+        def norm(x, scale, bias):
+            function = hk.transform_with_state(lambda x: make()(x, **options, scale=scale, offset=bias))
+            return function.apply(*function.init(KEY, x), None, x)[0]
+
+        return norm
+
+    def rms(x, scale, bias):
+        function = hk.transform(lambda x: hk.RMSNorm(-1, eps=EPSILON)(x))
+        return function.apply({"rms_norm": {"scale": scale}}, None, x)
 
     return {
-        "layer": each_row(lambda n: eqx.nn.LayerNorm(n, EPSILON, use_weight=False, use_bias=False)),
-        "rms": each_row(lambda n: eqx.nn.RMSNorm(n, EPSILON, use_weight=False, use_bias=False)),
+        "layer": call(lambda: hk.LayerNorm(-1, False, False, eps=EPSILON)),
+        "rms": rms,
+        "batch": call(lambda: hk.BatchNorm(False, False, 0.99, eps=EPSILON), is_training=True),
+        "instance": call(lambda: hk.InstanceNorm(False, False, eps=EPSILON)),
+        "group": call(lambda: hk.GroupNorm(GROUPS, create_scale=False, create_offset=False, eps=EPSILON)),
+    }
+
+
+def equinox() -> Norms:
+    """Of channels first: group norm pays for the layout."""
+
+    def group(x, scale, bias):
+        norm = eqx.tree_at(lambda m: (m.weight, m.bias), eqx.nn.GroupNorm(GROUPS, x.shape[-1], eps=EPSILON), (scale, bias))
+        return jnp.moveaxis(jax.vmap(norm)(jnp.moveaxis(x, -1, 1)), 1, -1)
+
+    def each_row(kind, where, **options):
+        def norm(x, *params):
+            layer = eqx.tree_at(where, kind(x.shape[-1], EPSILON, **options), params[: len(where(kind(1)))])
+            return jax.vmap(layer)(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+        return norm
+
+    return {
+        "layer": each_row(eqx.nn.LayerNorm, lambda m: (m.weight, m.bias)),
+        "rms": each_row(eqx.nn.RMSNorm, lambda m: (m.weight,), use_bias=False),
         "group": group,
     }
 
 
-def keras_jax():
-    def call(make):
-        def norm(x):
+def keras_jax() -> Norms:
+    def call(make, **options):
+        def norm(x, *params):
             layer = make()
             layer.build(x.shape)
-            values = [[variable.value for variable in group] for group in (layer.trainable_variables, layer.non_trainable_variables)]
-            return layer.stateless_call(*values, x, **({"training": True} if "Batch" in type(layer).__name__ else {}))[0]
+            state = [variable.value for variable in layer.non_trainable_variables]
+            return layer.stateless_call(params[: len(layer.trainable_variables)], state, x, **options)[0]
 
         return norm
 
     return {
         "layer": call(lambda: keras.layers.LayerNormalization(epsilon=EPSILON)),
         "rms": call(lambda: keras.layers.RMSNormalization(epsilon=EPSILON)),
-        "batch": call(lambda: keras.layers.BatchNormalization(epsilon=EPSILON)),
+        "batch": call(lambda: keras.layers.BatchNormalization(epsilon=EPSILON), training=True),
         "group": call(lambda: keras.layers.GroupNormalization(GROUPS, epsilon=EPSILON)),
     }
 
 
-def torch_cpu():
-    """PyTorch functions, as functions of a tensor."""
+def torch_cpu() -> Norms:
+    """Functions of tensors."""
+    import torch.nn.functional as F
 
     def channels_first(norm):
-        return lambda x: norm(x.movedim(-1, 1)).movedim(1, -1)
+        return lambda x, scale, bias: norm(x.movedim(-1, 1), scale, bias).movedim(1, -1)
 
     return {
-        "layer": lambda x: F.layer_norm(x, x.shape[-1:], eps=EPSILON),
-        "rms": lambda x: F.rms_norm(x, x.shape[-1:], eps=EPSILON),
-        "batch": channels_first(lambda x: F.batch_norm(x, None, None, training=True, eps=EPSILON)),
-        "instance": channels_first(lambda x: F.instance_norm(x, eps=EPSILON)),
-        "group": channels_first(lambda x: F.group_norm(x, GROUPS, eps=EPSILON)),
+        "layer": lambda x, scale, bias: F.layer_norm(x, x.shape[-1:], scale, bias, eps=EPSILON),
+        "rms": lambda x, scale, bias: F.rms_norm(x, x.shape[-1:], scale, eps=EPSILON),
+        "batch": channels_first(lambda x, scale, bias: F.batch_norm(x, None, None, scale, bias, training=True, eps=EPSILON)),
+        "instance": channels_first(lambda x, scale, bias: F.instance_norm(x, weight=scale, bias=bias, eps=EPSILON)),
+        "group": channels_first(lambda x, scale, bias: F.group_norm(x, GROUPS, scale, bias, eps=EPSILON)),
     }
 
 
-def with_jax(norm):
-    """Output and gradient of a JAX function."""
-
-    def run(x, cotangent):
-        y, pullback = jax.vjp(norm, jnp.asarray(x))
-        return np.asarray(y), np.asarray(pullback(jnp.asarray(cotangent))[0])
-
-    return run
-
-
-def with_torch(norm):
-    """Output and gradient of a PyTorch function."""
-
-    def run(x, cotangent):
-        x = torch.tensor(x, requires_grad=True)
-        y = norm(x)
-        y.backward(torch.tensor(cotangent))
-        return y.detach().numpy(), x.grad.numpy()
-
-    return run
-
-
-def all_peers():
-    jax_peers = {
-        "jaxnorm": ours(),
-        "flax (default)": flax(True),
-        "flax (two passes)": flax(False),
-        "plain two-pass": plain_two_pass(),
-        "haiku": haiku(),
-        "equinox": equinox(),
-        "keras (jax)": keras_jax(),
-    }
-    runs = {peer: {name: with_jax(norm) for name, norm in norms.items()} for peer, norms in jax_peers.items()}
-    return runs | {"torch": {name: with_torch(norm) for name, norm in torch_cpu().items()}}
+JAX_PEERS: dict[str, Callable[[], Norms]] = {
+    "jaxnorm": ours,
+    "jaxnorm, plain JAX": lambda: ours_by("xla"),
+    "flax": lambda: flax_linen(True),
+    "flax, two passes": lambda: flax_linen(False),
+    "flax nnx": flax_nnx,
+    "plain two passes": plain_two_pass,
+    "jax.nn": jax_nn,
+    "haiku": haiku,
+    "equinox": equinox,
+    "keras": keras_jax,
+}
+TORCH = importlib.util.find_spec("torch") is not None

@@ -1,0 +1,139 @@
+"""How fast the norms are, beside everyone else's.
+
+    python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--resume]
+    python -m bench --check
+
+The first measures and writes results.json, a table and pictures; the second compares counters, which do not vary from
+run to run, with bench/bounds.json.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import speed, speed_report
+from jaxnorm import kernels
+from jaxnorm.experiments import report
+from jaxnorm.experiments.runs import carry_out
+from jaxnorm.kernels import build
+
+HERE = Path(__file__).parent
+BOUNDS = HERE / "bounds.json"
+PACKAGES = ("jaxlib", "dm-haiku", "equinox", "keras", "torch")
+COUNTERS = ("residual_bytes", "temporaries")
+
+
+def main() -> int:
+    """Returns the exit status: 0, 1 for results or counters that are wrong, 130 if interrupted."""
+    options, console = _parser().parse_args(), Console()
+    _build(console)
+    if options.check or options.write_bounds:
+        return check(console, options.write_bounds)
+    settings = speed.Settings(options.only, options.shapes, options.dtypes, options.peers, options.rounds)
+    measure = partial(_measure, peers=settings.peers, rounds=settings.rounds)
+    facts = {"commit": _commit(), "packages": _versions(), "native": kernels.built(), "imports": speed.imports()}
+    try:
+        results = carry_out(
+            settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, resume=options.resume, **facts
+        )
+    except report.ResultsError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    text = speed_report.page(results)
+    (options.out / "README.md").write_text(text)
+    files = speed_report.plot(options.out, results)
+    console.print(speed_report.goals(results), markup=False)
+    console.print(f"Written: {', '.join(str(path) for path in (options.out / report.RESULTS, options.out / 'README.md', *files))}")
+    return 0
+
+
+def _measure(case: speed.Case, on_progress, peers, rounds) -> dict:
+    return speed.measure(case, on_progress, peers, rounds)
+
+
+def check(console: Console, write: bool) -> int:
+    """Compares the counters of ours with the bounds, or makes them the bounds."""
+    found = {}
+    for case in speed.Settings().runs():
+        for peer in ("jaxnorm, plain JAX", "jaxnorm"):
+            if peer == "jaxnorm" and not kernels.built():
+                continue
+            numbers, _ = speed.counters(speed.JAX_PEERS[peer]()[case.norm], *speed.arrays(case))
+            found[f"{peer}: {case.norm} {case.shape} {case.dtype}"] = {name: round(numbers[name] + 0.005, 2) for name in COUNTERS}
+    if write:
+        BOUNDS.write_text(json.dumps(found, indent=1) + "\n")
+        console.print(f"Written: {BOUNDS}")
+        return 0
+    bounds = json.loads(BOUNDS.read_text())
+    worse = [
+        f"{name}: {counter} {numbers[counter]}, at most {bounds[name][counter]}"
+        for name, numbers in found.items()
+        for counter in COUNTERS
+        if numbers[counter] > bounds[name][counter]
+    ]
+    console.print("\n".join(worse) or f"{len(found)} cases keep within their bounds.", markup=False)
+    return 1 if worse else 0
+
+
+def _build(console: Console) -> None:
+    if kernels.built():
+        return
+    try:
+        console.print(f"Built: {build.build()}", markup=False)
+    except build.BuildError as error:
+        console.print(f"Without kernels: {error}", markup=False)
+    kernels.built.cache_clear()
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
+    return done.stdout.strip() or "unknown"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _some_of(known):
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(";" if ";" in text else ",")))
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown {', '.join(map(repr, unknown))}: choose from {'; '.join(known)}.")
+        return names
+
+    return parse
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n", 1)[0])
+    add = parser.add_argument
+    usual = speed.Settings()
+    add("--only", metavar="NORMS", type=_some_of(speed.NORMS), default=usual.norms, help=f"of {', '.join(speed.NORMS)}")
+    add("--shapes", type=_some_of(tuple(speed.SHAPES)), default=usual.shapes, help=f"of {', '.join(speed.SHAPES)}")
+    add("--dtypes", type=_some_of(speed.DTYPES), default=usual.dtypes, help=f"of {', '.join(speed.DTYPES)}")
+    add("--peers", type=_some_of(speed.PEERS), default=usual.peers, help=f"with semicolons between them, of {'; '.join(speed.PEERS)}")
+    add("--rounds", type=int, default=usual.rounds, help=f"measured rounds; {usual.rounds} by default")
+    add("--out", metavar="DIR", type=Path, default=Path("runs/speed"), help="folder for results and pictures; runs/speed by default")
+    add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
+    add("--check", action="store_true", help="compare counters with their bounds instead")
+    add("--write-bounds", action="store_true", help="make the counters the bounds instead")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

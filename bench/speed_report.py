@@ -1,0 +1,180 @@
+"""Tables and pictures of what ``python -m bench`` measured."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bench.speed import COPY, DTYPES
+from jaxnorm.experiments.figures import pyplot, save
+
+TITLES = {"forward": "Output", "gradients": "Output and all gradients", "eager": "Output, called without jit"}
+OURS = "jaxnorm"
+# What is asked for: (norms, kind, measure, other, most).
+GOALS = (
+    (("layer", "rms"), "gradients", "ms", "flax", 0.35),
+    (("layer", "rms"), "gradients", "cpu_ms", "torch", 1.0),
+    (("group", "instance"), "gradients", "ms", "flax", 0.3),
+    (("group", "instance"), "gradients", "cpu_ms", "torch", 0.6),
+    (("batch",), "gradients", "ms", "flax", 0.8),
+    (("batch",), "gradients", "ms", "torch", 1.0),
+    (("layer", "rms", "batch", "group", "instance"), "forward", "ms", COPY, 1.3),
+    (("layer", "rms", "batch"), "eager", "ms", "flax", 1.2),
+)
+SMALL = "8x64"  # is for the cost of a call
+
+
+def told(found: dict) -> str:
+    """One case in words."""
+    peers = found["peers"]
+    times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
+    best = min((name for name in times if not name.startswith(OURS)), key=times.__getitem__, default=None)
+    ours = f"{times[OURS]:.2f} ms with gradients" if OURS in times else "measured"
+    return ours if best is None else f"{ours}, best peer {best} {times[best]:.2f}"
+
+
+def ratios(results: dict, norms, kind: str, measure: str, other: str) -> dict[str, float]:
+    """Ours to the other, by case."""
+    found = {}
+    for run in results["runs"]:
+        ours, theirs = (run["peers"].get(name, {}).get(kind) for name in (OURS, other))
+        tiny = run["shape"] == SMALL and kind != "eager"
+        if run["norm"] in norms and ours and theirs and not tiny:
+            found[f"{run['norm']} {run['shape']} {run['dtype']}"] = ours[measure] / theirs[measure]
+    return found
+
+
+def goals(results: dict) -> str:
+    """A row per goal: ours to the other, the median and the worst case, and how many cases meet it."""
+    lines = ["| | goal | median | worst | met |", "|---|---|---|---|---|"]
+    for norms, kind, measure, other, most in GOALS:
+        found = ratios(results, norms, kind, measure, other)
+        if not found:
+            continue
+        worst = max(found, key=found.__getitem__)
+        met = sum(value <= most for value in found.values())
+        what = f"{', '.join(norms)}: {TITLES[kind].lower()}, {'CPU time' if measure == 'cpu_ms' else 'time'} / {other}"
+        lines.append(f"| {what} | {most} | {np.median(list(found.values())):.2f} | {found[worst]:.2f} ({worst}) | {met} of {len(found)} |")
+    for counter, label, most in (
+        ("temporaries", "temporaries / x", (0.05, 0.05)),
+        ("residual_bytes", "bytes kept per element", (4.2, 2.2)),
+    ):
+        for dtype, bound in zip(DTYPES, most, strict=True):
+            found = {f"{run['norm']} {run['shape']}": run["peers"][OURS][counter] for run in results["runs"] if run["dtype"] == dtype}
+            if found:
+                worst = max(found, key=found.__getitem__)
+                met = sum(value <= bound for value in found.values())
+                middle = np.median(list(found.values()))
+                lines.append(f"| {label}, {dtype} | {bound} | {middle:.2f} | {found[worst]:.2f} ({worst}) | {met} of {len(found)} |")
+    return "\n".join(lines)
+
+
+def page(results: dict) -> str:
+    """README.md: the goals, then every figure."""
+    machine, settings = results["machine"], results["settings"]
+    packages = ", ".join(
+        f"{name} {version}" for name, version in (("jax", machine["jax"]), ("flax", machine["flax"]), *results["packages"].items())
+    )
+    imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
+    parts = [
+        "# Speed of the norms",
+        f"`python -m bench --out bench/results/speed`, {settings['rounds']} rounds, in turn in one process; {machine['cores']} cores, "
+        f"{packages}, commit {results['commit']}. Kernels {'built' if results['native'] else 'not built'}. Import: {imports}.",
+        "## Goals",
+        goals(results),
+        "![](relative.png)",
+        "![](bandwidth.png)",
+    ]
+    for dtype in settings["dtypes"]:
+        for kind, title in TITLES.items():
+            rows = _rows(results, dtype, kind)
+            if rows:
+                parts += [f"## {title}, {dtype}: ms (CPU ms)", rows]
+        parts += [f"## Counters, {dtype}: bytes kept per element / temporaries per x / page faults", _counters(results, dtype)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(names: list[str], rows: dict[str, list[str]]) -> str:
+    head = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    return "\n".join(head + [f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows.items()])
+
+
+def _names(results: dict) -> list[str]:
+    return list(dict.fromkeys(name for run in results["runs"] for name in run["peers"]))
+
+
+def _rows(results: dict, dtype: str, kind: str) -> str:
+    names = [name for name in _names(results) if any(kind in run["peers"].get(name, {}) for run in results["runs"])]
+    rows = {}
+    for run in results["runs"]:
+        if run["dtype"] == dtype and kind in run["peers"].get(OURS, {}):
+            found = [run["peers"].get(name, {}).get(kind) for name in names]
+            rows[f"{run['norm']} {run['shape']}"] = ["" if f is None else f"{f['ms']:.2f} ({f['cpu_ms']:.2f})" for f in found]
+    return _table(names, rows) if rows else ""
+
+
+def _counters(results: dict, dtype: str) -> str:
+    names = [name for name in _names(results) if name not in (COPY, "torch")]
+    rows = {}
+    for run in results["runs"]:
+        if run["dtype"] == dtype:
+            found = [run["peers"].get(name, {}) for name in names]
+            rows[f"{run['norm']} {run['shape']}"] = [
+                f"{f['residual_bytes']:.2f} / {f['temporaries']:.2f} / {f['gradients']['faults']:.0f}" if "gradients" in f else ""
+                for f in found
+            ]
+    return _table(names, rows)
+
+
+def plot(folder: Path, results: dict) -> list[Path]:
+    """Draws two pictures; returns the files."""
+    figures = {"relative.png": _relative(results), "bandwidth.png": _bandwidth(results)}
+    titles = {
+        "relative.png": "Output and all gradients: time / best peer",
+        "bandwidth.png": "Output alone: bytes per second / those of a copy",
+    }
+    for name, figure in figures.items():
+        save(figure, folder / name, titles[name])
+    return [folder / name for name in figures]
+
+
+def _dots(results: dict, value, names: list[str], line: str):
+    """A row of dots per case, a colour per peer; ``value(run, name)`` may be None."""
+    runs = [run for run in results["runs"] if run["shape"] != SMALL]
+    figure, axes = pyplot().subplots(figsize=(9, 0.27 * len(runs) + 1.6), layout="constrained")
+    for i, name in enumerate(names):
+        points = [(value(run, name), -row) for row, run in enumerate(runs)]
+        shown = np.array([point for point in points if point[0] is not None], float)
+        if len(shown):
+            big = name == OURS
+            axes.scatter(
+                *shown.T,
+                s=60 if big else 22,
+                color="black" if big else f"C{i % 10}",
+                marker="D" if big else "o",
+                label=name,
+                zorder=3 if big else 2,
+            )
+    axes.axvline(1, color="#888888", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel(line)
+    axes.set_yticks(-np.arange(len(runs)), [f"{run['norm']} {run['shape']} {run['dtype']}" for run in runs], fontsize=8)
+    axes.grid(axis="y", linewidth=0.3)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    return figure
+
+
+def _relative(results: dict):
+    def value(run: dict, name: str) -> float | None:
+        times = {peer: found["gradients"]["ms"] for peer, found in run["peers"].items() if "gradients" in found}
+        others = [time for peer, time in times.items() if not peer.startswith(OURS)]
+        return times[name] / min(others) if name in times and others else None
+
+    return _dots(results, value, [name for name in _names(results) if name != COPY], "time / best peer (less is better)")
+
+
+def _bandwidth(results: dict):
+    def value(run: dict, name: str) -> float | None:
+        found = run["peers"].get(name, {}).get("forward")
+        return run["peers"][COPY]["forward"]["ms"] / found["ms"] if found else None
+
+    return _dots(results, value, [name for name in _names(results) if name != COPY], "share of a copy's speed (more is better)")
