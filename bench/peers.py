@@ -6,7 +6,6 @@ Scale and bias are ``(channels,)``; RMS norm takes no bias anywhere.
 import importlib.util
 import os
 from collections.abc import Callable
-from unittest import mock
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -44,7 +43,7 @@ def ours_by(implementation: str) -> Norms:
 
     def by(norm):
         def call(*arguments):
-            with mock.patch.dict(os.environ, {kernels.VARIABLE: implementation}):
+            with kernels.wished(implementation):
                 return norm(*arguments)
 
         return call

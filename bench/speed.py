@@ -123,12 +123,12 @@ def measure(case: Case, on_progress: OnProgress, peers: tuple[str, ...], rounds:
         calls |= {(peer, kind): call for kind, call in found.items()}
     x = arrays(case)[0]
     calls[COPY, "forward"] = partial(jax.jit(jnp.negative).lower(x).compile(), x)
-    repeats = {key: _repeats(call) for key, call in calls.items()}
+    repeats = {key: repeats_for(call) for key, call in calls.items()}
     samples: dict[tuple[str, str], list[tuple[float, float, int]]] = {key: [] for key in calls}
     for done in range(rounds):
         on_progress(len(peers) + 1 + done, steps)
         for key, call in calls.items():
-            samples[key].append(_sample(call, repeats[key]))
+            samples[key].append(sample(call, repeats[key]))
     result: dict[str, dict] = {peer: dict(facts.get(peer, {})) for peer, _ in calls}
     for (peer, kind), found in samples.items():
         wall, cpu, faults = (np.array(column, float) for column in zip(*found, strict=True))
@@ -147,7 +147,7 @@ def _torch_norms() -> dict[str, Callable]:
     return torch_cpu()
 
 
-def _repeats(call: Callable) -> int:
+def repeats_for(call: Callable) -> int:
     """How many calls make a sample, after warming up."""
     for _ in range(3):
         jax.block_until_ready(call())
@@ -156,7 +156,7 @@ def _repeats(call: Callable) -> int:
     return max(1, round(SAMPLE / (time.perf_counter() - started)))
 
 
-def _sample(call: Callable, repeats: int) -> tuple[float, float, float]:
+def sample(call: Callable, repeats: int) -> tuple[float, float, float]:
     """Seconds, CPU seconds and page faults of a call."""
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     for _ in range(repeats):

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxnorm.experiments import report
-from jaxnorm.experiments.training import Run
 
 OnProgress = Callable[[int, int], None]  # takes the step and the number of steps
 SAID = {"batch_size": "batch ", "seed": "seed "}  # before a value that does not speak for itself
@@ -19,7 +18,7 @@ SAID = {"batch_size": "batch ", "seed": "seed "}  # before a value that does not
 def carry_out(
     settings: Any,
     key: Iterable[str],
-    measure: Callable[[Run, OnProgress], dict],
+    measure: Callable[[Any, OnProgress], dict],
     told: Callable[[dict], str],
     out: Path,
     console: Console,
@@ -29,8 +28,8 @@ def carry_out(
 ) -> dict:
     """Measures the runs of ``settings`` that are not in ``results.json`` yet, and writes it after each.
 
-    ``settings`` is a dataclass with ``runs()``; ``key`` names what tells these apart; ``told`` says in a line what was
-    found; ``facts`` stand in the results beside the settings.
+    ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes ``key``; ``told`` says
+    in a line what was found; ``facts`` stand in the results beside the settings.
 
     Raises:
       ResultsError: there is nothing to resume, or it was made with other settings.

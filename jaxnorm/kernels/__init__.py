@@ -8,6 +8,8 @@ names what is chosen instead, wherever that can be.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import jax
@@ -31,6 +33,20 @@ def built() -> bool:
     return True
 
 
+@contextmanager
+def wished(implementation: str | None) -> Iterator[None]:
+    """Within it, calls that are made, or traced, take this implementation, wherever they can; None chooses as usual."""
+    before = os.environ.pop(VARIABLE, None)
+    if implementation is not None:
+        os.environ[VARIABLE] = implementation
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
 def choose(requested: str | None, sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str:
     """The implementation for these arguments.
 
@@ -39,11 +55,11 @@ def choose(requested: str | None, sets: Sets, rule: Rule, x: jax.Array, where, s
     """
     if requested not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"implementation must be None, 'xla', 'full_range' or 'native': got {requested!r}.")
-    wished = os.environ.get(VARIABLE) if requested is None else requested
-    if wished not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wished!r}.")
-    if wished in ("xla", "full_range") or (wished is None and not _alone_on_cpu()):
-        return wished or "xla"
+    name = os.environ.get(VARIABLE) if requested is None else requested
+    if name not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
+    if name in ("xla", "full_range") or (name is None and not _alone_on_cpu()):
+        return name or "xla"
     obstacle = _obstacle(sets, rule, x, where, scale, bias)
     if obstacle and requested == "native":
         raise ValueError(f"implementation='native' {obstacle}. Leave implementation out.")

@@ -13,6 +13,8 @@ import jaxlib
 
 SOURCE = Path(__file__).with_name("cpu.cc")
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
+if platform.machine() in ("x86_64", "AMD64"):
+    FLAGS += " -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
 COMPILERS = ("c++", "g++", "clang++")
 
 

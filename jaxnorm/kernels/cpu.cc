@@ -164,7 +164,7 @@ struct Chunks {
   int64_t rows, count;  // of each but the last; how many
   bool whole;           // whether one thread takes all chunks of an n
   explicit Chunks(const Shape& shape, int64_t threads) {
-    rows = std::max<int64_t>(16, kChunk / shape.c());
+    rows = std::max<int64_t>(64, kChunk / shape.c());
     count = (shape.p + rows - 1) / rows;
     whole = shape.n >= 2 * threads && shape.p * shape.c() <= kWhole;
   }

@@ -1,0 +1,159 @@
+"""Training steps of whole models with our modules and with Flax's: time, CPU time, temporaries.
+
+    python -m bench.models [--rounds 15]
+
+writes bench/results/models.json and models.md. Both have the same layers, parameters and data; steps are jitted, with
+gradients of all parameters and plain gradient descent, in turn in one process.
+"""
+
+import argparse
+import json
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from bench.speed import repeats_for, sample
+from jaxnorm import kernels
+from jaxnorm import linen as jn
+from jaxnorm.experiments.report import machine
+
+KEY = jax.random.key(0)
+KINDS = ("jaxnorm", "jaxnorm, plain JAX", "flax")
+
+
+class Transformer(nn.Module):
+    """Blocks with layer norm before attention and before the MLP."""
+
+    norms: object
+    blocks: int = 4
+    features: int = 256
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(self.blocks):
+            h = self.norms.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=4)(h, h)
+            h = self.norms.LayerNorm()(x)
+            x = x + nn.Dense(self.features)(nn.gelu(nn.Dense(4 * self.features)(h)))
+        return self.norms.LayerNorm()(x)
+
+
+class ResNet(nn.Module):
+    """A stage of residual blocks of 3 x 3 convolutions."""
+
+    norms: object
+    kind: str
+    blocks: int = 3
+    features: int = 64
+
+    @nn.compact
+    def __call__(self, x):
+        norm = partial(self.norms.BatchNorm, use_running_average=False) if self.kind == "batch" else partial(self.norms.GroupNorm, 32)
+        for _ in range(self.blocks):
+            h = nn.relu(norm()(nn.Conv(self.features, (3, 3), use_bias=False)(x)))
+            x = nn.relu(x + norm()(nn.Conv(self.features, (3, 3), use_bias=False)(h)))
+        return x
+
+
+class LeNet(nn.Module):
+    """On digits, with batch norm in the dense part."""
+
+    norms: object
+
+    @nn.compact
+    def __call__(self, x):
+        for features in (6, 16):
+            x = nn.tanh(nn.Conv(features, (3, 3))(x))
+            x = nn.avg_pool(x, (2, 2), (2, 2))
+        x = x.reshape(len(x), -1)
+        for features in (120, 84):
+            x = nn.tanh(self.norms.BatchNorm(use_running_average=False)(nn.Dense(features)(x)))
+        return nn.Dense(10)(x)
+
+
+MODELS: dict[str, tuple[Callable, tuple[int, ...]]] = {
+    "transformer, 4 blocks of 256, 16 x 64 tokens": (Transformer, (16, 64, 256)),
+    "ResNet stage, batch norm, 16 x 32 x 32 x 64": (partial(ResNet, kind="batch"), (16, 32, 32, 64)),
+    "ResNet stage, group norm, 16 x 32 x 32 x 64": (partial(ResNet, kind="group"), (16, 32, 32, 64)),
+    "LeNet on digits, batch 128": (LeNet, (128, 8, 8, 1)),
+}
+
+
+def training_step(make: Callable, norms, shape: tuple[int, ...]) -> tuple[Callable, float]:
+    """The compiled step on its data, and its temporaries in MiB."""
+    x, model = jax.random.normal(KEY, shape), make(norms)
+    variables = model.init(KEY, x)
+
+    def loss(params, stats, x):
+        y, new = model.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
+        return (y**2 * jnp.arange(y.shape[-1])).mean(), new.get("batch_stats", {})
+
+    def step(params, stats, x):
+        (_, stats), gradient = jax.value_and_grad(loss, has_aux=True)(params, stats, x)
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient), stats
+
+    given = variables["params"], variables.get("batch_stats", {}), x
+    compiled = jax.jit(step).lower(*given).compile()
+    return partial(compiled, *given), compiled.memory_analysis().temp_size_in_bytes / 2**20
+
+
+def measure(name: str, rounds: int, console: Console) -> dict:
+    make, shape = MODELS[name]
+    calls, temporaries = {}, {}
+    for kind in KINDS:
+        with kernels.wished("xla" if kind == "jaxnorm, plain JAX" else None):
+            calls[kind], temporaries[kind] = training_step(make, nn if kind == "flax" else jn, shape)
+    repeats = {kind: repeats_for(call) for kind, call in calls.items()}
+    samples: dict[str, list] = {kind: [] for kind in calls}
+    for _ in track(range(rounds), name, console=console):
+        for kind, call in calls.items():
+            samples[kind].append(sample(call, repeats[kind]))
+    found = {}
+    for kind, rows in samples.items():
+        wall, cpu, faults = np.median(np.array(rows, float), axis=0)
+        found[kind] = {"ms": 1e3 * wall, "cpu_ms": 1e3 * cpu, "faults": faults, "temporaries_mib": temporaries[kind]}
+    return {"model": name, "kinds": found}
+
+
+def table(rows: list[dict]) -> str:
+    lines = [
+        "| training step, ms (CPU ms; temporaries, MiB) | " + " | ".join(KINDS) + " | Flax / jaxnorm |",
+        "|---|" + "---|" * (len(KINDS) + 1),
+    ]
+    for row in rows:
+        cells = [
+            f"{row['kinds'][kind]['ms']:.1f} ({row['kinds'][kind]['cpu_ms']:.1f}; {row['kinds'][kind]['temporaries_mib']:.1f})"
+            for kind in KINDS
+        ]
+        lines.append(f"| {row['model']} | " + " | ".join(cells) + f" | {row['kinds']['flax']['ms'] / row['kinds']['jaxnorm']['ms']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds, 15 by default")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "models", help="results, without suffix")
+    options = parser.parse_args()
+    console = Console()
+    rows = [measure(name, options.rounds, console) for name in MODELS]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
+    ).stdout.strip()
+    facts = machine() | {"commit": commit, "native": kernels.built()}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
+    options.out.with_suffix(".md").write_text(f"Whole models (`python -m bench.models`; {packages}, commit {commit}).\n\n{table(rows)}")
+    console.print(table(rows), markup=False)
+
+
+if __name__ == "__main__":
+    main()
