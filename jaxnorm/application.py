@@ -1,10 +1,8 @@
-"""Applying Moments to data, and the derivative of doing both steps at once.
+"""Applying Moments to data, and the tangent of doing both steps at once.
 
     y = (x - mean) * rstd * scale + bias,    rstd = 1 / sqrt(var + epsilon)
 
-The derivative of :func:`own_statistics` is written down once: the pooled tangents in closed form, the rest as the
-derivative of that line. It is rematerialized, so that reverse mode keeps ``x`` in its own dtype and a few numbers per
-set instead of every intermediate.
+The tangent is written down once: the pooled ones in closed form, the rest as the derivative of that line.
 """
 
 import math
@@ -20,15 +18,11 @@ from jaxnorm.frame import (
     Sets,
     average,
     compute_dtype,
-    estimate,
     estimate_tangent,
     local,
     needs_power,
-    nothing_saved,
     valid,
 )
-
-SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 
 
 @dataclass(frozen=True)
@@ -114,22 +108,9 @@ def _at_least(dtype, other):
     return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def own_statistics(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
-    """Output, offset and variance of every set."""
-    offset, var = estimate(sets, x, where, frame)
-    return apply(sets, rule, where, frame, x, offset, var, scale, bias), offset, var
-
-
-@own_statistics.defjvp
-def _own_statistics_jvp(sets, rule, primals, tangents):
-    x, where, frame, scale, bias = primals
-    y, offset, var = own_statistics(sets, rule, *primals)
-    kept = None if _recompute_offset(sets, where) else offset
-
-    dx, _, _, dscale, dbias = tangents
-    step = nothing_saved(partial(tangent, sets, rule))
-    return (y, offset, var), step(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
+def shared_axes(sets: Sets, *params: jax.Array | None) -> tuple[int, ...]:
+    """The pooled axes along which none of the parameters differs."""
+    return tuple(axis for axis in sets.axes if all(a is None or a.shape[axis] == 1 for a in params))
 
 
 def tangent(sets: Sets, rule: Rule, x, where, frame: Frame, offset, var, scale, bias, dx, dscale, dbias):
@@ -139,7 +120,3 @@ def tangent(sets: Sets, rule: Rule, x, where, frame: Frame, offset, var, scale, 
     doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
     _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
     return dy, doffset, dvar
-
-
-def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET

@@ -1,15 +1,18 @@
 """Applying Moments to data, given ones or its own, as the public functions do it."""
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
-from jaxnorm.application import Rule, apply, own_statistics
+from jaxnorm.application import Rule, apply, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, resolve
-from jaxnorm.frame import Frame, Sets, compute_dtype, make_frame, nothing_saved, real
+from jaxnorm.frame import Frame, Sets, compute_dtype, estimate, make_frame, nothing_saved, real
 from jaxnorm.moments import Moments, assemble
+
+SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 
 
 def normalize(
@@ -151,6 +154,43 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
         checks.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
     return Pooling(shape, parts, ())
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def own_statistics(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
+    """Output, offset and variance of every set.
+
+    Reverse mode keeps ``x`` in its own dtype and a few numbers per set instead of every intermediate: the transpose is
+    written down, or the tangent rematerialized.
+    """
+    offset, var = estimate(sets, x, where, frame)
+    return apply(sets, rule, where, frame, x, offset, var, scale, bias), offset, var
+
+
+@own_statistics.defjvp
+def _own_statistics_jvp(sets, rule, primals, tangents):
+    x, where, frame, scale, bias = primals
+    y, offset, var = own_statistics(sets, rule, *primals)
+    kept = None if _recompute_offset(sets, where) else offset
+    dx, _, _, dscale, dbias = tangents
+    if _has_closed_transpose(sets, y.dtype, scale, bias):
+        from jaxnorm.transposed import pooled_tangent  # loads parts of JAX that values alone do without
+
+        size = None if where is None else frame.size
+        residuals = x, where, frame.power, frame.pivot, size, kept, var, scale, bias
+        return (y, offset, var), pooled_tangent((sets, rule), residuals, (dx, dscale, dbias))
+    step = nothing_saved(partial(tangent, sets, rule))
+    return (y, offset, var), step(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
+
+
+def _has_closed_transpose(sets: Sets, dtype, scale, bias) -> bool:
+    """Whether sums over axes that scale and bias share are all that the transpose needs; for rows it is no gain."""
+    shared = math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias))
+    return sets.axis_name is None and not jnp.issubdtype(dtype, jnp.complexfloating) and shared > 1
+
+
+def _recompute_offset(sets: Sets, where) -> bool:
+    return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

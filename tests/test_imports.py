@@ -12,9 +12,10 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "checks"],
+    ["axes", "checks", "linear"],
     ["frame"],
     ["moments", "application"],
+    ["transposed"],
     ["kernels"],
     ["normalize", "running", "features"],
     ["norms"],

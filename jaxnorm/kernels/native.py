@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import SMALL_SET, Rule, inverse_root, steepness, tangent
+from jaxnorm.application import Rule, inverse_root, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame, Sets, power_of_two
 from jaxnorm.kernels.layout import Layout, find
-from jaxnorm.kernels.linear import linear
+from jaxnorm.linear import linear
 
 DTYPES = ("float32", "bfloat16")
+SMALL_SET = 256  # below it, a number kept per row weighs more than recomputing it
 WIDEST = 16384  # channels, where sets have several positions
 
 
@@ -74,7 +75,7 @@ def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> t
     layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
-    scale, bias = (_varying(a.reshape(layout.scales, 1, layout.g, layout.d), x) for a in whole)
+    scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in whole)
     small = layout.p == 1 and layout.d < SMALL_SET
     facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
     y, pivot, offset, var, power = _standardize(facts, x.reshape(layout[:4]), scale, bias)
@@ -104,19 +105,21 @@ def _standardize_jvp(facts, primals, tangents):
     exponent = none if facts.lowest is None else power.astype(jnp.bfloat16)
     frame = jax.lax.stop_gradient((pivot if facts.centered else none, exponent))
     kept = frame[0], offset if facts.centered and facts.keep_offset else none, var, frame[1]
-    dy, doffset, dvar = _tangent(facts, x, *kept, scale, *tangents)
+    dy, doffset, dvar = _apply_tangent(facts, (x, *kept, scale), tangents)
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
-def _plain(facts: Facts, x, pivot, offset, var, power, scale, dx, dscale, dbias):
-    """The tangent in plain JAX."""
-    sets, bias = facts.sets(x.shape), jnp.zeros_like(scale)
+def _tangent(facts: Facts, residuals, arguments):
+    """In plain JAX."""
+    x, pivot, offset, var, power, scale = residuals
     whole = jnp.broadcast_to(offset, var.shape) if facts.keep_offset else None
-    return tangent(sets, facts.rule, x, None, facts.frame(pivot, power), whole, var, scale, bias, dx, dscale, dbias)
+    sets, frame = facts.sets(x.shape), facts.frame(pivot, power)
+    return tangent(sets, facts.rule, x, None, frame, whole, var, scale, jnp.zeros_like(scale), *arguments)
 
 
-def _backward(facts: Facts, x, pivot, offset, var, power, scale, by_y, by_offset, by_var):
+def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, by the kernel."""
+    (x, pivot, offset, var, power, scale), (by_y, by_offset, by_var) = residuals, cotangents
     frame = facts.frame(pivot, power)
     r = inverse_root(facts.rule, var, facts.rule.scaled_epsilon(frame, var.dtype), frame.size)
     q = steepness(facts.rule, var, r, frame.size)
@@ -128,7 +131,17 @@ def _backward(facts: Facts, x, pivot, offset, var, power, scale, by_y, by_offset
     call = jax.ffi.ffi_call("JaxnormBackward", like, vmap_method="broadcast_all")
     again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
     results = call(*given, **facts.attributes, centered=facts.centered, recompute=again)
-    return [a.reshape(like.shape) for a, like in zip(results, (x, scale, scale), strict=True)]
+    return tuple(a.reshape(like.shape) for a, like in zip(results, (x, scale, scale), strict=True))
+
+
+_apply_tangent = linear(
+    "jaxnorm_native",
+    _tangent,
+    _backward,
+    like=lambda residuals: (residuals[0], residuals[-1], residuals[-1]),
+    batched=lambda facts, size: facts,  # any axes may stand before the four
+    results=3,
+)
 
 
 def _flat(a: jax.Array) -> jax.Array:
@@ -136,29 +149,7 @@ def _flat(a: jax.Array) -> jax.Array:
     return a.reshape(-1)
 
 
-def _arguments(facts: Facts, x, pivot, offset, var, power, scale):
-    return x, scale, scale
-
-
-_tangent = linear("jaxnorm_tangent", _plain, _backward, _arguments, residuals=6)
-
-
 def _like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
     """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself has it of a sum."""
     mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)  # noqa: E731
     return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)
-
-
-def _varying(a: jax.Array, like: jax.Array) -> jax.Array:
-    """``a``, varying over the mesh axes that ``like`` varies over; its cotangents are summed over them."""
-    missing = tuple(_axes(like) - _axes(a))
-    if not missing:
-        return a
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(a, missing, to="varying")
-    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX
-
-
-def _axes(a: jax.Array) -> frozenset:
-    kind = jax.typeof(a)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())

@@ -1,0 +1,114 @@
+"""Linear functions whose transpose is given, as JAX primitives.
+
+Of a function alone JAX makes the transpose, and keeps for it what the function computes; a transpose written down, in
+JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order among it, it gets from
+the function.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def linear(name: str, function: Callable, transpose: Callable, like: Callable, batched: Callable, *, results: int) -> Callable:
+    """A callable ``(facts, residuals, arguments) -> results``, linear in the arguments.
+
+    Args:
+      name: of the primitive.
+      function: what is called; facts are hashable, the others tuples of arrays or None.
+      transpose: ``(facts, residuals, cotangents of the results) -> cotangents of the arguments``, whatever computes them.
+      like: ``residuals -> arguments``, arrays of their shapes and dtypes.
+      batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
+      results: how many there are.
+    """
+
+    def transposed(facts, residuals, cotangents):
+        return jax.linear_transpose(partial(_called, function, facts, residuals), like(residuals))(cotangents)[0]
+
+    forward, backward = Primitive(name), Primitive(f"{name}_transpose")
+    for primitive, plain, run in ((forward, function, function), (backward, transposed, transpose)):
+        flat = jax.jit(partial(_flat, run), static_argnames=STATIC)
+        primitive.multiple_results = True
+        primitive.def_impl(flat)
+        primitive.def_abstract_eval(partial(_types, flat))
+        mlir.register_lowering(primitive, mlir.lower_fun(flat, multiple_results=True))
+        ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
+        batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
+    ad.primitive_transposes[forward] = partial(_transpose, backward)
+    ad.primitive_transposes[backward] = partial(_transpose, forward)
+
+    def call(facts, residuals, arguments):
+        kept, given = jax.tree.flatten(residuals)
+        leaves, taken = jax.tree.flatten(arguments)
+        varying = frozenset().union(*map(_axes, (*kept, *leaves)))
+        static = {"facts": facts, "given": given, "taken": taken, "made": jax.tree.structure((0,) * results)}
+        return tuple(forward.bind(*kept, *(_vary(a, varying) for a in leaves), **static))
+
+    return call
+
+
+STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results
+
+
+def _called(function, facts, residuals, arguments):
+    return tuple(function(facts, residuals, arguments))
+
+
+def _flat(function, *leaves, facts, given, taken, made):
+    residuals, arguments = given.unflatten(leaves[: given.num_leaves]), taken.unflatten(leaves[given.num_leaves :])
+    return jax.tree.leaves(function(facts, residuals, arguments))
+
+
+def _types(flat, *types, **static):
+    return jax.make_jaxpr(partial(flat, **static))(*types).out_avals
+
+
+def _zero(a):
+    return jnp.zeros_like(a) if jnp.issubdtype(a.dtype, jnp.inexact) else np.zeros(a.shape, jax.dtypes.float0)
+
+
+def _jvp(primitive, plain, primals, tangents, **static):
+    count = static["given"].num_leaves
+    results = primitive.bind(*primals, **static)
+    filled = [_zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)]
+    if all(isinstance(t, ad.Zero) for t in tangents[:count]):
+        return results, primitive.bind(*primals[:count], *filled[count:], **static)
+    return results, jax.jvp(partial(plain, **static), primals, tuple(filled))[1]
+
+
+def _transpose(other, cotangents, *leaves, facts, given, taken, made):
+    filled = [jnp.zeros(c.aval.shape, c.aval.dtype) if isinstance(c, ad.Zero) else c for c in cotangents]
+    residuals = leaves[: given.num_leaves]
+    varying = frozenset().union(*map(_axes, (*residuals, *filled)))
+    filled = [_vary(c, varying) for c in filled]
+    return [None] * given.num_leaves + list(other.bind(*residuals, *filled, facts=facts, given=given, taken=made, made=taken))
+
+
+def _batch(primitive, batched, leaves, axes, *, facts, **trees):
+    size = next(a.shape[axis] for a, axis in zip(leaves, axes, strict=True) if axis is not None)
+    whole = [
+        jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True)
+    ]
+    results = primitive.bind(*whole, facts=batched(facts, size), **trees)
+    return results, [0] * len(results)
+
+
+def _axes(a) -> frozenset:
+    """The mesh axes that an array varies over inside of shard_map."""
+    kind = jax.typeof(a)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+
+
+def _vary(a, axes: frozenset):
+    """The array, varying over these axes; its cotangents are summed over them."""
+    missing = tuple(axes - _axes(a))
+    if not missing:
+        return a
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(a, missing, to="varying")
+    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX
