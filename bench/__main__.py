@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench import speed, speed_report
+from bench.peers import OTHERS, installed
 from jaxnorm import kernels
 from jaxnorm.experiments import report
 from jaxnorm.experiments.runs import carry_out
@@ -37,6 +38,9 @@ def main() -> int:
         return check(console, options.write_bounds)
     settings = speed.Settings(options.only, options.shapes, options.dtypes, options.peers, options.rounds)
     measure = partial(_measure, peers=settings.peers, rounds=settings.rounds)
+    missing = [peer for peer in OTHERS if not installed(peer)]
+    if missing:
+        console.print(f"Not installed, and left out: {', '.join(missing)}.")
     facts = {"commit": _commit(), "packages": _versions(), "native": kernels.built(), "imports": speed.imports()}
     try:
         results = carry_out(

@@ -9,12 +9,9 @@ from collections.abc import Callable
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
-import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
-import keras
 from flax import nnx
 
 import jaxnorm as jn
@@ -112,6 +109,8 @@ def jax_nn() -> Norms:
 
 
 def haiku() -> Norms:
+    import haiku as hk
+
     def call(make, **options):
         def norm(x, scale, bias):
             function = hk.transform_with_state(lambda x: make()(x, **options, scale=scale, offset=bias))
@@ -134,6 +133,7 @@ def haiku() -> Norms:
 
 def equinox() -> Norms:
     """Of channels first: group norm pays for the layout."""
+    import equinox as eqx
 
     def group(x, scale, bias):
         norm = eqx.tree_at(lambda m: (m.weight, m.bias), eqx.nn.GroupNorm(GROUPS, x.shape[-1], eps=EPSILON), (scale, bias))
@@ -154,6 +154,8 @@ def equinox() -> Norms:
 
 
 def keras_jax() -> Norms:
+    import keras
+
     def call(make, **options):
         def norm(x, *params):
             layer = make()
@@ -199,4 +201,8 @@ JAX_PEERS: dict[str, Callable[[], Norms]] = {
     "equinox": equinox,
     "keras": keras_jax,
 }
-TORCH = importlib.util.find_spec("torch") is not None
+OTHERS = ("haiku", "equinox", "keras", "torch")  # peers named as their packages, which need not be there
+
+
+def installed(peer: str) -> bool:
+    return peer not in OTHERS or importlib.util.find_spec(peer) is not None

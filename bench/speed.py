@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.peers import JAX_PEERS, TORCH
+from bench.peers import JAX_PEERS, installed, torch_cpu
 from jaxnorm.experiments.runs import OnProgress
 
 ROWS = ("layer", "rms")  # of features: statistics of each row
@@ -24,7 +24,7 @@ SHAPES = {
 }
 NORMS = (*ROWS, *IMAGES)
 DTYPES = ("float32", "bfloat16")
-PEERS = (*JAX_PEERS, "torch")
+PEERS = tuple(peer for peer in (*JAX_PEERS, "torch") if installed(peer))
 COPY = "copy"  # reads and writes as many bytes as a norm must: the scale of bytes per second
 KINDS = ("forward", "gradients", "eager")
 SAMPLE = 5e-3  # seconds that a measured sample lasts at least
@@ -116,7 +116,7 @@ def measure(case: Case, on_progress: OnProgress, peers: tuple[str, ...], rounds:
         on_progress(number, steps)
         if peer in JAX_PEERS and case.norm in (norms := JAX_PEERS[peer]()):
             found, facts[peer] = jax_calls(norms[case.norm], case)
-        elif peer == "torch" and TORCH and case.norm in (norms := _torch_norms()):
+        elif peer == "torch" and case.norm in (norms := torch_cpu()):
             found = torch_calls(norms[case.norm], case)
         else:
             continue
@@ -139,12 +139,6 @@ def measure(case: Case, on_progress: OnProgress, peers: tuple[str, ...], rounds:
             "faults": float(np.median(faults)),
         }
     return {"peers": result}
-
-
-def _torch_norms() -> dict[str, Callable]:
-    from bench.peers import torch_cpu
-
-    return torch_cpu()
 
 
 def repeats_for(call: Callable) -> int:

@@ -6,6 +6,7 @@ The tangent is written down once: the pooled ones in closed form, the rest as th
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -113,10 +114,16 @@ def shared_axes(sets: Sets, *params: jax.Array | None) -> tuple[int, ...]:
     return tuple(axis for axis in sets.axes if all(a is None or a.shape[axis] == 1 for a in params))
 
 
-def tangent(sets: Sets, rule: Rule, x, where, frame: Frame, offset, var, scale, bias, dx, dscale, dbias):
+def own(offset, var, extra):
+    """What most norms apply of the statistics of a set: just those."""
+    return offset, var
+
+
+def tangent(sets: Sets, rule: Rule, applied: Callable, x, where, frame: Frame, offset, var, extra, scale, bias, dx, dextra, dscale, dbias):
     """The tangents of output, offset and variance; an ``offset`` of None is estimated again."""
     if offset is None:
         offset = average(sets, local(sets, x, where, frame), where, frame.size)
     doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-    _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, offset, var, scale, bias), (dx, doffset, dvar, dscale, dbias))
+    (mean, spread), (dmean, dspread) = jax.jvp(applied, (offset, var, extra), (doffset, dvar, dextra))
+    _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, mean, spread, scale, bias), (dx, dmean, dspread, dscale, dbias))
     return dy, doffset, dvar

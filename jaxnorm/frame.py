@@ -122,8 +122,8 @@ def needs_power(dtype) -> bool:
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
 
 
-def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None) -> Frame:
-    """The frame of each set; ``lowest_power`` None leaves the scale alone."""
+def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None, alike: Sets | None = None) -> Frame:
+    """The frame of each set; ``lowest_power`` None leaves the scale alone, which is the same for sets within one of ``alike``."""
     x = lax.stop_gradient(x).reshape(sets.pooling.split)
     count: jax.Array | float
     if where is None:
@@ -131,10 +131,11 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
     else:
         weights = jnp.broadcast_to(where, x.shape).astype(real(compute_dtype(x.dtype)))
         count = sets.sum(lax.stop_gradient(weights), None)
-    power = None if lowest_power is None else _power(sets, x, where, lowest_power)
+    power = None if lowest_power is None else _power(alike or sets, x, where, lowest_power)
     frame = Frame(count, power, None)
-    pivot = _divide(sets.careful_sum(local(sets, x, where, frame), where), count) if sets.centered else None
-    return frame._replace(pivot=pivot)
+    if not sets.centered:
+        return frame
+    return frame._replace(pivot=divide(sets.careful_sum(local(sets, x, where, frame), where), count))
 
 
 def _power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
@@ -166,6 +167,15 @@ def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> ja
     return _divide(sets.sum(values, where), count)
 
 
+def divide(total: jax.Array, count) -> jax.Array:
+    """The same number wherever it is used, and exactly the constant for sums of a constant.
+
+    A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
+    what is done with it: the count is hidden from it.
+    """
+    return _divide(total, jnp.where(jnp.isnan(total), jnp.nan, count))
+
+
 def _divide(total: jax.Array, count) -> jax.Array:
     count = jnp.asarray(count, real(total.dtype))
     return total / jnp.where(count > 0, count, 1).astype(total.dtype)
@@ -175,13 +185,10 @@ def _divide(total: jax.Array, count) -> jax.Array:
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
     u = local(sets, x, where, frame)
-    count = frame.size
-    if frame.pivot is not None:  # A compiler replaces division by a constant with multiplication by its rounded inverse:
-        count = jnp.where(jnp.isnan(frame.pivot), jnp.nan, count)  # hidden from it, constant sets give exactly 0.
-    square = _divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), count)
+    square = divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), frame.size)
     if not sets.centered:
         return jnp.zeros_like(square, u.dtype), square
-    offset = _divide(sets.careful_sum(u, where), count)
+    offset = divide(sets.careful_sum(u, where), frame.size)
     return offset, jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
-from jaxnorm.application import Rule, apply, shared_axes, tangent
+from jaxnorm.application import Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, resolve
 from jaxnorm.frame import Frame, Sets, compute_dtype, estimate, make_frame, nothing_saved, real
 from jaxnorm.moments import Moments, assemble
@@ -156,31 +156,32 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     return Pooling(shape, parts, ())
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def own_statistics(sets: Sets, rule: Rule, x, where, frame: Frame, scale, bias):
-    """Output, offset and variance of every set.
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extra, scale, bias):
+    """Output, offset and variance of every set; applied are ``applied(offset, var, extra)``.
 
     Reverse mode keeps ``x`` in its own dtype and a few numbers per set instead of every intermediate: the transpose is
     written down, or the tangent rematerialized.
     """
     offset, var = estimate(sets, x, where, frame)
-    return apply(sets, rule, where, frame, x, offset, var, scale, bias), offset, var
+    mean, spread = applied(offset, var, extra)
+    return apply(sets, rule, where, frame, x, mean, spread, scale, bias), offset, var
 
 
 @own_statistics.defjvp
-def _own_statistics_jvp(sets, rule, primals, tangents):
-    x, where, frame, scale, bias = primals
-    y, offset, var = own_statistics(sets, rule, *primals)
+def _own_statistics_jvp(sets, rule, applied, primals, tangents):
+    x, where, frame, extra, scale, bias = primals
+    y, offset, var = own_statistics(sets, rule, applied, *primals)
     kept = None if _recompute_offset(sets, where) else offset
-    dx, _, _, dscale, dbias = tangents
-    if _has_closed_transpose(sets, y.dtype, scale, bias):
+    dx, _, _, *others = tangents
+    if _has_closed_transpose(sets, y.dtype, scale, bias) and getattr(applied, "axis_name", None) is None:
         from jaxnorm.transposed import pooled_tangent  # loads parts of JAX that values alone do without
 
         size = None if where is None else frame.size
-        residuals = x, where, frame.power, frame.pivot, size, kept, var, scale, bias
-        return (y, offset, var), pooled_tangent((sets, rule), residuals, (dx, dscale, dbias))
-    step = nothing_saved(partial(tangent, sets, rule))
-    return (y, offset, var), step(x, where, frame, kept, var, scale, bias, dx, dscale, dbias)
+        residuals = x, where, frame.power, frame.pivot, size, kept, var, extra, scale, bias
+        return (y, offset, var), pooled_tangent((sets, rule, applied), residuals, (dx, *others))
+    step = nothing_saved(partial(tangent, sets, rule, applied))
+    return (y, offset, var), step(x, where, frame, kept, var, extra, scale, bias, dx, *others)
 
 
 def _has_closed_transpose(sets: Sets, dtype, scale, bias) -> bool:
@@ -204,7 +205,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias):
         y, frame, offset, var = native.standardize(sets, rule, lowest, x, scale, bias)
     else:
         frame = make_frame(sets, x, where, lowest)
-        y, offset, var = own_statistics(sets, rule, x, where, frame, scale, bias)
+        y, offset, var = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
     return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
 
 

@@ -8,17 +8,18 @@ Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from jaxnorm import checks
-from jaxnorm.application import apply
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.frame import Sets, compute_dtype, local, make_frame, nothing_saved
-from jaxnorm.moments import Moments, assemble, into_frame, moments
-from jaxnorm.normalize import fused, make_rule, normalize, standardize
+from jaxnorm.frame import Sets, divide, make_frame
+from jaxnorm.moments import Moments, assemble, into_frame
+from jaxnorm.normalize import fused, make_rule, normalize, own_statistics, standardize
 
 
 def batch_norm(
@@ -338,16 +339,43 @@ def switchable_norm(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, running, scale, bias, where):
-    u = x.astype(compute_dtype(x.dtype))
-    # The blend does not move when all of x does: in the frame of all of x, no digits are lost to a large mean.
-    everything = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name)
-    frame = make_frame(everything, u, where, rule.lowest_power(x.dtype))
-    instance = moments(local(everything, u, where, frame), spatial, where=where)
-    layer = instance.merge(features)
-    batch = instance.merge(0, axis_name=axis_name) if running is None else into_frame(running, frame)
-    mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
-    # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
-    mean = instance.mean + sum(mean_weights[i] * (part.mean - instance.mean) for i, part in ((1, layer), (2, batch)))
-    var = sum(var_weights[i] * part.var for i, part in enumerate((instance, layer, batch)))
-    y = nothing_saved(partial(apply, everything, rule))(where, frame._replace(size=instance.count), u, mean, var, scale, bias)
-    return y, assemble(frame._replace(size=batch.count), batch.mean, batch.var)
+    everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name), Sets(unsplit(x.shape, spatial))
+    frame = make_frame(own, x, where, rule.lowest_power(x.dtype), alike=everything)
+    # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
+    count = jnp.broadcast_to(jnp.asarray(frame.size, frame.pivot.real.dtype), frame.pivot.shape)
+    middle = frame._replace(pivot=divide(everything.sum(frame.pivot, count), everything.sum(count, None)))
+    mean_weights, var_weights = (
+        list(jax.nn.softmax(logits.astype(count.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
+    )
+    blend = Blend(features, 0, axis_name)
+    extra = frame.pivot - middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
+    y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
+    _, _, batch = blend.parts(offset, var, extra)
+    return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Instance, layer and batch statistics, each in its weight: what switchable norm applies of those of instances."""
+
+    features: tuple[int, ...]
+    examples: int
+    axis_name: object
+
+    def parts(self, offset, var, extra) -> tuple[Moments, Moments, Moments]:
+        """The three, about the middle of all of x, which the instances' pivots are ``away`` from."""
+        away, count, running, *_ = extra
+        instance = Moments(count, away + offset, var)
+        batch = instance.merge(self.examples, axis_name=self.axis_name) if running is None else running
+        return instance, instance.merge(self.features), batch
+
+    def __call__(self, offset, var, extra):
+        instance, *others = parts = self.parts(offset, var, extra)
+        *_, mean_weights, var_weights = extra
+        # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
+        mean = offset + sum(w * (part.mean - instance.mean) for w, part in zip(mean_weights[1:], others, strict=True))
+        return mean, sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
+
+    def batched(self) -> "Blend":
+        """The same for arrays with one more axis in front."""
+        return Blend(tuple(axis + 1 for axis in self.features), self.examples + 1, self.axis_name)

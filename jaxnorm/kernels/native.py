@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import Rule, inverse_root, steepness, tangent
+from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame, Sets, power_of_two
 from jaxnorm.kernels.layout import Layout, find
@@ -114,7 +114,8 @@ def _tangent(facts: Facts, residuals, arguments):
     x, pivot, offset, var, power, scale = residuals
     whole = jnp.broadcast_to(offset, var.shape) if facts.keep_offset else None
     sets, frame = facts.sets(x.shape), facts.frame(pivot, power)
-    return tangent(sets, facts.rule, x, None, frame, whole, var, scale, jnp.zeros_like(scale), *arguments)
+    dx, dscale, dbias = arguments
+    return tangent(sets, facts.rule, own, x, None, frame, whole, var, (), scale, jnp.zeros_like(scale), dx, (), dscale, dbias)
 
 
 def _backward(facts: Facts, residuals, cotangents):
