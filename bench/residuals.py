@@ -8,39 +8,13 @@ writes bench/results/residuals.json and residuals.md. The figures are exact coun
 import json
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-import jaxnorm as jn
+from bench.peers import JAX_PEERS
 from jaxnorm.experiments.report import machine
 
 SHAPES = {"layer": (4096, 1024), "rms": (4096, 1024), "batch": (16, 32, 32, 128), "instance": (16, 32, 32, 128), "group": (16, 32, 32, 128)}
-OURS = {
-    "layer": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b),
-    "rms": lambda x, s, b: jn.rms_norm(x, scale=s),
-    "batch": lambda x, s, b: jn.batch_norm(x, scale=s, bias=b)[0],
-    "instance": lambda x, s, b: jn.instance_norm(x, scale=s, bias=b),
-    "group": lambda x, s, b: jn.group_norm(x, 32, scale=s, bias=b),
-}
-MODULES = {
-    "layer": nn.LayerNorm(),
-    "rms": nn.RMSNorm(),
-    "batch": nn.BatchNorm(use_running_average=False),
-    "instance": nn.InstanceNorm(),
-    "group": nn.GroupNorm(32),
-}
-
-
-def flax(name: str):
-    module = MODULES[name]
-
-    def norm(x, scale, bias):
-        stats = {"mean": jnp.zeros(x.shape[-1]), "var": jnp.ones(x.shape[-1])}
-        variables = {"params": {"scale": scale, "bias": bias}, **({"batch_stats": stats} if name == "batch" else {})}
-        return module.apply(variables, x, mutable=["batch_stats"])[0]
-
-    return norm
 
 
 def kept(norm, shape: tuple[int, ...], dtype: str) -> float:
@@ -51,7 +25,7 @@ def kept(norm, shape: tuple[int, ...], dtype: str) -> float:
 
 def main() -> None:
     rows = [
-        {"norm": name, "dtype": dtype, "jaxnorm": kept(OURS[name], shape, dtype), "flax": kept(flax(name), shape, dtype)}
+        {"norm": name, "dtype": dtype} | {peer: kept(JAX_PEERS[peer]()[name], shape, dtype) for peer in ("jaxnorm", "flax")}
         for name, shape in SHAPES.items()
         for dtype in ("float32", "bfloat16")
     ]

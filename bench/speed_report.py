@@ -147,7 +147,7 @@ def plot(folder: Path, results: dict) -> list[Path]:
 
 def _dots(results: dict, value, names: list[str], line: str):
     """A row of dots per case, a colour per peer; ``value(run, name)`` may be None."""
-    runs = [run for run in results["runs"] if run["shape"] != SMALL]
+    runs = [run for run in results["runs"] if run["shape"] != SMALL and value(run, OURS) is not None]
     figure, axes = pyplot().subplots(figsize=(9, 0.27 * len(runs) + 1.6), layout="constrained")
     for i, name in enumerate(names):
         points = [(value(run, name), -row) for row, run in enumerate(runs)]
