@@ -85,7 +85,7 @@ def page(results: dict) -> str:
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
     parts = [
         "# Speed of the norms",
-        f"`python -m bench --out bench/results/speed`, {settings['rounds']} rounds, in turn in one process; {machine['cores']} cores, "
+        f"`python -m bench --rounds {settings['rounds']} --out bench/results/speed`, in turn in one process; {machine['cores']} cores, "
         f"{packages}, commit {results['commit']}. Kernels {'built' if results['native'] else 'not built'}. Import: {imports}.",
         "## Goals",
         goals(results),

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxnorm as jn
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 shard_map = jax.shard_map if hasattr(jax, "shard_map") else jax.experimental.shard_map.shard_map
 
 

@@ -26,7 +26,8 @@ namespace {
 
 constexpr int64_t kChunk = 16384;  // elements that are read twice: 64 KiB of float32
 constexpr int64_t kWhole = 262144;  // up to so many elements of one n are summed and applied by one thread
-constexpr int64_t kRows = 16;      // rows whose gradients of the scale are added in float32
+constexpr int64_t kRows = 16;      // rows that are added in float32, before they are added to a sum in double
+constexpr int64_t kShort = 512;    // up to it a row is added in float32, in the lanes of a vector
 
 struct Shape {
   int64_t n, p, g, d, s;  // s: how many scales
@@ -42,7 +43,7 @@ struct Rule {
 
   double rstd(double var, double count, int power) const {
     var *= correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
-    const double eps = float(std::ldexp(epsilon, in_std ? -power : -2 * power));  // as it is added in the derivative
+    const double eps = float(power ? std::ldexp(epsilon, in_std ? -power : -2 * power) : epsilon);  // as in the derivative
     const double total = in_std ? std::sqrt(var) + eps : var + eps;
     return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
   }
@@ -104,14 +105,27 @@ struct Stats {
       if (std::isfinite(size)) std::frexp(size, &exponent);
       exponent = int(std::clamp<int64_t>(exponent, std::max<int64_t>(rule.lowest, -126), 126));
     }
-    mean = std::ldexp(mean, -exponent);
+    if (exponent) {
+      mean = std::ldexp(mean, -exponent);
+      var_ = std::ldexp(var_, -2 * exponent);
+    }
     power[i] = float(exponent);
     pivot[i] = float(mean);
     offset[i] = float(mean - pivot[i]);
-    var[i] = float(std::ldexp(var_, -2 * exponent));
+    var[i] = float(var_);
     return rule.rstd(var[i], count, exponent);
   }
 };
+
+// 1 / 2**power
+inline float factor_of(float power) { return power == 0 ? 1 : std::ldexp(1.0f, -int(power)); }
+
+// The values of the sets of one n, for each of their channels.
+void spread(const Shape& shape, const float* values, float* to) {
+  if (shape.d == 1) std::copy(values, values + shape.g, to);
+  else
+    for (int64_t g = 0; g < shape.g; ++g) std::fill(to + g * shape.d, to + (g + 1) * shape.d, values[g]);
+}
 
 template <typename X, typename Y>
 void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias, Stats stats,
@@ -130,16 +144,17 @@ void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* 
       square += u * u;
     }
     const float rstd = float(stats.set(first + g, rule, mean, square / d, d));
-    const float factor = std::ldexp(1.0f, -int(stats.power[first + g]));
+    const float factor = factor_of(stats.power[first + g]);
     const float pivot = stats.pivot[first + g], offset = stats.offset[first + g];
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) store(y + i, ((load(x[i]) * factor - pivot) - offset) * rstd * scale[i] + bias[i]);
   }
 }
 
-// Means and sums of squared deviations of each channel over the rows of a chunk.
+// Means and sums of squared deviations of each channel over the rows of a chunk. Squares of numbers near the ends of the
+// range are made in double.
 template <typename X>
-void chunk_stats(const X* x, int64_t rows, int64_t c, bool centered, double* mean, double* square) {
+void chunk_stats(const X* x, int64_t rows, int64_t c, bool centered, bool full_range, double* mean, double* square) {
   std::fill(mean, mean + c, 0.0);
   std::fill(square, square + c, 0.0);
   if (centered) {
@@ -150,14 +165,33 @@ void chunk_stats(const X* x, int64_t rows, int64_t c, bool centered, double* mea
     }
     for (int64_t i = 0; i < c; ++i) mean[i] /= rows;
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    const X* row = x + r * c;
+  if (full_range) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const X* row = x + r * c;
 #pragma omp simd
-    for (int64_t i = 0; i < c; ++i) {
-      const double u = load(row[i]) - mean[i];
-      square[i] += u * u;
+      for (int64_t i = 0; i < c; ++i) {
+        const double u = load(row[i]) - mean[i];
+        square[i] += u * u;
+      }
     }
+    return;
   }
+  std::vector<float> each(2 * c);
+  float *few = each.data(), *center = few + c;
+  std::copy(mean, mean + c, center);
+  for (int64_t start = 0; start < rows; start += kRows) {
+    std::fill(few, few + c, 0.0f);
+    for (int64_t r = start; r < std::min(rows, start + kRows); ++r) {
+      const X* row = x + r * c;
+#pragma omp simd
+      for (int64_t i = 0; i < c; ++i) {
+        const float u = load(row[i]) - center[i];
+        few[i] += u * u;
+      }
+    }
+    for (int64_t i = 0; i < c; ++i) square[i] += few[i];
+  }
+  for (int64_t i = 0; i < c; ++i) square[i] = std::max(0.0, square[i] - rows * (mean[i] - center[i]) * (mean[i] - center[i]));
 }
 
 struct Chunks {
@@ -205,7 +239,8 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
   std::vector<float> rstd(shape.sets());
   auto reduce = [&](int64_t n, int64_t k) {
     double* part = parts.data() + (n * chunks.count + k) * 2 * c;
-    chunk_stats(x + (n * shape.p + k * chunks.rows) * c, chunks.size(shape, k), c, rule.centered, part, part + c);
+    chunk_stats(x + (n * shape.p + k * chunks.rows) * c, chunks.size(shape, k), c, rule.centered,
+                rule.lowest != INT64_MIN, part, part + c);
   };
   auto combine = [&](int64_t n) {
     const double* part = parts.data() + n * chunks.count * 2 * c;
@@ -224,17 +259,15 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
     }
   };
   auto apply = [&](int64_t n, int64_t k) {
-    std::vector<float> each(5 * c);
-    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = slope + c;
-    const float *scales = shape.of(scale, n), *biases = shape.of(bias, n);
-    for (int64_t j = 0; j < c; ++j) {
-      const int64_t set = n * g + j / d;
-      factor[j] = std::ldexp(1.0f, -int(stats.power[set]));
-      pivot[j] = stats.pivot[set];
-      offset[j] = stats.offset[set];
-      slope[j] = rstd[set] * scales[j];
-      shift[j] = biases[j];
-    }
+    std::vector<float> each(4 * c + g);
+    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *factors = slope + c;
+    const float *scales = shape.of(scale, n), *shift = shape.of(bias, n);
+    for (int64_t i = 0; i < g; ++i) factors[i] = factor_of(stats.power[n * g + i]);
+    spread(shape, factors, factor);
+    spread(shape, stats.pivot + n * g, pivot);
+    spread(shape, stats.offset + n * g, offset);
+    spread(shape, rstd.data() + n * g, slope);
+    for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
     const int64_t start = (n * shape.p + k * chunks.rows) * c;
     for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
       const X* from = x + start + r * c;
@@ -253,14 +286,14 @@ struct Given {
   bool recompute;
 };
 
-template <typename X, typename Y>
+template <typename Sum, typename X, typename Y>
 void backward_row(const Shape& shape, bool centered, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first,
                   float* dscale, float* dbias, X* dx) {
   const int64_t d = shape.d;
   for (int64_t g = 0; g < shape.g; ++g, x += d, ct += d, dx += d, scale += d, dscale += d, dbias += d) {
     const int64_t set = first + g;
     const float factor = given.factor[set], pivot = given.pivot[set], r = given.r[set];
-    double sum = 0, product = 0, rest = 0;
+    Sum sum = 0, product = 0, rest = 0;
     if (given.recompute) {
 #pragma omp simd reduction(+ : rest)
       for (int64_t i = 0; i < d; ++i) rest += load(x[i]) * factor - pivot;
@@ -270,7 +303,7 @@ void backward_row(const Shape& shape, bool centered, const X* x, const Y* ct, co
     for (int64_t i = 0; i < d; ++i) {
       const float xh = ((load(x[i]) * factor - pivot) - offset) * r, cotangent = load(ct[i]), w = cotangent * scale[i];
       sum += w;
-      product += double(w) * xh;
+      product += Sum(w) * xh;
       dscale[i] += cotangent * xh;
       dbias[i] += cotangent;
     }
@@ -298,8 +331,10 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, bool centered, con
     std::vector<float> few(2 * c);
     for (int64_t start = s * per_scale + block * rows; start < end; start += kRows) {
       std::fill(few.begin(), few.end(), 0.0f);
-      for (int64_t n = start; n < std::min(end, start + kRows); ++n)
-        backward_row(shape, centered, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
+      for (int64_t n = start; n < std::min(end, start + kRows); ++n) {
+        auto row = shape.d <= kShort ? backward_row<float, X, Y> : backward_row<double, X, Y>;
+        row(shape, centered, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
+      }
       for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }
   });
@@ -323,26 +358,33 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
   const Chunks chunks(shape, pool.num_threads());
   std::vector<double> parts(shape.n * chunks.count * 2 * c), sums(shape.n * 2 * c);
   std::vector<float> c1(shape.sets()), a(shape.sets());
-  auto spread = [&](int64_t n, std::initializer_list<const float*> from, std::vector<float>& to) {  // from sets to channels
-    int64_t i = 0;
-    for (const float* values : from)
-      for (int64_t j = 0; j < c; ++j) to[i++] = values[n * g + j / d];
+  auto spread_all = [&](int64_t n, std::initializer_list<const float*> from, std::vector<float>& to) {
+    float* start = to.data();
+    for (const float* values : from) {
+      spread(shape, values + n * g, start);
+      start += c;
+    }
   };
   auto reduce = [&](int64_t n, int64_t k) {
     double* part = parts.data() + (n * chunks.count + k) * 2 * c;
-    std::vector<float> each(4 * c);
-    spread(n, {given.factor, given.pivot, given.offset, given.r}, each);
+    std::vector<float> each(4 * c), few(2 * c);
+    spread_all(n, {given.factor, given.pivot, given.offset, given.r}, each);
     const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
-    const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
-      const X* from = x + start + r * c;
-      const Y* cotangents = ct + start + r * c;
+    float *products = few.data(), *alone = products + c;
+    const int64_t start = (n * shape.p + k * chunks.rows) * c, rows = chunks.size(shape, k);
+    for (int64_t first = 0; first < rows; first += kRows) {
+      std::fill(few.begin(), few.end(), 0.0f);
+      for (int64_t r = first; r < std::min(rows, first + kRows); ++r) {
+        const X* from = x + start + r * c;
+        const Y* cotangents = ct + start + r * c;
 #pragma omp simd
-      for (int64_t j = 0; j < c; ++j) {
-        const float xh = ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j], cotangent = load(cotangents[j]);
-        part[j] += double(cotangent) * xh;
-        part[c + j] += cotangent;
+        for (int64_t j = 0; j < c; ++j) {
+          const float xh = ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j], cotangent = load(cotangents[j]);
+          products[j] += cotangent * xh;
+          alone[j] += cotangent;
+        }
       }
+      for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }
   };
   auto combine = [&](int64_t n) {
@@ -364,7 +406,7 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
   };
   auto apply = [&](int64_t n, int64_t k) {
     std::vector<float> each(7 * c);
-    spread(n, {given.factor, given.pivot, given.offset, given.r, c1.data(), a.data(), given.by_var}, each);
+    spread_all(n, {given.factor, given.pivot, given.offset, given.r, c1.data(), a.data(), given.by_var}, each);
     const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
     const float *product = slope + c, *shift = product + c, *by_var = shift + c, *scales = shape.of(scale, n);
     const int64_t start = (n * shape.p + k * chunks.rows) * c;
