@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 import pytest
+from jax._src import compiler
 from recurrent_cases import small_chunks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -27,14 +28,36 @@ def x64():
         yield
 
 
+OLDER_FUSION = ("xla_cpu_use_fusion_emitters", False)  # a third of the time to compile; gone from JAX 0.12
+
+
+@pytest.fixture(scope="session")
+def quick_options() -> list:
+    """What of it this JAX takes."""
+    try:
+        jax.jit(lambda x: x, compiler_options=dict([OLDER_FUSION]))(0)
+    except jax.errors.JaxRuntimeError:
+        return []
+    return [OLDER_FUSION]
+
+
 @pytest.fixture(scope="module")
-def quick_compile():
-    """Machine code without the costly passes, for laws in which rounding has no say: a third less time to compile.
+def quick_compile(quick_options):
+    """Machine code without costly passes, for laws in which rounding has no say.
 
     What it compiled is forgotten after the module, so that tests of the last bit see the usual code.
     """
+    usual = compiler.get_compile_options
+
+    def quick(*args, **options):
+        result = usual(*args, **options)
+        result.env_option_overrides = [*result.env_option_overrides, *quick_options]
+        return result
+
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick)
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
 

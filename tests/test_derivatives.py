@@ -19,7 +19,7 @@ def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
     x = jnp.asarray(rng.standard_normal(shape))
     where = jnp.asarray(rng.random(shape) < 0.7) if options else None
     weights = jnp.asarray(rng.standard_normal(shape))
-    check_grads(lambda x: jnp.sin(case(x, where=where)) * weights, (x,), order=2, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
+    check_grads(jax.jit(lambda x: jnp.sin(case(x, where=where)) * weights), (x,), order=2, modes=("fwd", "rev"), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,8 @@ def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
 def test_derivatives_of_the_variants(options, rng, x64):
     x = jnp.asarray(rng.standard_normal((3, 5)))
     scale, bias = jnp.asarray(rng.standard_normal((2, 5)))
-    check_grads(lambda x, s, b: jnp.sin(jn.standardize(x, 1, scale=s[None], bias=b[None], **options)), (x, scale, bias), order=2)
+    call = jax.jit(lambda x, s, b: jnp.sin(jn.standardize(x, 1, scale=s[None], bias=b[None], **options)))
+    check_grads(call, (x, scale, bias), order=2)
 
 
 @pytest.mark.parametrize("case", SIX, ids=str)
@@ -37,6 +38,7 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, rng, x64):
     x = jnp.asarray(rng.standard_normal(shape))
     direction = jnp.asarray(rng.standard_normal(shape))
 
+    @jax.jit
     def loss(x):
         return jnp.sin(case(x)).sum()
 
@@ -57,6 +59,7 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, rng, x64):
 def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
     x = jnp.asarray(rng.standard_normal((5, 3)))
 
+    @jax.jit
     def both(x):
         y, found = jn.batch_norm(x)
         return jnp.sin(y).sum() + (found.mean**2).sum() + (found.var**3).sum()
@@ -69,12 +72,13 @@ def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
 
 def test_merging_is_differentiable(rng, x64):
     x = jnp.asarray(rng.standard_normal((4, 3)))
-    check_grads(lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1)), (x,), order=2)
+    check_grads(jax.jit(lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1))), (x,), order=2)
 
 
 def test_normalize_is_differentiable_in_everything(rng, x64):
     x, scale = jnp.asarray(rng.standard_normal((4, 3))), jnp.asarray(rng.standard_normal((1, 3)))
 
+    @jax.jit
     def call(x, mean, var, scale):
         return jn.normalize(x, jn.Moments(jnp.ones(()), mean, var), scale=scale)
 

@@ -8,6 +8,7 @@ import pytest
 
 from jaxnorm.experiments import report
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
