@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxnorm.application import Rule, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
 from jaxnorm.frame import Frame, Sets, average, local, power_of_two, real, valid
-from jaxnorm.linear import linear
+from jaxnorm.primitives import linear
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
 

@@ -1,6 +1,7 @@
 """Every test runs with strict dtype and rank promotion, on eight host devices."""
 
 import os
+from functools import partial
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 from jax._src import compiler
 from recurrent_cases import small_chunks
+
+from jaxnorm import kernels
+from jaxnorm.kernels import build, native
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -73,3 +77,23 @@ def ordinary_promotion():
     """The library is strict; optax and the user's own code need not be."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The kernels, built for this run unless they are already; without a compiler there are none to test."""
+    if kernels.built():
+        return build.library()
+    try:
+        path = build.build(tmp_path_factory.mktemp("kernels"))
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    native.load(path)
+    return path
+
+
+@pytest.fixture
+def use(library, monkeypatch):
+    """``use("native")`` chooses the implementation of calls that say none."""
+    monkeypatch.setattr(kernels, "built", lambda: True)
+    return partial(monkeypatch.setenv, kernels.VARIABLE)

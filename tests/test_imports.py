@@ -12,7 +12,7 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "checks", "linear"],
+    ["axes", "checks", "primitives"],
     ["frame"],
     ["moments", "application"],
     ["transposed"],

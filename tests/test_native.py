@@ -15,31 +15,11 @@ from jaxnorm import kernels
 from jaxnorm.application import Rule
 from jaxnorm.axes import resolve
 from jaxnorm.frame import Sets
-from jaxnorm.kernels import build, native
+from jaxnorm.kernels import build
 from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
 
 KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The kernels, built for this module unless they are already; without a compiler there are none to test."""
-    if kernels.built():
-        return build.library()
-    try:
-        path = build.build(tmp_path_factory.mktemp("kernels"))
-    except build.BuildError as error:
-        pytest.skip(str(error))
-    native.load(path)
-    return path
-
-
-@pytest.fixture
-def use(library, monkeypatch):
-    """``use("native")`` chooses the implementation of calls that say none."""
-    monkeypatch.setattr(kernels, "built", lambda: True)
-    return partial(monkeypatch.setenv, kernels.VARIABLE)
 
 
 # Each with several chunks of positions or of rows, the last ones not full, or one thread per n.
@@ -154,6 +134,21 @@ def test_transformations(name, rng, use):
             use(implementation)
             results.append(call())
         close(results[1], results[0], 2e-5)
+
+
+@pytest.mark.parametrize("name", ["rows", "batch"])
+def test_second_order_through_a_loop(name, rng, use):
+    """JAX takes loops apart, and with them the derivatives of what is in them."""
+    norm, shape = WIDE[name]
+    x, scale, bias, direction = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
+    step = lambda x, _: (jnp.tanh(norm(x, scale, bias) + x), None)  # noqa: E731
+    gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
+    results = []
+    for implementation in ("xla", "native"):
+        use(implementation)
+        jax.clear_caches()
+        results.append(jax.jvp(gradient, (x,), (direction,))[1])
+    close(results[1], results[0], 2e-5)
 
 
 def test_moments_of_batch_norm_and_their_gradients(rng, use):

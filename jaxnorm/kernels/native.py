@@ -3,7 +3,7 @@
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -14,7 +14,7 @@ from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame, Sets, power_of_two
 from jaxnorm.kernels.layout import Layout, find
-from jaxnorm.linear import linear
+from jaxnorm.primitives import differentiable, linear
 
 DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per row weighs more than recomputing it
@@ -78,18 +78,18 @@ def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> t
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in whole)
     small = layout.p == 1 and layout.d < SMALL_SET
     facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
-    y, pivot, offset, var, power = _standardize(facts, x.reshape(layout[:4]), scale, bias)
+    y, pivot, offset, var, power = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
     kept = tuple(1 if axis in sets.pooling.axes else size for axis, size in enumerate(sets.pooling.split))
     pivot, power, offset, var = (a.reshape(kept) for a in (pivot, power, offset, var))
     return y.reshape(x.shape), facts.frame(pivot, power), offset, var
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _standardize(facts: Facts, x, scale, bias):
-    per_set, given = (*x.shape[:-3], 1, facts.layout.g, 1), list(map(_flat, (x, scale, bias)))
+def _forward(facts: Facts, arguments):
+    x = arguments[0]
+    per_set, given = (*x.shape[:-3], 1, facts.layout.g, 1), list(map(_flat, arguments))
     dtype = x.dtype if facts.rule.dtype is None else facts.rule.dtype
-    like = [_like((math.prod(per_set),), jnp.float32, *given)] * 4
-    call = jax.ffi.ffi_call("JaxnormForward", (_like(given[0].shape, dtype, *given), *like), vmap_method="broadcast_all")
+    of_sets = [like((math.prod(per_set),), jnp.float32, *given)] * 4
+    call = jax.ffi.ffi_call("JaxnormForward", (like(given[0].shape, dtype, *given), *of_sets), vmap_method="broadcast_all")
     rule, lowest = facts.rule, -(2**63) if facts.lowest is None else facts.lowest
     numbers = {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction)}
     flags = {"in_std": rule.epsilon_in == "std", "centered": facts.centered, "lowest": np.int64(lowest)}
@@ -97,10 +97,9 @@ def _standardize(facts: Facts, x, scale, bias):
     return y.reshape(x.shape), *(a.reshape(per_set) for a in found)
 
 
-@_standardize.defjvp
-def _standardize_jvp(facts, primals, tangents):
-    x, scale, bias = primals
-    y, pivot, offset, var, power = _standardize(facts, x, scale, bias)
+def _jvp(facts: Facts, arguments, tangents):
+    x, scale, _ = arguments
+    y, pivot, offset, var, power = _standardize(facts, arguments)
     none = jnp.zeros((1, 1, 1, 1), jnp.float32)  # stands for what need not be kept
     exponent = none if facts.lowest is None else power.astype(jnp.bfloat16)
     frame = jax.lax.stop_gradient((pivot if facts.centered else none, exponent))
@@ -128,15 +127,16 @@ def _backward(facts: Facts, residuals, cotangents):
     pivot, offset = (jnp.broadcast_to(a, var.shape) for a in (pivot, offset))
     each = (factor, pivot, offset, r, q, by_offset / frame.size, 2 * by_var / frame.size)
     given = list(map(_flat, (x, by_y, scale, *each)))
-    like = [_like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
-    call = jax.ffi.ffi_call("JaxnormBackward", like, vmap_method="broadcast_all")
+    results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
+    call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
     again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
     results = call(*given, **facts.attributes, centered=facts.centered, recompute=again)
-    return tuple(a.reshape(like.shape) for a, like in zip(results, (x, scale, scale), strict=True))
+    return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
+_standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5)
 _apply_tangent = linear(
-    "jaxnorm_native",
+    "jaxnorm_native_tangent",
     _tangent,
     _backward,
     like=lambda residuals: (residuals[0], residuals[-1], residuals[-1]),
@@ -150,7 +150,7 @@ def _flat(a: jax.Array) -> jax.Array:
     return a.reshape(-1)
 
 
-def _like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
+def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
     """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself has it of a sum."""
     mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)  # noqa: E731
     return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

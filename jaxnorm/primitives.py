@@ -1,8 +1,11 @@
-"""Linear functions whose transpose is given, as JAX primitives.
+"""Functions whose derivative is given, and linear ones whose transpose is, as JAX primitives.
 
 Of a function alone JAX makes the transpose, and keeps for it what the function computes; a transpose written down, in
 JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order among it, it gets from
 the function.
+
+A kernel has no derivative but the one that is given, and keeps it as a primitive: before 0.12 JAX drops that of a
+custom_jvp where it takes apart a loop, and then cannot differentiate a second time.
 """
 
 from collections.abc import Callable
@@ -32,13 +35,8 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
 
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
     for primitive, plain, run in ((forward, function, function), (backward, transposed, transpose)):
-        flat = jax.jit(partial(_flat, run), static_argnames=STATIC)
-        primitive.multiple_results = True
-        primitive.def_impl(flat)
-        primitive.def_abstract_eval(partial(_types, flat))
-        mlir.register_lowering(primitive, mlir.lower_fun(flat, multiple_results=True))
+        _define(primitive, jax.jit(partial(_flat, run), static_argnames=STATIC), batched)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
-        batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
     ad.primitive_transposes[forward] = partial(_transpose, backward)
     ad.primitive_transposes[backward] = partial(_transpose, forward)
 
@@ -52,7 +50,43 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
     return call
 
 
+def differentiable(name: str, function: Callable, tangent: Callable, batched: Callable, *, results: int) -> Callable:
+    """A callable ``(facts, arguments) -> results`` that has this derivative.
+
+    Args:
+      name: of the primitive.
+      function: what is called; facts are hashable, the arguments a tuple of arrays or None, the results a tuple of arrays.
+      tangent: ``(facts, arguments, tangents of the arguments) -> (results, tangents of the results)``.
+      batched: as for :func:`linear`.
+      results: how many there are.
+    """
+    primitive = Primitive(name)
+    run = jax.jit(partial(_flat, lambda facts, _, arguments: function(facts, arguments)), static_argnames=STATIC)
+    _define(primitive, run, batched)
+
+    def jvp(primals, tangents, *, facts, taken, **trees):
+        filled = [_zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)]
+        return tuple(map(jax.tree.leaves, tangent(facts, taken.unflatten(primals), taken.unflatten(filled))))
+
+    ad.primitive_jvps[primitive] = jvp
+
+    def call(facts, arguments):
+        leaves, taken = jax.tree.flatten(arguments)
+        none = jax.tree.structure(())
+        return tuple(primitive.bind(*leaves, facts=facts, given=none, taken=taken, made=jax.tree.structure((0,) * results)))
+
+    return call
+
+
 STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results
+
+
+def _define(primitive, run, batched):
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(partial(_types, run))
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
 
 def _called(function, facts, residuals, arguments):
