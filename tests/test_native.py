@@ -240,7 +240,7 @@ def test_layouts(pattern, shape, params, layout):
 
 def test_building(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build cpu.cc \(no-such-compiler: not found\)"):
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build cpu.cc and lstm.cc \(no-such-compiler: not found\)"):
         build.build(tmp_path)
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(build.BuildError, match="false: failed"):

@@ -1,14 +1,15 @@
-"""Other ways to compute :func:`jaxnorm.standardize` than plain JAX, and the rule by which one is chosen.
+"""Other ways to compute :func:`jaxnorm.standardize` and :func:`jaxnorm.recurrent.lstm` than plain JAX, and the rule by
+which one is chosen.
 
     python -m jaxnorm.kernels
 
 builds the kernels for this CPU, if there is a C++ compiler. Nothing depends on them; where they are built, "native" is
-chosen on a CPU that is the only device, for float32 and bfloat16 without a mask. The variable JAXNORM_IMPLEMENTATION
-names what is chosen instead, wherever that can be.
+chosen on a CPU that is the only device, for float32 and bfloat16 without a mask, and for LSTMs in float32. The variable
+JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -48,32 +49,43 @@ def wished(implementation: str | None) -> Iterator[None]:
 
 
 def choose(requested: str | None, sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str:
-    """The implementation for these arguments.
+    """The implementation of standardizing these arguments.
 
     Raises:
       ValueError: an unknown name, or one that cannot take these arguments.
     """
-    if requested not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"implementation must be None, 'xla', 'full_range' or 'native': got {requested!r}.")
-    name = os.environ.get(VARIABLE) if requested is None else requested
-    if name not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
-    if name in ("xla", "full_range") or (name is None and not _alone_on_cpu()):
-        return name or "xla"
-    obstacle = _obstacle(sets, rule, x, where, scale, bias)
-    if obstacle and requested == "native":
-        raise ValueError(f"implementation='native' {obstacle}. Leave implementation out.")
-    return "xla" if obstacle else "native"
+
+    def obstacle() -> str | None:
+        from jaxnorm.kernels import native
+
+        return native.obstacle(sets, rule, x, where, scale, bias)
+
+    return chosen(requested, IMPLEMENTATIONS, obstacle)
+
+
+def chosen(requested: str | None, names: tuple[str, ...], obstacle: Callable[[], str | None]) -> str:
+    """One of the names, of which the first is plain JAX and the last is "native".
+
+    Args:
+      requested: by the caller; None for the rule.
+      obstacle: why native cannot be, in words, of kernels that are built; None if it can.
+    """
+    if requested not in (None, *names):
+        raise ValueError(f"implementation must be None, {', '.join(map(repr, names[:-1]))} or {names[-1]!r}: got {requested!r}.")
+    if requested not in (None, "native"):
+        return requested
+    if requested is None:
+        wish = os.environ.get(VARIABLE)
+        if wish not in (None, *IMPLEMENTATIONS):
+            raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wish!r}.")
+        if wish in ("xla", "full_range") or (wish is None and not _alone_on_cpu()):
+            return wish if wish == "full_range" and wish in names else names[0]
+    found = obstacle() if built() else "must be built first: python -m jaxnorm.kernels"
+    if found and requested:
+        raise ValueError(f"implementation='native' {found}. Leave implementation out.")
+    return names[0] if found else "native"
 
 
 def _alone_on_cpu() -> bool:
     """Over several devices, arrays may be sharded, and would be gathered."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
-
-
-def _obstacle(*arguments) -> str | None:
-    if not built():
-        return "must be built first: python -m jaxnorm.kernels"
-    from jaxnorm.kernels import native
-
-    return native.obstacle(*arguments)

@@ -7,20 +7,9 @@
 // frame, u = x / 2**power - pivot, as in frame.py. Sums are in double, in an order that does not depend on the number
 // of threads, and cut into chunks that stay in the cache while they are read twice.
 
-#include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <condition_variable>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <vector>
 
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "parallel.h"
 
 namespace {
 
@@ -62,35 +51,6 @@ inline void store(uint16_t* to, float v) {  // to nearest, ties to even
   std::memcpy(&bits, &v, 4);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   *to = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
-}
-
-// Runs tasks on the caller's thread and on those of XLA's pool that are free. The caller waits only for tasks that
-// have begun, so that a pool whose threads all wait cannot stand still.
-void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void(int64_t)> run) {
-  struct State {
-    std::atomic<int64_t> next{0}, done{0};
-    std::mutex mutex;
-    std::condition_variable finished;
-  };
-  const int64_t helpers = std::min(pool.num_threads(), tasks) - 1;
-  if (helpers < 1) {
-    for (int64_t i = 0; i < tasks; ++i) run(i);
-    return;
-  }
-  auto state = std::make_shared<State>();
-  auto work = [state, tasks, &run] {  // run is looked at only while there are tasks, and so while the caller waits
-    for (int64_t i; (i = state->next++) < tasks;) {
-      run(i);
-      if (++state->done == tasks) {
-        std::lock_guard<std::mutex> lock(state->mutex);
-        state->finished.notify_all();
-      }
-    }
-  };
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
-  work();
-  std::unique_lock<std::mutex> lock(state->mutex);
-  state->finished.wait(lock, [&] { return state->done == tasks; });
 }
 
 // What is known about the sets of one n: arrays (G,) of the results.

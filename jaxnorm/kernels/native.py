@@ -25,7 +25,7 @@ WIDEST = 16384  # channels, where sets have several positions
 def load(path: Path) -> None:
     """Makes the kernels of a library known to JAX."""
     functions = ctypes.CDLL(str(path))
-    for name in ("JaxnormForward", "JaxnormBackward"):
+    for name in ("JaxnormForward", "JaxnormBackward", "JaxnormLstmForward", "JaxnormLstmBackward"):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu")
 
 

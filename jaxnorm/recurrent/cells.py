@@ -152,6 +152,11 @@ class LSTM(Cell):
     def normalizes_cell(self) -> bool:
         return self.norm is not None and self.placement != "sum"
 
+    @property
+    def carries(self) -> bool:
+        """Whether the normalized c is carried on."""
+        return self.normalizes_cell and self.placement != "ba2016"
+
     def shapes(self, in_features, features, projection=None):
         cell = dict.fromkeys(("cell_scale", "cell_bias") if self.normalizes_cell else (), (features,))
         project = {} if projection is None else {"projection": (features, projection)}
@@ -164,7 +169,7 @@ class LSTM(Cell):
         shown = self.normalized(c, "cell", steps, centered=True)
         shown = shown * along(weights["cell_scale"], c) if "cell_scale" in weights else shown
         shown = shown + along(weights["cell_bias"], c) if "cell_bias" in weights else shown
-        return o * tanh(shown), c if self.placement == "ba2016" else shown
+        return o * tanh(shown), shown if self.carries else c
 
 
 class GRU(Cell):

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks
+from jaxnorm import checks, kernels
 from jaxnorm.features import promoted
 from jaxnorm.frame import compute_dtype
+from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.parameters import checked, initialize, make_cell
 from jaxnorm.recurrent.scan import advance, run, with_idle
 from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
 from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
+
+IMPLEMENTATIONS = ("chunked", "xla", "native")
 
 
 class Static(NamedTuple):
@@ -23,7 +26,7 @@ class Static(NamedTuple):
     cell: Cell
     layout: Layout
     zoneout: tuple[float, ...] | None
-    implementation: str | None
+    implementation: str
     return_moments: bool
 
 
@@ -51,8 +54,6 @@ def _network(documented: Callable[[], None]):
         implementation: str | None = None,
     ):
         cell = make_cell(documented.__name__, norm, placement, epsilon)
-        if implementation not in (None, "chunked", "xla"):
-            raise ValueError(f"implementation must be None, 'chunked' or 'xla': got {implementation!r}.")
         x = checks.floating(x)
         layout = make_layout(x, time_major, reverse)
         params = checked(cell, params, x.shape[-1])
@@ -63,8 +64,10 @@ def _network(documented: Callable[[], None]):
         state = start_state(cell.state, layout, _widths(cell, params), initial, dtype)
         rates = zoneout_rates(cell.state, zoneout)
         table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
-        static = Static(cell, layout, rates if any(rates) else None, implementation, return_moments)
-        state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if any(rates) else None)
+        zoned = rates if any(rates) else None
+        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, partial(_obstacle, cell, params, segment_ids, zoned))
+        static = Static(cell, layout, zoned, chosen, return_moments)
+        state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if zoned else None)
         state = state if len(cell.state) > 1 else state[0]
         return (state, outputs, found) if return_moments else (state, outputs)
 
@@ -79,6 +82,20 @@ def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
     return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
 
 
+def _obstacle(*facts) -> str | None:
+    from jaxnorm.recurrent import native  # as little is imported as is used
+
+    return native.obstacle(*facts)
+
+
+def _prepare(implementation: str) -> scan.Prepare | None:
+    if implementation == "native":
+        from jaxnorm.recurrent import native
+
+        return native.prepare
+    return None if implementation == "xla" else scan.prepare
+
+
 @partial(jax.jit, static_argnums=0)
 def _run(static: Static, x, params, state, mask, segment_ids, table, key):
     cell, layout = static.cell, static.layout
@@ -88,7 +105,7 @@ def _run(static: Static, x, params, state, mask, segment_ids, table, key):
     keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
     steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
     inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
-    final, histories = run(cell, weights, inward, steps, state, static.implementation)
+    final, histories = run(cell, weights, inward, steps, state, _prepare(static.implementation))
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
     found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
     final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
@@ -261,7 +278,8 @@ def lstm():
       longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
       implementation: None chooses; ``"chunked"`` keeps the states alone for the backward pass and recomputes the rest
-        in chunks; ``"xla"`` is plain JAX.
+        in chunks; ``"xla"`` is a plain scan; ``"native"`` is the first with the loop of an LSTM in a CPU kernel, which
+        None takes where it is built and can, as :func:`jaxnorm.standardize` does.
 
     Returns:
       ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,

@@ -10,6 +10,7 @@ before the loop. Its transpose, which is JAX's own, is therefore a loop without 
 sums of weight gradients: those are products of whole chunks after it. A chunk is rematerialized at a time.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from jax import lax
 
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
+Chunk = Callable[[Weights, jax.Array, Steps, State], State]  # the states after each step, of weights, x, steps and the state before
+Prepare = Callable[[Cell, Weights], Chunk]
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
 FEWEST, SHORT = 6, 8  # chunks of a long sequence, so that intermediates weigh less than states; steps of a short one
@@ -35,27 +38,27 @@ def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
 
 
-def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, implementation: str | None) -> tuple[State, State]:
+def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, prepare: Prepare | None) -> tuple[State, State]:
     """The state after the last step and after every step.
 
     Args:
       x: ``(time, batch, features)``, floating.
       steps: facts about steps, of leading axis ``time``.
       state: ``(batch, features)`` each.
-      implementation: ``"xla"`` leaves the derivative to JAX, anything else is the chunked one.
+      prepare: gives what computes a chunk of steps; None is a plain scan, whose derivative is left to JAX.
     """
     weights, x, state = _varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
-    if implementation == "xla":
+    if prepare is None:
         step = partial(advance, cell, weights)
         return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
-    if time == 0:
-        return state, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), state)
+    if time * batch == 0:
+        return state, jax.tree.map(lambda s: jnp.zeros((time, *s.shape), s.dtype), state)
     length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
-    chunks = partial(jax.tree.map, partial(_chunks, length))
+    chunks, of_chunk = partial(jax.tree.map, partial(_chunks, length)), prepare(cell, weights)
 
     def chunk(state, xs):
-        states = _chunk(cell, weights, *xs, state)
+        states = of_chunk(weights, *xs, state)
         return jax.tree.map(lambda h: h[-1], states), states
 
     _, histories = lax.scan(chunk, state, (chunks(x), chunks(steps)))
@@ -117,6 +120,11 @@ def with_idle(steps: Steps, x: jax.Array) -> Steps:
     return steps._replace(idle=jnp.all(x == 0, -1, keepdims=True))
 
 
+def prepare(cell: Cell, weights: Weights) -> Chunk:
+    """Chunks in plain JAX."""
+    return partial(_chunk, cell)
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
     """The states after each of the steps of a chunk."""
@@ -130,23 +138,25 @@ def _chunk_jvp(cell, primals, tangents):
     dweights, dx, _, dstate = tangents
     states = _chunk(cell, weights, x, steps, state)
 
-    @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
-    def tangent(weights, dweights, x, dx, steps, state, dstate, states):
-        push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
+    return states, tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
 
-        def step(d, xs):
-            push, ds, steps = xs
-            d = _restart(steps, d)
-            new = _projected(weights, push(product(d[0], weights["recurrent_kernel"]), d))
-            d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
-            return d, d
 
-        # Linear, and so its own tangent anywhere. Said by jvp, which tells scan which of its arguments are tangents:
-        # before 0.10 JAX cannot transpose it otherwise.
-        linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]  # noqa: E731
-        return jax.jvp(linear, (state, states), (dstate, ds))[1]
+@partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
+def tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, state: State, dstate: State, states: State) -> State:
+    """That of a chunk's states, of which it makes what it needs."""
+    push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
 
-    return states, tangent(weights, dweights, x, dx, steps, state, dstate, states)
+    def step(d, xs):
+        push, ds, steps = xs
+        d = _restart(steps, d)
+        new = _projected(weights, push(product(d[0], weights["recurrent_kernel"]), d))
+        d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
+        return d, d
+
+    # Linear, and so its own tangent anywhere. Said by jvp, which tells scan which of its arguments are tangents:
+    # before 0.10 JAX cannot transpose it otherwise.
+    linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]  # noqa: E731
+    return jax.jvp(linear, (state, states), (dstate, ds))[1]
 
 
 def before(steps: Steps, start: State, histories: State) -> State:

@@ -1,0 +1,330 @@
+// The loop over time of the LSTM, layer-normalized or not, and its transpose, for a chunk of steps.
+//
+// Sequences do not see each other: a thread takes some of them through all steps, with the recurrent kernel in its
+// cache. The equations are those of cells.py and pointwise.py, and so are the names.
+
+#include <cmath>
+
+#include "parallel.h"
+#include "product.h"
+
+namespace {
+
+constexpr int64_t kBlock = 8;  // sequences whose sums of gradients are added before those of others
+
+// E / (E + 2) with E = exp(2 |v|) - 1 = 2**n (exp(r) - 1) + 2**n - 1, which loses nothing near 0.
+inline float tanh_of(float v) {
+  const float size = std::fabs(v), y = 2 * (size > 9 ? 9 : size);
+  const float n = std::rint(y * 1.44269504f), r = y - n * 0.693145752f - n * 1.42860677e-6f;
+  const float e = r + r * r * (1 / 2.f + r * (1 / 6.f + r * (1 / 24.f + r * (1 / 120.f + r * (1 / 720.f + r / 5040)))));
+  const int32_t bits = (int32_t(n) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, 4);
+  const float big = power * e + (power - 1);
+  return std::copysign(big / (big + 2), v);
+}
+
+struct Lstm {
+  int64_t time, batch, hidden;
+  int64_t sets;  // of the pre-activations: none, one, or one for each gate
+  bool joint;    // input and recurrent term have one norm
+  bool cell, centered, carried;  // c is normalized, with its mean taken away, and so is carried on
+  float epsilon;
+  const float *xg, *scale, *bias, *cell_scale, *cell_bias;
+  const bool *taken, *idle;
+
+  int64_t packed() const { return 4 * hidden; }
+  int64_t padded() const { return (packed() + kPanel - 1) / kPanel * kPanel; }
+  int64_t panels() const { return padded() / kPanel; }
+
+  float rstd(float var) const { return epsilon > 0 ? 1 / std::sqrt(var + epsilon) : var > 0 ? 1 / std::sqrt(var) : 0; }
+
+  // Turns the products of one sequence, a, into normalized ones, and gives the tanh of the pre-activations.
+  void gates(float* a, const float* xg, float* t, float* r, bool* still) const {
+    const int64_t n = packed(), width = sets ? n / sets : n;
+    const float* shift = joint ? bias : xg;
+    if (joint || !sets)
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) a[i] += xg[i];
+    if (!sets) {
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) t[i] = tanh_of(a[i]);
+      return;
+    }
+    for (int64_t s = 0; s < sets; ++s) {
+      float squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t i = s * width; i < (s + 1) * width; ++i) squares += a[i] * a[i];
+      const float root = r[s] = rstd(squares / width);
+      still[s] = squares == 0;
+#pragma omp simd
+      for (int64_t i = s * width; i < (s + 1) * width; ++i) {
+        a[i] *= root;
+        t[i] = tanh_of(scale[i] * a[i] + shift[i]);
+      }
+    }
+  }
+
+  // c', and what h' shows of it: where it is normalized, u is that without gain and shift, r is 1 / deviation.
+  void cell_of(const float* t, const float* c, float* next, float* u, float* shown, float& r, bool& still) const {
+    const float *i = t, *f = t + hidden, *g = f + hidden;
+    float sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t k = 0; k < hidden; ++k) sum += next[k] = (0.5f * f[k] + 0.5f) * c[k] + (0.5f * i[k] + 0.5f) * g[k];
+    if (!cell) {
+      std::copy_n(next, hidden, shown);
+      return;
+    }
+    const float mean = centered ? sum / hidden : 0;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t k = 0; k < hidden; ++k) {
+      u[k] = next[k] - mean;
+      squares += u[k] * u[k];
+    }
+    const float root = r = rstd(squares / hidden);
+    still = squares == 0;
+#pragma omp simd
+    for (int64_t k = 0; k < hidden; ++k) {
+      u[k] *= root;
+      shown[k] = u[k] * cell_scale[k] + cell_bias[k];
+    }
+  }
+
+  // One step of one sequence.
+  void step(float* a, int64_t at, const float* c, float* t, float* u, float* shown, float* next_h, float* next_c) const {
+    float r[4];
+    bool still[4];
+    gates(a, xg + at * packed(), t, r, still);
+    cell_of(t, c, next_c, u, shown, r[0], still[0]);
+    const float* o = t + 3 * hidden;
+#pragma omp simd
+    for (int64_t k = 0; k < hidden; ++k) next_h[k] = (0.5f * o[k] + 0.5f) * tanh_of(shown[k]);
+    if (carried) std::copy_n(shown, hidden, next_c);
+  }
+};
+
+// Sequences in blocks, as many of them side by side as leave every thread some: the kernel is then read less often.
+template <typename F>
+void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
+  const int64_t blocks = (batch + kBlock - 1) / kBlock, threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t together = std::clamp<int64_t>((blocks + threads - 1) / threads, 1, 4);
+  in_parallel(pool, (blocks + together - 1) / together, [&](int64_t task) {
+    const int64_t first = task * together * kBlock;
+    run(first, std::min(batch - first, together * kBlock));
+  });
+}
+
+void forward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const float* h0, const float* c0, float* hs, float* cs) {
+  const int64_t hidden = net.hidden, stride = net.batch * hidden;
+  over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
+    std::vector<float> a(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
+    const float *h = h0 + first * hidden, *c = c0 + first * hidden;
+    for (int64_t step = 0; step < net.time; ++step) {
+      float *next_h = hs + step * stride + first * hidden, *next_c = cs + step * stride + first * hidden;
+      product(rows, hidden, net.panels(), h, hidden, kernel, a.data(), net.padded());
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = step * net.batch + first + r, row = r * hidden;
+        if (net.taken[at]) net.step(&a[r * net.padded()], at, c + row, t.data(), u.data(), shown.data(), next_h + row, next_c + row);
+        else {
+          std::copy_n(h + row, hidden, next_h + row);
+          std::copy_n(c + row, hidden, next_c + row);
+        }
+      }
+      h = next_h, c = next_c;
+    }
+  });
+}
+
+// Cotangents: of what a step gives in, of what it takes out. Sums of a block of sequences are (4 H, 4 H, H, H).
+struct Cotangents {
+  const Lstm& net;
+  std::vector<float> t, next, u, shown;
+
+  explicit Cotangents(const Lstm& net) : net(net), t(net.packed()), next(net.hidden), u(net.hidden), shown(net.hidden) {}
+
+  // The transpose of a normalization: v from the cotangent of r (a - mean) to that of a.
+  static void back(int64_t n, const float* u, float r, bool centered, float* v) {
+    float sum = 0, dot = 0;
+#pragma omp simd reduction(+ : sum, dot)
+    for (int64_t k = 0; k < n; ++k) {
+      sum += v[k];
+      dot += v[k] * u[k];
+    }
+    const float mean = centered ? sum / n : 0, slope = dot / n;
+#pragma omp simd
+    for (int64_t k = 0; k < n; ++k) v[k] = r * (v[k] - mean - u[k] * slope);
+  }
+
+  // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c.
+  void step(float* a, int64_t at, const float* c, const float* dh, float* dc, float* dxg, float* sums) {
+    const int64_t hidden = net.hidden, n = net.packed();
+    float r[4], cell_r = 0;
+    bool still[4], cell_still = false;
+    net.gates(a, net.xg + at * n, t.data(), r, still);
+    net.cell_of(t.data(), c, next.data(), u.data(), shown.data(), cell_r, cell_still);
+    const float *i = t.data(), *f = i + hidden, *g = f + hidden, *o = g + hidden;
+    float *by_scale = sums, *by_bias = sums + n, *by_cell_scale = sums + 2 * n, *by_cell_bias = by_cell_scale + hidden;
+    float* d = dxg;  // of the pre-activations
+    float* v = shown.data();
+    const float by_carried = net.carried ? 1 : 0;
+#pragma omp simd
+    for (int64_t k = 0; k < hidden; ++k) {
+      const float y = tanh_of(v[k]);
+      d[3 * hidden + k] = dh[k] * y * 0.5f * (1 - o[k] * o[k]);
+      v[k] = dh[k] * (0.5f * o[k] + 0.5f) * (1 - y * y) + by_carried * dc[k];
+    }
+    if (net.cell) {
+#pragma omp simd
+      for (int64_t k = 0; k < hidden; ++k) {
+        by_cell_scale[k] += v[k] * u[k];
+        by_cell_bias[k] += v[k];
+        v[k] *= net.cell_scale[k];
+      }
+      back(hidden, u.data(), cell_still && net.idle[at] ? 0 : cell_r, net.centered, v);
+    }
+#pragma omp simd
+    for (int64_t k = 0; k < hidden; ++k) {
+      const float by_c = v[k] + (1 - by_carried) * dc[k];
+      d[k] = by_c * g[k] * 0.5f * (1 - i[k] * i[k]);
+      d[hidden + k] = by_c * c[k] * 0.5f * (1 - f[k] * f[k]);
+      d[2 * hidden + k] = by_c * (0.5f * i[k] + 0.5f) * (1 - g[k] * g[k]);
+      dc[k] = by_c * (0.5f * f[k] + 0.5f);
+    }
+    if (!net.sets) return;
+    const int64_t width = n / net.sets;
+    for (int64_t s = 0; s < net.sets; ++s) {
+      float dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t k = s * width; k < (s + 1) * width; ++k) {
+        by_scale[k] += d[k] * a[k];
+        dot += d[k] * net.scale[k] * a[k];
+      }
+      if (net.joint)
+#pragma omp simd
+        for (int64_t k = s * width; k < (s + 1) * width; ++k) by_bias[k] += d[k];
+      const float slope = dot / width, root = still[s] && net.idle[at] ? 0 : r[s];
+#pragma omp simd
+      for (int64_t k = s * width; k < (s + 1) * width; ++k) a[k] = root * (d[k] * net.scale[k] - a[k] * slope);
+    }
+  }
+};
+
+struct Results {
+  float *da, *dxg, *dh, *dc, *dscale, *dbias, *dcell_scale, *dcell_bias;
+};
+
+void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const float* transposed, const float* h0, const float* c0,
+              const float* hs, const float* cs, const float* by_h, const float* by_c, const Results& to) {
+  const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 2 * n + 2 * hidden;
+  const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
+  const bool apart = net.sets && !net.joint;  // dxg differs from da
+  std::vector<float> sums(blocks * of_block);
+  over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
+    std::vector<float> a(rows * net.padded()), dh(rows * padded), own(n);
+    Cotangents cotangents(net);
+    float* dc = to.dc + first * hidden;
+    std::fill_n(dc, rows * hidden, 0.f);
+    for (int64_t step = net.time - 1; step >= 0; --step) {
+      const int64_t at = step * net.batch + first;
+      const float *h = step ? hs + (step - 1) * all + first * hidden : h0 + first * hidden;
+      const float *c = step ? cs + (step - 1) * all + first * hidden : c0 + first * hidden;
+      float* da = to.da + at * n;
+      product(rows, hidden, net.panels(), h, hidden, kernel, a.data(), net.padded());
+      for (int64_t r = 0; r < rows; ++r) {
+        float *products = &a[r * net.padded()], *by = &dh[r * padded], *by_cell = dc + r * hidden;
+        for (int64_t k = 0; k < hidden; ++k) {
+          by[k] += by_h[(at + r) * hidden + k];
+          by_cell[k] += by_c[(at + r) * hidden + k];
+        }
+        float* dxg = apart ? to.dxg + (at + r) * n : da + r * n;
+        if (net.taken[at + r]) {
+          cotangents.step(products, at + r, c + r * hidden, by, by_cell, dxg, &sums[(first + r) / kBlock * of_block]);
+          if (net.sets) std::copy_n(products, n, da + r * n);
+        } else {
+          std::fill_n(da + r * n, n, 0.f);
+          if (apart) std::fill_n(dxg, n, 0.f);
+        }
+      }
+      // ... sequences whose step is not taken keep their dh
+      std::vector<float>& next = a;
+      product(rows, n, padded / kPanel, da, n, transposed, next.data(), padded);
+      for (int64_t r = 0; r < rows; ++r)
+        if (net.taken[at + r]) std::copy_n(&next[r * padded], hidden, &dh[r * padded]);
+    }
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(&dh[r * padded], hidden, to.dh + (first + r) * hidden);
+  });
+  float* sum_of[] = {to.dscale, to.dbias, to.dcell_scale, to.dcell_bias};
+  for (int64_t part = 0, start = 0; part < 4; ++part) {
+    const int64_t size = part < 2 ? n : hidden;
+    for (int64_t k = 0; k < size; ++k) {
+      double sum = 0;
+      for (int64_t b = 0; b < blocks; ++b) sum += sums[b * of_block + start + k];
+      sum_of[part][k] = float(sum);
+    }
+    start += size;
+  }
+}
+
+using F32 = ffi::Buffer<ffi::F32>;
+using Flags = ffi::Buffer<ffi::PRED>;
+using Result = ffi::Result<F32>;
+
+Lstm network(const F32& xg, const F32& scale, const F32& bias, const F32& cell_scale, const F32& cell_bias, const Flags& taken,
+             const Flags& idle, int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried,
+             double epsilon) {
+  return {int64_t(taken.element_count()) / batch, batch, hidden, sets, joint, cell, centered, carried, float(epsilon),
+          xg.typed_data(), scale.typed_data(), bias.typed_data(), cell_scale.typed_data(), cell_bias.typed_data(),
+          taken.typed_data(), idle.typed_data()};
+}
+
+ffi::Error forward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
+                        F32 kernel, F32 h, F32 c, Result hs, Result cs, int64_t hidden, int64_t batch, int64_t sets, bool joint,
+                        bool cell, bool centered, bool carried, double epsilon) {
+  const Lstm net =
+      network(xg, scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
+  forward(pool, net, kernel.typed_data(), h.typed_data(), c.typed_data(), hs->typed_data(), cs->typed_data());
+  return ffi::Error::Success();
+}
+
+ffi::Error backward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
+                         F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 by_c, Result da, Result dxg, Result dh,
+                         Result dc, Result dscale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
+                         int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
+  const Lstm net =
+      network(xg, scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
+  const Results to{da->typed_data(),     dxg->typed_data(),   dh->typed_data(),          dc->typed_data(),
+                   dscale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
+  backward(pool, net, kernel.typed_data(), transposed.typed_data(), h.typed_data(), c.typed_data(), hs.typed_data(), cs.typed_data(),
+           by_h.typed_data(), by_c.typed_data(), to);
+  return ffi::Error::Success();
+}
+
+// So many more buffers of float32 taken, or given.
+template <int count, typename B>
+auto taking(B binding) {
+  if constexpr (count == 1) return std::move(binding).template Arg<F32>();
+  else return taking<count - 1>(std::move(binding).template Arg<F32>());
+}
+template <int count, typename B>
+auto giving(B binding) {
+  if constexpr (count == 1) return std::move(binding).template Ret<F32>();
+  else return giving<count - 1>(std::move(binding).template Ret<F32>());
+}
+
+template <int more, int results>
+auto binding() {
+  return giving<results>(taking<3 + more>(taking<5>(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()).template Arg<Flags>().template Arg<Flags>()))
+      .template Attr<int64_t>("hidden")
+      .template Attr<int64_t>("batch")
+      .template Attr<int64_t>("sets")
+      .template Attr<bool>("joint")
+      .template Attr<bool>("cell")
+      .template Attr<bool>("centered")
+      .template Attr<bool>("carried")
+      .template Attr<double>("epsilon");
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (binding<0, 2>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<5, 8>()));

@@ -1,0 +1,127 @@
+"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of a chunk of steps, and the transpose of their tangent.
+
+Kernels do what steps must do one after the other. Products of a whole chunk stay JAX's: the input's term and what follows
+from its cotangent, and the gradient of the recurrent kernel.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm.kernels.native import like
+from jaxnorm.primitives import differentiable, linear
+from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
+from jaxnorm.recurrent.scan import Chunk, before, tangent, with_idle
+
+PANEL = 32  # columns of a kernel that lie together
+
+
+def obstacle(cell: Cell, params: Weights, *others) -> str | None:
+    """Why the kernels cannot take a network with these parameters and other facts, each None if absent; None if they can."""
+    if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
+        return "takes an LSTM without batch norm and projection"
+    if any(other is not None for other in others):
+        return "takes no segment_ids and no zoneout"
+    dtype = params["recurrent_kernel"].dtype
+    return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
+
+
+def prepare(cell: Cell, weights: Weights) -> Chunk:
+    """What computes a chunk, as :func:`jaxnorm.recurrent.scan.run` wants it."""
+    assert isinstance(cell, LSTM)
+    kernel = jax.lax.stop_gradient(weights["recurrent_kernel"])
+    packed = _panels(kernel), _panels(kernel.T)
+    return lambda *arguments: _chunk((cell, 0), (packed, *arguments))
+
+
+def _panels(kernel: jax.Array) -> jax.Array:
+    columns = -(-kernel.shape[1] // PANEL)
+    kernel = jnp.pad(kernel, ((0, 0), (0, columns * PANEL - kernel.shape[1])))
+    return kernel.reshape(len(kernel), columns, PANEL).transpose(1, 0, 2).reshape(-1)
+
+
+def _attributes(cell: LSTM, state: State) -> dict:
+    batch, hidden = state[0].shape
+    sets = 0 if cell.norm is None else len(cell.sets)
+    flags = {"joint": cell.joint, "cell": cell.normalizes_cell, "centered": cell.norm == "layer", "carried": cell.carries}
+    return {"hidden": np.int64(hidden), "batch": np.int64(batch), "sets": np.int64(sets), "epsilon": np.float64(cell.epsilon), **flags}
+
+
+def _arguments(cell: LSTM, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
+    """What both kernels take; what a cell has no use for is filled up."""
+    hidden, shape = state[0].shape[-1], xg.shape[:2]
+    scale = weights["recurrent_scale" if cell.separate else "scale"] if cell.norm else weights["bias"]
+    cell_scale = weights.get("cell_scale", jnp.ones(hidden, xg.dtype))
+    cell_bias = weights.get("cell_bias", jnp.zeros(hidden, xg.dtype))
+    flags = (jnp.ones(shape, bool) if flag is None else jnp.broadcast_to(flag[..., 0], shape) for flag in (steps.mask, steps.idle))
+    return [xg, scale, weights["bias"], cell_scale, cell_bias, *flags]
+
+
+def _forward(facts, arguments):
+    cell, axes = facts
+    if axes:
+        return jax.vmap(partial(_forward, (cell, axes - 1)))(arguments)
+    packed, weights, x, steps, state = arguments
+    xg = cell.inputs(weights, x, steps)
+    given = [*_arguments(cell, weights, xg, steps, state), packed[0], *state]
+    return _call("JaxnormLstmForward", [(len(x), *part.shape) for part in state], given, _attributes(cell, state))
+
+
+def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attributes: dict) -> list[jax.Array]:
+    flat = [like((math.prod(shape),), jnp.float32, *given) for shape in shapes]
+    found = jax.ffi.ffi_call(name, flat, vmap_method="sequential")(*(a.reshape(-1) for a in given), **attributes)
+    return [a.reshape(shape) for a, shape in zip(found, shapes, strict=True)]
+
+
+def _jvp(facts, arguments, tangents):
+    _, dweights, dx, _, dstate = tangents
+    states = _chunk(facts, arguments)
+    return states, _apply_tangent(facts, (*arguments, states), (dweights, dx, dstate))
+
+
+def _tangent(facts, residuals, arguments):
+    """In plain JAX."""
+    cell, axes = facts
+    if axes:
+        return jax.vmap(partial(_tangent, (cell, axes - 1)))(residuals, arguments)
+    (_, weights, x, steps, state, states), (dweights, dx, dstate) = residuals, arguments
+    return tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
+
+
+def _backward(facts, residuals, cotangents):
+    """Its transpose, by the kernel."""
+    cell, axes = facts
+    if axes:
+        return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
+    packed, weights, x, steps, state, states = residuals
+    steps = with_idle(steps, x)
+    xg, pull = jax.vjp(lambda weights, x: cell.inputs(weights, x, steps), weights, x)
+    given = [*_arguments(cell, weights, xg, steps, state), packed[0], *state, packed[1], *states, *cotangents]
+    hidden, packed_size = state[0].shape[-1], xg.shape[-1]
+    apart = xg.shape if cell.separate else (1,)  # else both terms have one cotangent
+    shapes = [xg.shape, apart, state[0].shape, state[1].shape, (packed_size,), (packed_size,), (hidden,), (hidden,)]
+    da, dxg, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
+    dweights, dx = pull(dxg if cell.separate else da)
+    names = ("recurrent_scale" if cell.separate else "scale", "bias" if cell.joint else "", "cell_scale", "cell_bias")
+    dweights |= {name: dweights[name] + value for name, value in zip(names, sums, strict=True) if name in dweights}
+    rows = before(steps, state, states)[0].reshape(-1, hidden)
+    dweights["recurrent_kernel"] = dweights["recurrent_kernel"] + rows.T @ da.reshape(-1, packed_size)
+    return dweights, dx, (dh, dc)
+
+
+def _batched(facts, size):
+    return facts[0], facts[1] + 1
+
+
+_chunk = differentiable("jaxnorm_native_lstm", _forward, _jvp, _batched, results=2)
+_apply_tangent = linear(
+    "jaxnorm_native_lstm_tangent",
+    _tangent,
+    _backward,
+    like=lambda residuals: (residuals[1], residuals[2], residuals[4]),
+    batched=_batched,
+    results=2,
+)

@@ -1,0 +1,185 @@
+"""The CPU kernel of the LSTM answers to the papers' equations, and to plain JAX, which the other files test, on the rest."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
+
+import jaxnorm as jn
+from jaxnorm.recurrent import scan
+
+OURS = [case for case in CASES if case.cell == "lstm" and case.norm != "batch" and case.projection is None]
+FEW = [Case("lstm"), Case("lstm", "rms", "sum"), Case("lstm", "layer", "gate"), Case("lstm", None)]
+by_few = pytest.mark.parametrize("case", FEW, ids=str)
+
+pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks")
+
+
+@pytest.fixture(autouse=True)
+def _kernels(use):
+    use("native")
+
+
+def close(found, truth, bound):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), 1)
+
+
+def gradient(case, weights, implementation=None, **options):
+    return jax.jit(jax.value_and_grad(partial(loss, case, weights, implementation=implementation, **options), argnums=(0, 1)))
+
+
+def wide(rng, case, hidden=37):
+    """Parameters of so many features, which fill no vector and no panel."""
+    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, hidden, **case.options)
+    return {name: leaf + jnp.asarray(0.1 * rng.standard_normal(leaf.shape).astype(np.float32)) for name, leaf in params.items()}
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-2])
+@pytest.mark.parametrize("case", OURS, ids=str)
+def test_values_are_those_of_the_equations(case, epsilon, rng):
+    x, params = sequences(rng, 3, 7), case.params()
+    initial = tuple(jnp.asarray(rng.standard_normal((3, 4)).astype(np.float32)) for _ in range(2))
+    state, outputs = case.call(x, params, epsilon=epsilon, initial=initial, implementation="native")
+    truth = case.oracle(np.asarray(x, np.float64), params, epsilon=epsilon, initial=tuple(np.asarray(part, np.float64) for part in initial))
+    close((state, outputs), truth, 2e-6)
+
+
+@pytest.mark.parametrize("batch", [1, 13, 40])
+@pytest.mark.parametrize("case", OURS, ids=str)
+def test_gradients_are_those_of_plain_jax(case, batch, rng):
+    """Of blocks of sequences that are full and not, and of a batch that several threads share."""
+    x, params = sequences(rng, batch, 7), wide(rng, case)
+    initial = tuple(jnp.asarray(rng.standard_normal((batch, 37)).astype(np.float32)) for _ in range(2))
+    weights = weights_for(case, rng, x, params)
+    found, again, plain = (
+        gradient(case, weights, implementation, initial=initial)(x, params) for implementation in ("native", "native", "chunked")
+    )
+    close(found[1], plain[1], 2e-5)
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+
+
+@by_few
+def test_zeros_are_harmless_for_any_epsilon(case, rng):
+    """A norm of nothing: finite, and no gradient passes."""
+    x = sequences(rng, 2, 6).at[0].set(0)
+    params = {name: 0 * leaf if name.endswith("bias") else leaf for name, leaf in case.params().items()}
+    weights = weights_for(case, rng, x, params)
+    for epsilon in (0.0, 1e-6):
+        found, plain = (gradient(case, weights, i, epsilon=epsilon)(x, params) for i in ("native", "chunked"))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+        close(found, plain, 2e-5)
+
+
+@by_few
+def test_lengths_and_gaps_hide_what_is_there(case, rng):
+    """NaN where steps are not taken; zeros, which pass no gradient through a norm of nothing."""
+    x, params = sequences(rng, 9, 8), wide(rng, case)
+    where, lengths = jnp.asarray(rng.random((9, 8)) < 0.8), jnp.asarray(rng.integers(0, 9, 9))
+    taken = where & (jnp.arange(8)[None] < lengths[:, None])
+    x = jnp.where(taken[..., None], x, jnp.nan).at[0, :3].set(0)
+    weights = weights_for(case, rng, x, params)
+    found, plain = (
+        gradient(case, weights, implementation, where=where, lengths=lengths)(x, params) for implementation in ("native", "chunked")
+    )
+    close(found, plain, 2e-5)
+    assert (np.asarray(found[1][0])[~np.asarray(taken)] == 0).all()
+
+
+@by_few
+def test_transformations(case, rng):
+    """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
+    x, params = sequences(rng, 2, 3, 5), [case.params(seed=seed) for seed in range(2)]
+    weights = weights_for(case, rng, x[0], params[0])
+    native, plain = (gradient(case, weights, implementation) for implementation in ("native", "chunked"))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    close(jax.vmap(native)(x, stacked), jax.vmap(plain)(x, stacked), 2e-5)
+    close(jax.vmap(native, (0, None))(x, params[0]), jax.vmap(plain, (0, None))(x, params[0]), 2e-5)
+    at = x[0], params[0]
+    along = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape).astype(np.float32)), at)
+    for f in (native, plain):
+        value = jax.jvp(lambda *at, f=f: f(*at)[0], at, along)
+        close(value[1], sum(map(jnp.vdot, *map(jax.tree.leaves, (f(*at)[1], along)))), 2e-5)
+    second = [jax.jit(lambda *at, f=f: jax.jvp(lambda *at: f(*at)[1], at, along)[1])(*at) for f in (native, plain)]
+    close(*second, 1e-4)
+    remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights, implementation="native")), argnums=(0, 1)))
+    close(remade(*at), native(*at)[1], 1e-6)
+
+
+def test_shard_map(rng):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    case, rows = Case("lstm"), PartitionSpec("data")
+    x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(rows, PartitionSpec(), rows), out_specs=(rows, PartitionSpec()))
+    def sharded(x, params, lengths):
+        call = lambda x, p: jax.lax.psum((case.call(x, p, lengths=lengths, implementation="native")[1] ** 2).sum(), "data")  # noqa: E731
+        return jax.grad(call, argnums=(0, 1))(x, params)
+
+    whole = jax.grad(lambda x, p: (case.call(x, p, lengths=lengths, implementation="native")[1] ** 2).sum(), argnums=(0, 1))
+    close(jax.jit(sharded)(x, params, lengths), whole(x, params), 2e-5)
+
+
+def test_saturated_gates_and_tiny_numbers(rng):
+    """tanh to the last bits: from 1e-30 to numbers that it is 1 of, and NaN."""
+    x = jnp.asarray(np.geomspace(1e-30, 1e30, 121).astype(np.float32))[:, None, None]
+    kernel, bias = jnp.array([[0, 0, 1.0, 0]]), jnp.array([50.0, -50, 0, 50])  # c' = tanh(x), h' = tanh(c')
+    params = {"input_kernel": kernel, "recurrent_kernel": jnp.zeros((1, 4)), "bias": bias}
+    (h, c), _ = jn.recurrent.lstm(jnp.concatenate([x, -x]), params, norm=None, implementation="native")
+    truth = np.tanh(np.concatenate([x, -x]).astype(np.float64))[:, 0]
+    np.testing.assert_allclose(c, truth, rtol=3e-7)
+    np.testing.assert_allclose(h, np.tanh(truth), rtol=5e-7)
+    (_, c), _ = jn.recurrent.lstm(jnp.full((1, 1, 1), jnp.nan), params, norm=None, implementation="native")
+    assert np.isnan(c).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_nothing_gives_the_initial_state(shape, rng):
+    case = Case("lstm")
+    x, params, initial = sequences(rng, *shape), case.params(), (jnp.ones((shape[0], 4)),) * 2
+    state, outputs = case.call(x, params, initial=initial, implementation="native")
+    jax.tree.map(np.testing.assert_array_equal, state, initial)
+    assert outputs.shape == (*shape, 4)
+
+
+@pytest.mark.parametrize(
+    ("cell", "options", "message"),
+    [
+        ("gru", {}, "takes an LSTM without batch norm and projection"),
+        ("lstm", {"norm": "batch"}, "takes an LSTM without batch norm and projection"),
+        ("lstm", {"zoneout": 0.1}, "takes no segment_ids and no zoneout"),
+        ("lstm", {"segment_ids": np.zeros((2, 5), int)}, "takes no segment_ids and no zoneout"),
+    ],
+)
+def test_what_it_cannot_take_is_told(cell, options, message, rng):
+    norm = {name: value for name, value in options.items() if name == "norm"}
+    params = getattr(jn.recurrent, f"init_{cell}")(jax.random.key(0), FEATURES, 4, **norm)
+    call = partial(getattr(jn.recurrent, cell), sequences(rng, 2, 5), params, **options)
+    with pytest.raises(ValueError, match=f"^implementation='native' {message}. Leave implementation out.$"):
+        call(implementation="native")
+    call()  # plain JAX
+
+
+def test_float64_is_left_to_plain_jax(rng, x64):
+    case = Case("lstm")
+    x, params = sequences(rng, 2, 5, dtype=np.float64), case.params(np.float64)
+    with pytest.raises(ValueError, match="computes in float32: got float64"):
+        case.call(x, params, implementation="native")
+    assert case.call(x, params)[1].dtype == jnp.float64
+
+
+def test_the_backward_pass_keeps_states_alone(rng, monkeypatch):
+    """As in plain JAX: a sequence four times as long keeps four times as much, 2.2 H floats a step."""
+    monkeypatch.setattr(scan, "chunk_length", lambda *_: 20)
+    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, 64)
+    kept = [
+        sum(leaf.nbytes for leaf in jax.tree.leaves(pull) if hasattr(leaf, "nbytes"))
+        for steps in (80, 320)
+        for pull in [jax.vjp(lambda p, x: jn.recurrent.lstm(x, p, implementation="native")[1], params, sequences(rng, 16, steps))[1]]
+    ]
+    assert (kept[1] - kept[0]) / (240 * 16 * 64 * 4) <= 2.2
