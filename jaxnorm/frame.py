@@ -131,14 +131,14 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
     else:
         weights = jnp.broadcast_to(where, x.shape).astype(real(compute_dtype(x.dtype)))
         count = sets.sum(lax.stop_gradient(weights), None)
-    power = None if lowest_power is None else _power(alike or sets, x, where, lowest_power)
+    power = None if lowest_power is None else largest_power(alike or sets, x, where, lowest_power)
     frame = Frame(count, power, None)
     if not sets.centered:
         return frame
     return frame._replace(pivot=divide(sets.careful_sum(local(sets, x, where, frame), where), count))
 
 
-def _power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
+def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each set, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(x).astype(real(compute_dtype(x.dtype)))
     shown = None if where is None else valid(where)

@@ -14,10 +14,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks
+from jaxnorm import checks, kernels
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.frame import Sets, divide, make_frame
+from jaxnorm.frame import Frame, Sets, divide, largest_power, make_frame
 from jaxnorm.moments import Moments, assemble, into_frame
 from jaxnorm.normalize import fused, make_rule, normalize, own_statistics, standardize
 
@@ -333,14 +333,30 @@ def switchable_norm(
     rule = make_rule(epsilon, dtype=x.dtype if dtype is None else dtype)
     if running is not None:
         running = like_batch(running, x.shape, features)
-    y, batch = _switchable(rule, features, spatial, axis_name, x, *logits, running, scale, bias, where)
+    own = Sets(unsplit(x.shape, spatial), axis_name)
+    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, partial(_obstacle, own, rule, x, where, scale, bias))
+    y, batch = _switchable(rule, features, spatial, axis_name, chosen, x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, running, scale, bias, where):
+def _obstacle(*arguments) -> str | None:
+    from jaxnorm.kernels import channels  # as little is imported as is used
+
+    return channels.obstacle(*arguments)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logits, var_logits, running, scale, bias, where):
     everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name), Sets(unsplit(x.shape, spatial))
-    frame = make_frame(own, x, where, rule.lowest_power(x.dtype), alike=everything)
+    lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
+    if implementation == "native":
+        from jaxnorm.kernels import channels
+
+        power = None if lowest is None else largest_power(everything, x, None, lowest)
+        pivot, *constants = channels.moments(own, x, power)
+        frame = Frame(float(own.pooling.size), power, pivot)
+    else:
+        frame = make_frame(own, x, where, lowest, alike=everything)
     # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
     count = jnp.broadcast_to(jnp.asarray(frame.size, frame.pivot.real.dtype), frame.pivot.shape)
     middle = frame._replace(pivot=divide(everything.sum(frame.pivot, count), everything.sum(count, None)))
@@ -349,7 +365,10 @@ def _switchable(rule, features, spatial, axis_name, x, mean_logits, var_logits, 
     )
     blend = Blend(features, 0, axis_name)
     extra = frame.pivot - middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
-    y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
+    if implementation == "native":
+        y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
+    else:
+        y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
     _, _, batch = blend.parts(offset, var, extra)
     return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
 

@@ -10,7 +10,9 @@ All four sums are made from two, of c(y) and of c(y) d, over the axes that scale
 of the tangent computes is the same, from several arrays as large as x.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 
 from jaxnorm.application import Rule, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, Sets, average, local, power_of_two, real, valid
+from jaxnorm.frame import Frame, Sets, average, local, power_of_two, valid
 from jaxnorm.primitives import linear
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
@@ -28,43 +30,58 @@ def _frame(sets: Sets, power, pivot, size) -> Frame:
     return Frame(float(sets.pooling.size) if size is None else size, power, pivot)
 
 
-def _tangent(facts: Facts, residuals, arguments):
+def tangent_of(facts: Facts, residuals, arguments):
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
     return tangent(sets, rule, applied, x, where, _frame(sets, power, pivot, size), offset, var, extra, scale, bias, *arguments)
 
 
-def _transposed(facts: Facts, residuals, cotangents):
+def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cotangents):
+    """Its transpose; ``passes`` are the two over x, :func:`_products` and :func:`_back`."""
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
-    by_y, by_offset, by_var = cotangents
+    (by_y, by_offset, by_var), (products, back) = cotangents, passes
     frame = _frame(sets, power, pivot, size)
-    u = local(sets, x, where, frame)
     if offset is None:
-        offset = average(sets, u, where, frame.size)
+        offset = average(sets, local(sets, x, where, frame), where, frame.size)
     (mean, spread), pull_back = jax.vjp(applied, offset, var, extra)
     r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
-    by_y = by_y.astype(u.dtype).reshape(u.shape)
-    if where is not None:
-        by_y = jnp.where(valid(where), by_y, 0)
     shared = shared_axes(sets, scale, bias)
     rest = tuple(axis for axis in sets.axes if axis not in shared)
-    alone = _sum(sets, by_y, shared)
-    product = _sum(sets, by_y * u, shared) - mean * alone
-    gain = jnp.ones((), u.dtype) if scale is None else scale.astype(u.dtype)
+    alone, product = products(sets, x, where, frame, mean, by_y, shared)
+    gain = jnp.ones((), r.dtype) if scale is None else scale.astype(mean.dtype)
     by_spread = -0.5 * (steepness(rule, spread, r, frame.size) * _sum(sets, gain * product, rest) * r) * r
     *by_own, by_extra = pull_back((-r * _sum(sets, gain * alone, rest), by_spread))
     by_offset, by_var = by_offset + by_own[0], by_var + by_own[1]
-    count = jnp.asarray(frame.size, real(u.dtype))
+    count = jnp.asarray(frame.size, r.dtype)
     count = jnp.where(count > 0, count, 1)
-    through = 2 * by_var / count * (u - offset)
-    if sets.centered:
-        through = through + by_offset / count
+    shift = by_offset / count if sets.centered else jnp.zeros_like(by_offset)
+    by_x = back(sets, x, where, frame, offset, by_y, r * gain, 2 * by_var / count, shift)
+    by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
+    return by_x.reshape(x.shape), by_extra, *by_params
+
+
+def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[jax.Array, jax.Array]:
+    """The sums of c(y) and of c(y) (u - mean)."""
+    u = local(sets, x, where, frame)
+    by_y = _shown(by_y, where, u)
+    alone = _sum(sets, by_y, shared)
+    return alone, _sum(sets, by_y * u, shared) - mean * alone
+
+
+def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
+    """c(x) = c(y) slope + (u - offset) spread + shift"""
+    u = local(sets, x, where, frame)
+    through = spread * (u - offset) + shift
     if where is not None:
         through = jnp.where(where, through, 0) if where.dtype == jnp.bool_ else through * where.astype(u.dtype)
-    by_u = by_y * (r * gain) + through
-    if power is not None:
-        by_u = by_u * power_of_two(-power.astype(jnp.int32), u.dtype)
-    by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
-    return by_u.reshape(x.shape).astype(x.dtype), by_extra, *by_params
+    by_u = _shown(by_y, where, u) * slope + through
+    if frame.power is not None:
+        by_u = by_u * power_of_two(-frame.power.astype(jnp.int32), u.dtype)
+    return by_u.astype(x.dtype)
+
+
+def _shown(by_y: jax.Array, where, u: jax.Array) -> jax.Array:
+    by_y = by_y.astype(u.dtype).reshape(u.shape)
+    return by_y if where is None else jnp.where(valid(where), by_y, 0)
 
 
 def _sum(sets: Sets, values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -77,17 +94,16 @@ def _fitted(sets: Sets, values: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.broadcast_to(_sum(sets, values, axes), like.shape).astype(like.dtype)
 
 
-def _batched(facts: Facts, size: int) -> Facts:
+def batched(facts: Facts, size: int) -> Facts:
     (sets, rule, applied), pooling = facts, facts[0].pooling
     more = Pooling((size, *pooling.shape), ((size,), *pooling.parts), tuple(axis + 1 for axis in pooling.axes))
     return replace(sets, pooling=more), rule, applied if applied is own else applied.batched()
 
 
+def arguments_like(residuals):
+    return residuals[0], *residuals[-3:]
+
+
 pooled_tangent = linear(
-    "jaxnorm_standardize",
-    _tangent,
-    _transposed,
-    like=lambda residuals: (residuals[0], *residuals[-3:]),
-    batched=_batched,
-    results=3,
+    "jaxnorm_standardize", tangent_of, partial(transpose_of, (_products, _back)), like=arguments_like, batched=batched, results=3
 )

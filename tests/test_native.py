@@ -19,9 +19,10 @@ from jaxnorm.kernels import build
 from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
 
-KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group")
+KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group", "switchable")
 
 
+LOGITS = (jnp.array([0.5, -1.0, 0.3]), jnp.array([-0.5, 0.2, 1.0]))
 # Each with several chunks of positions or of rows, the last ones not full, or one thread per n.
 WIDE = {
     "rows": (lambda x, s, b, **o: jn.layer_norm(x, scale=s, bias=b, **o), (533, 129)),
@@ -36,6 +37,7 @@ WIDE = {
         lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
         (7, 300, 24),
     ),
+    "blend": (lambda x, s, b, **o: jn.switchable_norm(x, *LOGITS, scale=s, bias=b, **o)[0], (3, 13, 17, 200)),
     "without": (lambda x, s, b, **o: jn.standardize(x, "n h w [c]", **o), (7, 5, 3, 33)),
 }
 
@@ -102,7 +104,7 @@ def _rows(x, scale, bias, **options):
     return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
 
 
-@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive"])
+@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive", "blend"])
 def test_transformations(name, rng, use):
     """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
     norm, shape = WIDE[name]
@@ -136,7 +138,30 @@ def test_transformations(name, rng, use):
         close(results[1], results[0], 2e-5)
 
 
-@pytest.mark.parametrize("name", ["rows", "batch"])
+def test_moments_and_logits_of_a_blend(rng, use):
+    """In training and evaluation, and without channels last, which is plain JAX."""
+    x, scale, _, cotangent = arguments(rng, (3, 5, 7, 40))
+    running = jn.Moments(jnp.ones(()), jnp.ones((1, 1, 1, 40)), jnp.full((1, 1, 1, 40), 2.0))
+
+    def loss(x, logits, scale, **options):
+        y, found = jn.switchable_norm(x, *logits, scale=scale, **options)
+        return (jnp.sin(y) * cotangent).sum() + found.mean.sum() * 3 + (found.var**2).sum()
+
+    value = jax.value_and_grad(loss, (0, 1, 2))
+    ways = [
+        lambda: value(x, LOGITS, scale),
+        lambda: value(x, LOGITS, scale, running=running),
+        lambda: jn.switchable_norm(x, *LOGITS, feature_axes=1)[0],
+    ]
+    for call in ways:
+        results = []
+        for implementation in ("xla", "native"):
+            use(implementation)
+            results.append(call())
+        close(results[1], results[0], 5e-6)
+
+
+@pytest.mark.parametrize("name", ["rows", "batch", "blend"])
 def test_second_order_through_a_loop(name, rng, use):
     """JAX takes loops apart, and with them the derivatives of what is in them."""
     norm, shape = WIDE[name]
@@ -240,7 +265,7 @@ def test_layouts(pattern, shape, params, layout):
 
 def test_building(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build cpu.cc and lstm.cc \(no-such-compiler: not found\)"):
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build the kernels \(no-such-compiler: not found\)"):
         build.build(tmp_path)
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(build.BuildError, match="false: failed"):

@@ -1,5 +1,4 @@
-"""Other ways to compute :func:`jaxnorm.standardize` and :func:`jaxnorm.recurrent.lstm` than plain JAX, and the rule by
-which one is chosen.
+"""Other ways to compute norms and :func:`jaxnorm.recurrent.lstm` than plain JAX, and the rule by which one is chosen.
 
     python -m jaxnorm.kernels
 

@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "numbers.h"
 #include "parallel.h"
 
 namespace {
@@ -37,21 +38,6 @@ struct Rule {
     return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
   }
 };
-
-inline float load(float v) { return v; }
-inline float load(uint16_t v) {
-  const uint32_t bits = uint32_t(v) << 16;
-  float result;
-  std::memcpy(&result, &bits, 4);
-  return result;
-}
-inline void store(float* to, float v) { *to = v; }
-inline void store(uint16_t* to, float v) {  // to nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  *to = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
-}
 
 // What is known about the sets of one n: arrays (G,) of the results.
 struct Stats {
@@ -398,18 +384,6 @@ using F32 = ffi::Buffer<ffi::F32>;
 
 Shape shape_of(const ffi::AnyBuffer& x, const F32& scale, int64_t p, int64_t g, int64_t d) {
   return {int64_t(x.element_count()) / (p * g * d), p, g, d, int64_t(scale.element_count()) / (g * d)};
-}
-
-// Calls f with the two buffers as pointers of their types.
-template <typename F>
-ffi::Error typed(ffi::DataType x, ffi::DataType y, F f) {
-  const bool half_x = x == ffi::BF16, half_y = y == ffi::BF16;
-  if ((!half_x && x != ffi::F32) || (!half_y && y != ffi::F32)) return ffi::Error::InvalidArgument("float32 and bfloat16 only");
-  if (half_x && half_y) f((uint16_t*)nullptr, (uint16_t*)nullptr);
-  if (half_x && !half_y) f((uint16_t*)nullptr, (float*)nullptr);
-  if (!half_x && half_y) f((float*)nullptr, (uint16_t*)nullptr);
-  if (!half_x && !half_y) f((float*)nullptr, (float*)nullptr);
-  return ffi::Error::Success();
 }
 
 ffi::Error forward_call(ffi::ThreadPool pool, ffi::AnyBuffer x, F32 scale, F32 bias, ffi::Result<ffi::AnyBuffer> y,

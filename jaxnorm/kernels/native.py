@@ -25,8 +25,8 @@ WIDEST = 16384  # channels, where sets have several positions
 def load(path: Path) -> None:
     """Makes the kernels of a library known to JAX."""
     functions = ctypes.CDLL(str(path))
-    for name in ("JaxnormForward", "JaxnormBackward", "JaxnormLstmForward", "JaxnormLstmBackward"):
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(functions, name)), platform="cpu")
+    for name in ("Forward", "Backward", "Moments", "Apply", "Products", "Back", "LstmForward", "LstmBackward"):
+        jax.ffi.register_ffi_target(f"Jaxnorm{name}", jax.ffi.pycapsule(getattr(functions, f"Jaxnorm{name}")), platform="cpu")
 
 
 def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | None:

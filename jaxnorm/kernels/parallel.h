@@ -43,3 +43,15 @@ inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done == tasks; });
 }
+
+// Calls f with the two buffers as pointers of their types.
+template <typename F>
+ffi::Error typed(ffi::DataType x, ffi::DataType y, F f) {
+  const bool half_x = x == ffi::BF16, half_y = y == ffi::BF16;
+  if ((!half_x && x != ffi::F32) || (!half_y && y != ffi::F32)) return ffi::Error::InvalidArgument("float32 and bfloat16 only");
+  if (half_x && half_y) f((uint16_t*)nullptr, (uint16_t*)nullptr);
+  if (half_x && !half_y) f((uint16_t*)nullptr, (float*)nullptr);
+  if (!half_x && half_y) f((float*)nullptr, (uint16_t*)nullptr);
+  if (!half_x && !half_y) f((float*)nullptr, (float*)nullptr);
+  return ffi::Error::Success();
+}

@@ -1,0 +1,163 @@
+// The passes over arrays (N, P, C) that norms are made of which blend the statistics of several sets: each (n, c) is
+// looked at in its frame, u = x * factor - pivot, and has numbers of its own. A thread takes some channels of one n
+// through all positions, so that sums have one order. Per (n, c) arrays are (N, C).
+
+#include "numbers.h"
+#include "parallel.h"
+
+namespace {
+
+constexpr int64_t kStrip = 128;  // channels at a time
+constexpr int64_t kRows = 16;    // positions that are added in float32, before they are added to a sum in double
+
+struct Shape {
+  int64_t n, p, c;
+};
+
+// Calls run(first element of x, of the arrays of channels, channels) for strips of channels.
+template <typename F>
+void over_strips(ffi::ThreadPool& pool, const Shape& shape, F run) {
+  const int64_t strips = (shape.c + kStrip - 1) / kStrip;
+  in_parallel(pool, shape.n * strips, [&](int64_t task) {
+    const int64_t n = task / strips, first = task % strips * kStrip;
+    run(n * shape.p * shape.c + first, n * shape.c + first, std::min(kStrip, shape.c - first));
+  });
+}
+
+// Sums over the positions of what add(position's first element, channels' sums) adds to `count` numbers per channel.
+template <int count, typename F>
+void sum(const Shape& shape, int64_t width, double (&sums)[count][kStrip], F add) {
+  for (auto& of : sums) std::fill(of, of + width, 0.0);
+  for (int64_t start = 0; start < shape.p; start += kRows) {
+    float few[count][kStrip] = {};
+    for (int64_t row = start; row < std::min(shape.p, start + kRows); ++row) add(row * shape.c, few);
+    for (int k = 0; k < count; ++k)
+      for (int64_t j = 0; j < width; ++j) sums[k][j] += few[k][j];
+  }
+}
+
+template <typename X>
+void moments(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float* factor, float* pivot, float* offset, float* var) {
+  over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
+    double means[1][kStrip], parts[2][kStrip];
+    sum<1>(shape, width, means, [&](int64_t row, auto& few) {
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) few[0][j] += load(x[from + row + j]) * factor[at + j];
+    });
+    for (int64_t j = 0; j < width; ++j) pivot[at + j] = float(means[0][j] / shape.p);
+    sum<2>(shape, width, parts, [&](int64_t row, auto& few) {
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) {
+        const float u = load(x[from + row + j]) * factor[at + j] - pivot[at + j];
+        few[0][j] += u;
+        few[1][j] += u * u;
+      }
+    });
+    for (int64_t j = 0; j < width; ++j) {
+      const double mean = parts[0][j] / shape.p;
+      offset[at + j] = float(mean);
+      var[at + j] = float(std::max(0.0, parts[1][j] / shape.p - mean * mean));
+    }
+  });
+}
+
+// y = (u - mean) slope + shift
+template <typename X, typename Y>
+void apply(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float* factor, const float* pivot, const float* mean,
+           const float* slope, const float* shift, Y* y) {
+  over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
+    for (int64_t row = from; row < from + shape.p * shape.c; row += shape.c)
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j)
+        store(y + row + j, ((load(x[row + j]) * factor[at + j] - pivot[at + j]) - mean[at + j]) * slope[at + j] + shift[at + j]);
+  });
+}
+
+// Sums of ct and of ct (u - mean).
+template <typename X, typename Y>
+void products(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* factor, const float* pivot,
+              const float* mean, float* alone, float* product) {
+  over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
+    double parts[2][kStrip];
+    sum<2>(shape, width, parts, [&](int64_t row, auto& few) {
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) {
+        const float cotangent = load(ct[from + row + j]);
+        few[0][j] += cotangent;
+        few[1][j] += cotangent * ((load(x[from + row + j]) * factor[at + j] - pivot[at + j]) - mean[at + j]);
+      }
+    });
+    for (int64_t j = 0; j < width; ++j) {
+      alone[at + j] = float(parts[0][j]);
+      product[at + j] = float(parts[1][j]);
+    }
+  });
+}
+
+// dx = factor (ct slope + (u - offset) spread + shift)
+template <typename X, typename Y>
+void back(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* factor, const float* pivot,
+          const float* offset, const float* slope, const float* spread, const float* shift, X* dx) {
+  over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
+    for (int64_t row = from; row < from + shape.p * shape.c; row += shape.c)
+#pragma omp simd
+      for (int64_t j = 0; j < width; ++j) {
+        const float u = (load(x[row + j]) * factor[at + j] - pivot[at + j]) - offset[at + j];
+        store(dx + row + j, factor[at + j] * (load(ct[row + j]) * slope[at + j] + u * spread[at + j] + shift[at + j]));
+      }
+  });
+}
+
+using Any = ffi::AnyBuffer;
+using F32 = ffi::Buffer<ffi::F32>;
+
+Shape shape_of(const Any& x, const F32& each, int64_t c) {
+  const int64_t sets = int64_t(each.element_count());
+  return {sets / c, int64_t(x.element_count()) / sets, c};
+}
+
+ffi::Error moments_call(ffi::ThreadPool pool, Any x, F32 factor, ffi::Result<F32> pivot, ffi::Result<F32> offset, ffi::Result<F32> var,
+                        int64_t c) {
+  return typed(x.element_type(), x.element_type(), [&](auto* of_x, auto*) {
+    moments(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), factor.typed_data(), pivot->typed_data(), offset->typed_data(),
+            var->typed_data());
+  });
+}
+
+ffi::Error apply_call(ffi::ThreadPool pool, Any x, F32 factor, F32 pivot, F32 mean, F32 slope, F32 shift, ffi::Result<Any> y, int64_t c) {
+  return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
+    apply(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), factor.typed_data(), pivot.typed_data(), mean.typed_data(),
+          slope.typed_data(), shift.typed_data(), (decltype(of_y))y->untyped_data());
+  });
+}
+
+ffi::Error products_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot, F32 mean, ffi::Result<F32> alone,
+                         ffi::Result<F32> product, int64_t c) {
+  return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
+    products(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), factor.typed_data(),
+             pivot.typed_data(), mean.typed_data(), alone->typed_data(), product->typed_data());
+  });
+}
+
+ffi::Error back_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot, F32 offset, F32 slope, F32 spread, F32 shift,
+                     ffi::Result<Any> dx, int64_t c) {
+  return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
+    back(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), factor.typed_data(),
+         pivot.typed_data(), offset.typed_data(), slope.typed_data(), spread.typed_data(), shift.typed_data(),
+         (decltype(of_x))dx->untyped_data());
+  });
+}
+
+auto pool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormMoments, moments_call,
+                              pool().Arg<Any>().Arg<F32>().Ret<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("c"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormApply, apply_call,
+                              pool().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<Any>().Attr<int64_t>("c"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormProducts, products_call,
+                              pool().Arg<Any>().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("c"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormBack, back_call,
+                              pool().Arg<Any>().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<Any>()
+                                  .Attr<int64_t>("c"));

@@ -1,0 +1,95 @@
+"""Norms that apply a blend of the statistics of several sets, by the CPU kernels of channels.cc: every pass over x."""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm import transposed
+from jaxnorm.application import Rule, inverse_root
+from jaxnorm.frame import Frame, Sets, power_of_two
+from jaxnorm.kernels import native
+from jaxnorm.kernels.layout import find
+from jaxnorm.kernels.native import like
+from jaxnorm.primitives import differentiable, linear
+
+
+def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | None:
+    """Why the kernels cannot take these arguments, in words; None if they can."""
+    found = native.obstacle(sets, rule, x, where, scale, bias)
+    layout = None if found else find(sets.pooling)
+    if layout is not None and (layout.d > 1 or layout.p == 1):
+        return f"pools positions, with the channels last: got axes {sets.pooling.axes} of {sets.pooling.split}"
+    return found
+
+
+def moments(sets: Sets, x: jax.Array, power: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Pivot, offset and variance of every set, as constants."""
+    kept = tuple(1 if axis in sets.axes else size for axis, size in enumerate(sets.pooling.split))
+    each = _factor(power, kept)
+    found = _call("JaxnormMoments", [(kept, jnp.float32)] * 3, jax.lax.stop_gradient(x), each)
+    return found[0], found[1], found[2]
+
+
+def _factor(power: jax.Array | None, kept: tuple[int, ...]) -> jax.Array:
+    factor = jnp.ones((), jnp.float32) if power is None else power_of_two(-power.astype(jnp.int32), jnp.float32)
+    return jnp.broadcast_to(factor, kept)
+
+
+def _call(name: str, results, *given: jax.Array) -> list[jax.Array]:
+    """The kernel of arrays, the last of which has a number for every set."""
+    flat = [like((math.prod(shape),), dtype, *given) for shape, dtype in results]
+    channels = np.int64(given[-1].shape[-1])
+    found = jax.ffi.ffi_call(name, flat, vmap_method="broadcast_all")(*(a.reshape(-1) for a in given), c=channels)
+    return [a.reshape(shape) for a, (shape, _) in zip(found, results, strict=True)]
+
+
+def _forward(facts: transposed.Facts, arguments):
+    sets, rule, applied = facts
+    x, power, pivot, offset, var, extra, scale, bias = arguments
+    frame = Frame(float(sets.pooling.size), power, pivot)
+    mean, spread = applied(offset, var, extra)
+    slope = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
+    slope = slope if scale is None else slope * scale.astype(slope.dtype)
+    shift = jnp.zeros((1,) * slope.ndim, slope.dtype) if bias is None else bias.astype(slope.dtype)
+    each = [jnp.broadcast_to(a, pivot.shape) for a in (pivot, mean, slope, shift)]
+    dtype = x.dtype if rule.dtype is None else rule.dtype
+    return *_call("JaxnormApply", [(x.shape, dtype)], x, _factor(power, pivot.shape), *each), offset, var
+
+
+def _jvp(facts: transposed.Facts, arguments, tangents):
+    x, power, pivot, _, _, extra, scale, bias = arguments
+    y, offset, var = standardize(facts, arguments)  # the constants that were given, as functions of x
+    residuals = x, None, power, pivot, None, offset, var, extra, scale, bias
+    return (y, offset, var), _apply_tangent(facts, residuals, (tangents[0], *tangents[-3:]))
+
+
+def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[jax.Array, jax.Array]:
+    pivot = _of(frame)  # where is None, and all pooled axes are shared
+    found = _call("JaxnormProducts", [(pivot.shape, jnp.float32)] * 2, x, by_y, _factor(frame.power, pivot.shape), pivot, mean)
+    return found[0], found[1]
+
+
+def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
+    pivot = _of(frame)
+    each = [jnp.broadcast_to(a, pivot.shape) for a in (offset, slope, spread, shift)]
+    return _call("JaxnormBack", [(x.shape, x.dtype)], x, by_y, _factor(frame.power, pivot.shape), pivot, *each)[0]
+
+
+def _of(frame: Frame) -> jax.Array:
+    assert frame.pivot is not None
+    return frame.pivot
+
+
+# (facts, (x, power, pivot, offset, var, extra, scale, bias)) -> y, offset, var
+standardize = differentiable("jaxnorm_blend", _forward, _jvp, transposed.batched, results=3)
+_apply_tangent = linear(
+    "jaxnorm_blend_tangent",
+    transposed.tangent_of,
+    partial(transposed.transpose_of, (_products, _back)),
+    like=transposed.arguments_like,
+    batched=transposed.batched,
+    results=3,
+)
