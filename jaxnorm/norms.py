@@ -8,7 +8,7 @@ Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -363,8 +363,9 @@ def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logi
     mean_weights, var_weights = (
         list(jax.nn.softmax(logits.astype(count.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
     )
-    blend = Blend(features, 0, axis_name)
-    extra = frame.pivot - middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
+    blend = Blend(features, 0, axis_name, float(own.pooling.size))
+    given = None if where is None else count
+    extra = frame.pivot, middle.pivot, given, None if running is None else into_frame(running, middle), mean_weights, var_weights
     if implementation == "native":
         y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
     else:
@@ -380,11 +381,12 @@ class Blend:
     features: tuple[int, ...]
     examples: int
     axis_name: object
+    size: float  # of every instance, where they have no counts
 
     def parts(self, offset, var, extra) -> tuple[Moments, Moments, Moments]:
-        """The three, about the middle of all of x, which the instances' pivots are ``away`` from."""
-        away, count, running, *_ = extra
-        instance = Moments(count, away + offset, var)
+        """The three, about the middle of all of x."""
+        pivot, middle, count, running, *_ = extra
+        instance = Moments(jnp.full_like(var, self.size) if count is None else count, (pivot - middle) + offset, var)
         batch = instance.merge(self.examples, axis_name=self.axis_name) if running is None else running
         return instance, instance.merge(self.features), batch
 
@@ -397,4 +399,4 @@ class Blend:
 
     def batched(self) -> "Blend":
         """The same for arrays with one more axis in front."""
-        return Blend(tuple(axis + 1 for axis in self.features), self.examples + 1, self.axis_name)
+        return replace(self, features=tuple(axis + 1 for axis in self.features), examples=self.examples + 1)
