@@ -166,7 +166,7 @@ def test_second_order_through_a_loop(name, rng, use):
     """JAX takes loops apart, and with them the derivatives of what is in them."""
     norm, shape = WIDE[name]
     x, scale, bias, direction = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
-    step = lambda x, _: (jnp.tanh(norm(x, scale, bias) + x), None)  # noqa: E731
+    step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
     gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
     results = []
     for implementation in ("xla", "native"):
