@@ -56,10 +56,20 @@ def arguments(rng, shape, dtype=np.float32):
     return x, *(jnp.asarray(rng.uniform(0.5, 1.5, shape[-1:]).astype(np.float32)) for _ in range(2)), cotangent
 
 
-def close(found, truth, bound):
+def close(found, truth, bound, least=1e-30):
+    """Each leaf next to the largest number in it, or to the least size given."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), 1e-30)
+        assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), least)
+
+
+def kernels_agree(use, call, bound):
+    """With plain JAX; what JAX remembers of functions, the call has to make anew."""
+    results = []
+    for implementation in ("xla", "native"):
+        use(implementation)
+        results.append(call())
+    close(results[1], results[0], bound)
 
 
 @pytest.mark.parametrize("hard", HARD, ids=str)
@@ -93,11 +103,7 @@ def test_arrays_of_many_chunks(name, rng, use):
 def test_every_rule(options, rng, use):
     given = arguments(rng, (8, 33))
     given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
-    results = []
-    for implementation in ("xla", "native"):
-        use(implementation)
-        results.append(with_gradients(_rows, *given, **options))
-    close(results[1], results[0], 2e-6 if "dtype" not in options else 2**-6)
+    kernels_agree(use, lambda: with_gradients(_rows, *given, **options), 2e-6 if "dtype" not in options else 2**-6)
 
 
 def _rows(x, scale, bias, **options):
@@ -127,15 +133,11 @@ def test_transformations(name, rng, use):
         lambda: jax.jvp(norm, given[:3], direction),
         lambda: jax.jvp(gradient, given[:3], direction)[1],
         lambda: jax.grad(directional, (0, 1, 2))(*given[:3]),
-        lambda: jax.jit(jax.grad(jax.checkpoint(loss)))(*given[:3]),
+        lambda: jax.jit(jax.grad(jax.checkpoint(lambda *at: loss(*at))))(*given[:3]),
         lambda: jax.linear_transpose(lambda ct: jax.vjp(norm, *given[:3])[1](ct)[0], given[3])(given[3])[0],
     ]
     for call in ways:
-        results = []
-        for implementation in ("xla", "native"):
-            use(implementation)
-            results.append(call())
-        close(results[1], results[0], 2e-5)
+        kernels_agree(use, call, 2e-5)
 
 
 def test_moments_and_logits_of_a_blend(rng, use):
@@ -154,11 +156,7 @@ def test_moments_and_logits_of_a_blend(rng, use):
         lambda: jn.switchable_norm(x, *LOGITS, feature_axes=1)[0],
     ]
     for call in ways:
-        results = []
-        for implementation in ("xla", "native"):
-            use(implementation)
-            results.append(call())
-        close(results[1], results[0], 5e-6)
+        kernels_agree(use, call, 5e-6)
 
 
 @pytest.mark.parametrize("name", ["rows", "batch", "blend"])
@@ -166,14 +164,13 @@ def test_second_order_through_a_loop(name, rng, use):
     """JAX takes loops apart, and with them the derivatives of what is in them."""
     norm, shape = WIDE[name]
     x, scale, bias, direction = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
-    step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
-    gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
-    results = []
-    for implementation in ("xla", "native"):
-        use(implementation)
-        jax.clear_caches()
-        results.append(jax.jvp(gradient, (x,), (direction,))[1])
-    close(results[1], results[0], 2e-5)
+
+    def second_order():
+        step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
+        gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
+        return jax.jvp(gradient, (x,), (direction,))[1]
+
+    kernels_agree(use, second_order, 2e-5)
 
 
 def test_moments_of_batch_norm_and_their_gradients(rng, use):
@@ -183,11 +180,7 @@ def test_moments_of_batch_norm_and_their_gradients(rng, use):
         y, found = jn.batch_norm(x)
         return jnp.sin(y).sum() + found.mean.sum() * 3 + (found.var**2).sum(), found
 
-    results = []
-    for implementation in ("xla", "native"):
-        use(implementation)
-        results.append(jax.value_and_grad(both, has_aux=True)(x))
-    close(results[1], results[0], 2e-6)
+    kernels_agree(use, lambda: jax.value_and_grad(both, has_aux=True)(x), 2e-6)
 
 
 def test_over_devices(rng, use):

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
+from test_native import close as close_to
 
 import jaxnorm as jn
 from jaxnorm.recurrent import scan
 
 OURS = [case for case in CASES if case.cell == "lstm" and case.norm != "batch" and case.projection is None]
 FEW = [Case("lstm"), Case("lstm", "rms", "sum"), Case("lstm", "layer", "gate"), Case("lstm", None)]
+close = partial(close_to, least=1)
 by_few = pytest.mark.parametrize("case", FEW, ids=str)
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks")
@@ -22,12 +24,6 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks
 @pytest.fixture(autouse=True)
 def _kernels(use):
     use("native")
-
-
-def close(found, truth, bound):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), 1)
 
 
 def gradient(case, weights, implementation=None, **options):

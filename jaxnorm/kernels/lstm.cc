@@ -142,8 +142,8 @@ struct Cotangents {
 
   explicit Cotangents(const Lstm& net) : net(net), t(net.packed()), next(net.hidden), u(net.hidden), shown(net.hidden) {}
 
-  // The transpose of a normalization: v from the cotangent of r (a - mean) to that of a.
-  static void back(int64_t n, const float* u, float r, bool centered, float* v) {
+  // The transpose of a normalization, from the cotangent v of u = r (a - mean) to that of a.
+  static void back(int64_t n, const float* u, float r, bool centered, const float* v, float* to) {
     float sum = 0, dot = 0;
 #pragma omp simd reduction(+ : sum, dot)
     for (int64_t k = 0; k < n; ++k) {
@@ -152,7 +152,7 @@ struct Cotangents {
     }
     const float mean = centered ? sum / n : 0, slope = dot / n;
 #pragma omp simd
-    for (int64_t k = 0; k < n; ++k) v[k] = r * (v[k] - mean - u[k] * slope);
+    for (int64_t k = 0; k < n; ++k) to[k] = r * (v[k] - mean - u[k] * slope);
   }
 
   // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c.
@@ -180,7 +180,7 @@ struct Cotangents {
         by_cell_bias[k] += v[k];
         v[k] *= net.cell_scale[k];
       }
-      back(hidden, u.data(), cell_still && net.idle[at] ? 0 : cell_r, net.centered, v);
+      back(hidden, u.data(), cell_still && net.idle[at] ? 0 : cell_r, net.centered, v, v);
     }
 #pragma omp simd
     for (int64_t k = 0; k < hidden; ++k) {
@@ -191,20 +191,18 @@ struct Cotangents {
       dc[k] = by_c * (0.5f * f[k] + 0.5f);
     }
     if (!net.sets) return;
+#pragma omp simd
+    for (int64_t k = 0; k < n; ++k) {
+      by_scale[k] += d[k] * a[k];
+      t[k] = d[k] * net.scale[k];
+    }
+    if (net.joint)
+#pragma omp simd
+      for (int64_t k = 0; k < n; ++k) by_bias[k] += d[k];
     const int64_t width = n / net.sets;
     for (int64_t s = 0; s < net.sets; ++s) {
-      float dot = 0;
-#pragma omp simd reduction(+ : dot)
-      for (int64_t k = s * width; k < (s + 1) * width; ++k) {
-        by_scale[k] += d[k] * a[k];
-        dot += d[k] * net.scale[k] * a[k];
-      }
-      if (net.joint)
-#pragma omp simd
-        for (int64_t k = s * width; k < (s + 1) * width; ++k) by_bias[k] += d[k];
-      const float slope = dot / width, root = still[s] && net.idle[at] ? 0 : r[s];
-#pragma omp simd
-      for (int64_t k = s * width; k < (s + 1) * width; ++k) a[k] = root * (d[k] * net.scale[k] - a[k] * slope);
+      const float root = still[s] && net.idle[at] ? 0 : r[s];  // the weights are centered, and so is a
+      back(width, a + s * width, root, false, &t[s * width], a + s * width);
     }
   }
 };
@@ -220,7 +218,7 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
   const bool apart = net.sets && !net.joint;  // dxg differs from da
   std::vector<float> sums(blocks * of_block);
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
-    std::vector<float> a(rows * net.padded()), dh(rows * padded), own(n);
+    std::vector<float> a(rows * net.padded()), dh(rows * padded);
     Cotangents cotangents(net);
     float* dc = to.dc + first * hidden;
     std::fill_n(dc, rows * hidden, 0.f);
@@ -245,7 +243,7 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
           if (apart) std::fill_n(dxg, n, 0.f);
         }
       }
-      // ... sequences whose step is not taken keep their dh
+      // Sequences whose step is not taken keep their dh.
       std::vector<float>& next = a;
       product(rows, n, padded / kPanel, da, n, transposed, next.data(), padded);
       for (int64_t r = 0; r < rows; ++r)

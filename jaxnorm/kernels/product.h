@@ -11,7 +11,7 @@ constexpr int kLanes = 8, kTile = 4;
 #endif
 typedef float Lanes __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
-// c[rows, panels * 32] = a[rows, depth] @ kernel
+// One panel of the product of a few rows, whose sums stay in registers.
 template <int rows>
 void tile(int64_t depth, const float* a, int64_t a_stride, const float* kernel, float* c, int64_t c_stride) {
   for (int64_t column = 0; column < kPanel; column += 2 * kLanes) {
@@ -33,8 +33,9 @@ void tile(int64_t depth, const float* a, int64_t a_stride, const float* kernel, 
   }
 }
 
+// c[rows, panels * 32] = a[rows, depth] @ kernel
 inline void product(int64_t rows, int64_t depth, int64_t panels, const float* a, int64_t a_stride, const float* kernel, float* c,
-             int64_t c_stride) {
+                    int64_t c_stride) {
   for (int64_t p = 0; p < panels; ++p, kernel += depth * kPanel, c += kPanel) {
     int64_t r = 0;
     for (; r + kTile <= rows; r += kTile) tile<kTile>(depth, a + r * a_stride, a_stride, kernel, c + r * c_stride, c_stride);
