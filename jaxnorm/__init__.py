@@ -6,8 +6,9 @@ from jaxnorm import recurrent
 from jaxnorm.frame import AxisGroups
 from jaxnorm.moments import Moments, merge, moments
 from jaxnorm.normalize import normalize, standardize
-from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm, switchable_norm
+from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from jaxnorm.running import ema
+from jaxnorm.switchable import switchable_norm
 from jaxnorm.weights import spectral_norm, weight_norm
 
 __version__ = "0.1.0"

@@ -2,24 +2,20 @@
 
     batch      "[n h w] c"          instance   "n [h w] c"
     layer      "n h w [c]"          group      "n [h w] (g [c])"
-    rms        layer, not centered  switchable a blend of instance, layer and batch
+    rms        layer, not centered  switchable a blend of instance, layer and batch (switchable.py)
 
 Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes,
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
-
 import jax
-import jax.numpy as jnp
 
-from jaxnorm import checks, kernels
+from jaxnorm import checks
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.frame import Frame, Sets, divide, largest_power, make_frame
-from jaxnorm.moments import Moments, assemble, into_frame
-from jaxnorm.normalize import fused, make_rule, normalize, own_statistics, standardize
+from jaxnorm.frame import Sets
+from jaxnorm.moments import Moments
+from jaxnorm.normalize import fused, make_rule, normalize, standardize
 
 
 def batch_norm(
@@ -274,129 +270,3 @@ def group_norm(
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
     return standardize(x, " ".join(names), g=num_groups, scale=scale, bias=bias, **options)
-
-
-def switchable_norm(
-    x: jax.Array,
-    /,
-    mean_logits: jax.Array,
-    var_logits: jax.Array,
-    *,
-    running: Moments | None = None,
-    feature_axes: int | tuple[int, ...] = -1,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-5,
-    where=None,
-    axis_name=None,
-    dtype=None,
-) -> tuple[jax.Array, Moments]:
-    """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
-
-    Means are blended with ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are
-    the instance statistics merged over the channels, the batch statistics the same merged over the batch.
-
-    Args:
-      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
-      mean_logits: ``(3,)``, in the order instance, layer, batch.
-      var_logits: ``(3,)``, in the same order.
-      running: Moments that stand in for those of the batch (evaluation).
-      feature_axes: the axes of the features.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the same shape.
-      epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes that the batch extends over.
-      dtype: dtype of the output; that of ``x`` by default.
-
-    Returns:
-      The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is given).
-
-    Raises:
-      TypeError: integer ``x``.
-      ValueError: logits that are not ``(3,)``, no spatial axis; axes, mask or parameters that do not fit.
-
-    >>> import jax.numpy as jnp, jaxnorm as jn
-    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
-    >>> instance_only = jnp.array([50.0, 0.0, 0.0])
-    >>> jn.switchable_norm(x, instance_only, instance_only, epsilon=0.0)[0][..., 0].tolist()
-    [[-1.0, 1.0], [-1.0, 1.0]]
-    """
-    x = checks.floating(x)
-    features, spatial = spatial_axes(x.shape, feature_axes, "switchable norm")
-    logits = [checks.floating(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
-    for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
-        if value.shape != (3,):
-            raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    where = checks.mask(where, x.shape)
-    rule = make_rule(epsilon, dtype=x.dtype if dtype is None else dtype)
-    if running is not None:
-        running = like_batch(running, x.shape, features)
-    own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, partial(_obstacle, own, rule, x, where, scale, bias))
-    y, batch = _switchable(rule, features, spatial, axis_name, chosen, x, *logits, running, scale, bias, where)
-    return y, batch if running is None else running
-
-
-def _obstacle(*arguments) -> str | None:
-    from jaxnorm.kernels import channels  # as little is imported as is used
-
-    return channels.obstacle(*arguments)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logits, var_logits, running, scale, bias, where):
-    everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name), Sets(unsplit(x.shape, spatial))
-    lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
-    if implementation == "native":
-        from jaxnorm.kernels import channels
-
-        power = None if lowest is None else largest_power(everything, x, None, lowest)
-        pivot, *constants = channels.moments(own, x, power)
-        frame = Frame(float(own.pooling.size), power, pivot)
-    else:
-        frame = make_frame(own, x, where, lowest, alike=everything)
-    # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
-    count = jnp.broadcast_to(jnp.asarray(frame.size, frame.pivot.real.dtype), frame.pivot.shape)
-    middle = frame._replace(pivot=divide(everything.sum(frame.pivot, count), everything.sum(count, None)))
-    mean_weights, var_weights = (
-        list(jax.nn.softmax(logits.astype(count.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
-    )
-    blend = Blend(features, 0, axis_name, float(own.pooling.size))
-    given = None if where is None else count
-    extra = frame.pivot, middle.pivot, given, None if running is None else into_frame(running, middle), mean_weights, var_weights
-    if implementation == "native":
-        y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
-    else:
-        y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
-    _, _, batch = blend.parts(offset, var, extra)
-    return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
-
-
-@dataclass(frozen=True)
-class Blend:
-    """Instance, layer and batch statistics, each in its weight: what switchable norm applies of those of instances."""
-
-    features: tuple[int, ...]
-    examples: int
-    axis_name: object
-    size: float  # of every instance, where they have no counts
-
-    def parts(self, offset, var, extra) -> tuple[Moments, Moments, Moments]:
-        """The three, about the middle of all of x."""
-        pivot, middle, count, running, *_ = extra
-        instance = Moments(jnp.full_like(var, self.size) if count is None else count, (pivot - middle) + offset, var)
-        batch = instance.merge(self.examples, axis_name=self.axis_name) if running is None else running
-        return instance, instance.merge(self.features), batch
-
-    def __call__(self, offset, var, extra):
-        instance, *others = parts = self.parts(offset, var, extra)
-        *_, mean_weights, var_weights = extra
-        # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
-        mean = offset + sum(w * (part.mean - instance.mean) for w, part in zip(mean_weights[1:], others, strict=True))
-        return mean, sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
-
-    def batched(self) -> "Blend":
-        """The same for arrays with one more axis in front."""
-        return replace(self, features=tuple(axis + 1 for axis in self.features), examples=self.examples + 1)

@@ -18,7 +18,7 @@ LAYERS = [
     ["transposed"],
     ["kernels"],
     ["normalize", "running", "features"],
-    ["norms"],
+    ["norms", "switchable"],
     ["weights", "recurrent"],
     ["linen", "nnx"],
     ["experiments"],

@@ -12,8 +12,9 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.moments import Moments
 from jaxnorm.nnx.layers import NO_METADATA, Affine, Metadata
-from jaxnorm.norms import by_feature, switchable_norm, with_running
+from jaxnorm.norms import by_feature, with_running
 from jaxnorm.running import ema
+from jaxnorm.switchable import switchable_norm
 
 
 class _Running(Affine):
