@@ -8,7 +8,6 @@
 namespace {
 
 constexpr int64_t kStrip = 128;  // channels at a time
-constexpr int64_t kRows = 16;    // positions that are added in float32, before they are added to a sum in double
 
 struct Shape {
   int64_t n, p, c;
@@ -108,9 +107,6 @@ void back(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, co
   });
 }
 
-using Any = ffi::AnyBuffer;
-using F32 = ffi::Buffer<ffi::F32>;
-
 Shape shape_of(const Any& x, const F32& each, int64_t c) {
   const int64_t sets = int64_t(each.element_count());
   return {sets / c, int64_t(x.element_count()) / sets, c};
@@ -148,16 +144,11 @@ ffi::Error back_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot,
   });
 }
 
-auto pool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
-
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormMoments, moments_call,
-                              pool().Arg<Any>().Arg<F32>().Ret<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("c"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormApply, apply_call,
-                              pool().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<Any>().Attr<int64_t>("c"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormMoments, moments_call, giving<3>(taking<1>(on_threads().Arg<Any>())).Attr<int64_t>("c"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormApply, apply_call, taking<5>(on_threads().Arg<Any>()).Ret<Any>().Attr<int64_t>("c"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormProducts, products_call,
-                              pool().Arg<Any>().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("c"));
+                              giving<2>(taking<3>(on_threads().Arg<Any>().Arg<Any>())).Attr<int64_t>("c"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormBack, back_call,
-                              pool().Arg<Any>().Arg<Any>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<Any>()
-                                  .Attr<int64_t>("c"));
+                              taking<6>(on_threads().Arg<Any>().Arg<Any>()).Ret<Any>().Attr<int64_t>("c"));

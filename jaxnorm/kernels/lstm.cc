@@ -4,6 +4,8 @@
 // cache. The equations are those of cells.py and pointwise.py, and so are the names.
 
 #include <cmath>
+#include <cstring>
+#include <vector>
 
 #include "parallel.h"
 #include "product.h"
@@ -263,7 +265,6 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
   }
 }
 
-using F32 = ffi::Buffer<ffi::F32>;
 using Flags = ffi::Buffer<ffi::PRED>;
 using Result = ffi::Result<F32>;
 
@@ -297,21 +298,9 @@ ffi::Error backward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 
   return ffi::Error::Success();
 }
 
-// So many more buffers of float32 taken, or given.
-template <int count, typename B>
-auto taking(B binding) {
-  if constexpr (count == 1) return std::move(binding).template Arg<F32>();
-  else return taking<count - 1>(std::move(binding).template Arg<F32>());
-}
-template <int count, typename B>
-auto giving(B binding) {
-  if constexpr (count == 1) return std::move(binding).template Ret<F32>();
-  else return giving<count - 1>(std::move(binding).template Ret<F32>());
-}
-
 template <int more, int results>
 auto binding() {
-  return giving<results>(taking<3 + more>(taking<5>(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>()).template Arg<Flags>().template Arg<Flags>()))
+  return giving<results>(taking<3 + more>(taking<5>(on_threads()).template Arg<Flags>().template Arg<Flags>()))
       .template Attr<int64_t>("hidden")
       .template Attr<int64_t>("batch")
       .template Attr<int64_t>("sets")

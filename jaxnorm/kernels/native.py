@@ -1,4 +1,4 @@
-"""The CPU kernels of cpu.cc as JAX functions: standardizing, and the transpose of its tangent."""
+"""The CPU kernels of forward.cc and backward.cc as JAX functions: standardizing, and the transpose of its tangent."""
 
 import ctypes
 import math

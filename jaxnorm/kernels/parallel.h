@@ -1,19 +1,15 @@
-// What kernels share: XLA's foreign function interface, and its threads.
+// XLA's threads.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
 
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "binding.h"
 
 // Runs tasks on the caller's thread and on those of XLA's pool that are free. The caller waits only for tasks that
 // have begun, so that a pool whose threads all wait cannot stand still.
@@ -42,16 +38,4 @@ inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void
   work();
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done == tasks; });
-}
-
-// Calls f with the two buffers as pointers of their types.
-template <typename F>
-ffi::Error typed(ffi::DataType x, ffi::DataType y, F f) {
-  const bool half_x = x == ffi::BF16, half_y = y == ffi::BF16;
-  if ((!half_x && x != ffi::F32) || (!half_y && y != ffi::F32)) return ffi::Error::InvalidArgument("float32 and bfloat16 only");
-  if (half_x && half_y) f((uint16_t*)nullptr, (uint16_t*)nullptr);
-  if (half_x && !half_y) f((uint16_t*)nullptr, (float*)nullptr);
-  if (!half_x && half_y) f((float*)nullptr, (uint16_t*)nullptr);
-  if (!half_x && !half_y) f((float*)nullptr, (float*)nullptr);
-  return ffi::Error::Success();
 }

@@ -1,4 +1,4 @@
-// Products with a matrix in panels of 32 columns, (columns / 32, rows, 32), the last filled up with zeros.
+// Products with a matrix in panels of 32 columns, (columns / 32, rows, 32), the last filled up with zeros (PANEL in Python).
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,192 @@
+// Standardizing, with scale and bias, and the frame, mean and variance of every set.
+
+#include "sets.h"
+
+namespace {
+
+struct Rule {
+  double epsilon, correction;
+  bool in_std, centered;
+  int64_t lowest;  // least power of two, INT64_MIN for none
+
+  double rstd(double var, double count, int power) const {
+    var *= correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
+    const double eps = float(power ? std::ldexp(epsilon, in_std ? -power : -2 * power) : epsilon);  // as in the derivative
+    const double total = in_std ? std::sqrt(var) + eps : var + eps;
+    return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
+  }
+};
+
+// What is known about the sets of one n: arrays (G,) of the results.
+struct Stats {
+  float *pivot, *offset, *var, *power;
+
+  // Of the exact mean and variance; returns 1 / standard deviation.
+  double set(int64_t i, const Rule& rule, double mean, double var_, double count) const {
+    int exponent = 0;
+    if (rule.lowest != INT64_MIN) {
+      const double size = std::sqrt(mean * mean + var_);
+      if (std::isfinite(size)) std::frexp(size, &exponent);
+      exponent = int(std::clamp<int64_t>(exponent, std::max<int64_t>(rule.lowest, -126), 126));
+    }
+    if (exponent) {
+      mean = std::ldexp(mean, -exponent);
+      var_ = std::ldexp(var_, -2 * exponent);
+    }
+    power[i] = float(exponent);
+    pivot[i] = float(mean);
+    offset[i] = float(mean - pivot[i]);
+    var[i] = float(var_);
+    return rule.rstd(var[i], count, exponent);
+  }
+};
+
+template <typename X, typename Y>
+void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias, Stats stats,
+                 int64_t first, Y* y) {
+  const int64_t d = shape.d;
+  for (int64_t g = 0; g < shape.g; ++g, x += d, y += d, scale += d, bias += d) {
+    double sum = 0, square = 0;
+    if (rule.centered) {
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < d; ++i) sum += load(x[i]);
+    }
+    const double mean = sum / d;
+#pragma omp simd reduction(+ : square)
+    for (int64_t i = 0; i < d; ++i) {
+      const double u = load(x[i]) - mean;
+      square += u * u;
+    }
+    const float rstd = float(stats.set(first + g, rule, mean, square / d, d));
+    const float factor = factor_of(stats.power[first + g]);
+    const float pivot = stats.pivot[first + g], offset = stats.offset[first + g];
+#pragma omp simd
+    for (int64_t i = 0; i < d; ++i) store(y + i, ((load(x[i]) * factor - pivot) - offset) * rstd * scale[i] + bias[i]);
+  }
+}
+
+// Means and sums of squared deviations of each channel over the rows of a chunk. Squares of numbers near the ends of the
+// range are made in double.
+template <typename X>
+void chunk_stats(const X* x, int64_t rows, int64_t c, bool centered, bool full_range, double* mean, double* square) {
+  std::fill(mean, mean + c, 0.0);
+  std::fill(square, square + c, 0.0);
+  if (centered) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const X* row = x + r * c;
+#pragma omp simd
+      for (int64_t i = 0; i < c; ++i) mean[i] += load(row[i]);
+    }
+    for (int64_t i = 0; i < c; ++i) mean[i] /= rows;
+  }
+  if (full_range) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const X* row = x + r * c;
+#pragma omp simd
+      for (int64_t i = 0; i < c; ++i) {
+        const double u = load(row[i]) - mean[i];
+        square[i] += u * u;
+      }
+    }
+    return;
+  }
+  std::vector<float> each(2 * c);
+  float *few = each.data(), *center = few + c;
+  std::copy(mean, mean + c, center);
+  for (int64_t start = 0; start < rows; start += kRows) {
+    std::fill(few, few + c, 0.0f);
+    for (int64_t r = start; r < std::min(rows, start + kRows); ++r) {
+      const X* row = x + r * c;
+#pragma omp simd
+      for (int64_t i = 0; i < c; ++i) {
+        const float u = load(row[i]) - center[i];
+        few[i] += u * u;
+      }
+    }
+    for (int64_t i = 0; i < c; ++i) square[i] += few[i];
+  }
+  for (int64_t i = 0; i < c; ++i) square[i] = std::max(0.0, square[i] - rows * (mean[i] - center[i]) * (mean[i] - center[i]));
+}
+
+template <typename X, typename Y>
+void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias,
+             Stats stats, Y* y) {
+  const int64_t c = shape.c(), g = shape.g, d = shape.d;
+  if (shape.p == 1) {
+    const int64_t rows = std::max<int64_t>(1, kChunk / c);
+    in_parallel(pool, (shape.n + rows - 1) / rows, [&](int64_t task) {
+      for (int64_t n = task * rows; n < std::min(shape.n, (task + 1) * rows); ++n)
+        forward_row(shape, rule, x + n * c, shape.of(scale, n), shape.of(bias, n), stats, n * g, y + n * c);
+    });
+    return;
+  }
+  const Chunks chunks(shape, pool.num_threads());
+  std::vector<double> parts(shape.n * chunks.count * 2 * c);
+  std::vector<float> rstd(shape.sets());
+  auto reduce = [&](int64_t n, int64_t k) {
+    double* part = parts.data() + (n * chunks.count + k) * 2 * c;
+    chunk_stats(x + (n * shape.p + k * chunks.rows) * c, chunks.size(shape, k), c, rule.centered,
+                rule.lowest != INT64_MIN, part, part + c);
+  };
+  auto combine = [&](int64_t n) {
+    const double* part = parts.data() + n * chunks.count * 2 * c;
+    const double total = double(shape.p) * d;
+    for (int64_t i = 0; i < g; ++i) {
+      double mean = 0, square = 0;
+      for (int64_t k = 0; k < chunks.count; ++k)
+        for (int64_t j = i * d; j < (i + 1) * d; ++j) mean += chunks.size(shape, k) * part[k * 2 * c + j];
+      mean /= total;
+      for (int64_t k = 0; k < chunks.count; ++k)
+        for (int64_t j = i * d; j < (i + 1) * d; ++j) {
+          const double u = rule.centered ? part[k * 2 * c + j] - mean : 0;
+          square += part[(k * 2 + 1) * c + j] + chunks.size(shape, k) * u * u;
+        }
+      rstd[n * g + i] = float(stats.set(n * g + i, rule, mean, square / total, total));
+    }
+  };
+  auto apply = [&](int64_t n, int64_t k) {
+    std::vector<float> each(4 * c + g);
+    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *factors = slope + c;
+    const float *scales = shape.of(scale, n), *shift = shape.of(bias, n);
+    for (int64_t i = 0; i < g; ++i) factors[i] = factor_of(stats.power[n * g + i]);
+    spread(shape, factors, factor);
+    spread(shape, stats.pivot + n * g, pivot);
+    spread(shape, stats.offset + n * g, offset);
+    spread(shape, rstd.data() + n * g, slope);
+    for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
+    const int64_t start = (n * shape.p + k * chunks.rows) * c;
+    for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
+      const X* from = x + start + r * c;
+      Y* to = y + start + r * c;
+#pragma omp simd
+      for (int64_t j = 0; j < c; ++j) store(to + j, ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + shift[j]);
+    }
+  };
+  by_chunks(pool, shape, chunks, reduce, combine, apply);
+}
+
+ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::Result<Any> y,
+                        ffi::Result<F32> pivot, ffi::Result<F32> offset, ffi::Result<F32> var,
+                        ffi::Result<F32> power, int64_t p, int64_t g, int64_t d, double epsilon, double correction,
+                        bool in_std, bool centered, int64_t lowest) {
+  const Shape shape = shape_of(x, scale, p, g, d);
+  const Rule rule{epsilon, correction, in_std, centered, lowest};
+  const Stats stats{pivot->typed_data(), offset->typed_data(), var->typed_data(), power->typed_data()};
+  return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
+    forward(pool, shape, rule, (decltype(of_x))x.untyped_data(), scale.typed_data(), bias.typed_data(), stats,
+            (decltype(of_y))y->untyped_data());
+  });
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormForward, forward_call,
+                              giving<4>(taking<2>(on_threads().Arg<Any>()).Ret<Any>())
+                                  .Attr<int64_t>("p")
+                                  .Attr<int64_t>("g")
+                                  .Attr<int64_t>("d")
+                                  .Attr<double>("epsilon")
+                                  .Attr<double>("correction")
+                                  .Attr<bool>("in_std")
+                                  .Attr<bool>("centered")
+                                  .Attr<int64_t>("lowest"));
