@@ -20,6 +20,7 @@ GOALS = (
     (("layer", "rms", "batch", "group", "instance"), "forward", "ms", COPY, 1.3),
     (("layer", "rms", "batch"), "eager", "ms", "flax", 1.2),
 )
+CASE = ("norm", "shape", "dtype")
 SMALL = "8x64"  # is for the cost of a call
 
 
@@ -32,25 +33,29 @@ def told(found: dict) -> str:
     return ours if best is None else f"{ours}, best peer {best} {times[best]:.2f}"
 
 
+def _cases(results: dict, smallest: bool = False) -> dict[str, dict]:
+    """What each implementation took, by the case's name."""
+    return {" ".join(run[part] for part in CASE): run["peers"] for run in results["runs"] if smallest or run["shape"] != SMALL}
+
+
 def ratios(results: dict, norms, kind: str, measure: str, other: str) -> dict[str, float]:
     """Ours to the other, by case."""
     found = {}
-    for run in results["runs"]:
-        ours, theirs = (run["peers"].get(name, {}).get(kind) for name in (OURS, other))
-        tiny = run["shape"] == SMALL and kind != "eager"
-        if run["norm"] in norms and ours and theirs and not tiny:
-            found[f"{run['norm']} {run['shape']} {run['dtype']}"] = ours[measure] / theirs[measure]
+    for case, peers in _cases(results, smallest=kind == "eager").items():
+        ours, theirs = (peers.get(name, {}).get(kind) for name in (OURS, other))
+        if case.split()[0] in norms and ours and theirs:
+            found[case] = ours[measure] / theirs[measure]
     return found
 
 
 def beside_fastest(results: dict, ours: str) -> dict[str, float]:
     """Times of output and gradients to those of the fastest of the others in JAX, by case."""
     found = {}
-    for run in results["runs"]:
-        times = {name: peer["gradients"]["ms"] for name, peer in run["peers"].items() if "gradients" in peer}
+    for case, peers in _cases(results).items():
+        times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
         others = [time for name, time in times.items() if not name.startswith(OURS) and name != "torch"]
-        if ours in times and others and run["shape"] != SMALL:
-            found[f"{run['norm']} {run['shape']} {run['dtype']}"] = times[ours] / min(others)
+        if ours in times and others:
+            found[case] = times[ours] / min(others)
     return found
 
 
@@ -62,32 +67,28 @@ def goals(results: dict) -> str:
         lines += _goal(what, most, ratios(results, norms, kind, measure, other))
     for ours in (OURS, PLAIN):
         lines += _goal(f"all five, {ours}: {TITLES['gradients'].lower()}, time / fastest JAX peer", 1.0, beside_fastest(results, ours))
-    times = {
-        tuple(run[name] for name in ("norm", "shape", "dtype")): run["peers"].get(OURS, {}).get("gradients") for run in results["runs"]
-    }
-    blend = {
-        " ".join(case[1:]): found["ms"] / times["batch", *case[1:]]["ms"]
-        for case, found in times.items()
-        if case[0] == "switchable" and found and times.get(("batch", *case[1:]))
-    }
+    cases = _cases(results)
+    times = {case: peers[OURS]["gradients"]["ms"] for case, peers in cases.items() if "gradients" in peers.get(OURS, {})}
+    beside = {case: case.replace("switchable", "batch") for case in times if case.startswith("switchable")}
+    blend = {case.split(" ", 1)[1]: times[case] / times[batch] for case, batch in beside.items() if batch in times}
     lines += _goal("switchable: output and all gradients, time / our batch norm", 1.5, blend)
     for counter, label, most in (
         ("temporaries", "temporaries / x", (0.05, 0.05)),
         ("residual_bytes", "bytes kept per element", (4.2, 2.2)),
     ):
         for dtype, bound in zip(DTYPES, most, strict=True):
-            own = [run for run in results["runs"] if run["dtype"] == dtype and run["shape"] != SMALL and OURS in run["peers"]]
-            lines += _goal(f"{label}, {dtype}", bound, {f"{run['norm']} {run['shape']}": run["peers"][OURS][counter] for run in own})
+            own = {case: peers[OURS][counter] for case, peers in cases.items() if case.endswith(dtype) and OURS in peers}
+            lines += _goal(f"{label}, {dtype}", bound, {case.removesuffix(f" {dtype}"): value for case, value in own.items()})
     return "\n".join(lines)
 
 
 def missed(results: dict) -> str:
     """Why, for what the goals show."""
     moved = {}
-    for run in results["runs"]:
-        ours, copy = run["peers"].get(OURS, {}).get("gradients"), run["peers"].get(COPY, {}).get("forward")
-        if ours and copy and run["norm"] != "switchable" and run["shape"] != SMALL:
-            moved[f"{run['norm']} {run['shape']} {run['dtype']}"] = ours["ms"] / (2.5 * copy["ms"])
+    for case, peers in _cases(results).items():
+        ours, copy = peers.get(OURS, {}).get("gradients"), peers.get(COPY, {}).get("forward")
+        if ours and copy and not case.startswith("switchable"):
+            moved[case] = ours["ms"] / (2.5 * copy["ms"])
     if not moved:
         return ""
     values = list(moved.values())
