@@ -72,15 +72,9 @@ def switchable_norm(
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, partial(_obstacle, own, rule, x, where, scale, bias))
+    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.channels", own, rule, x, where, scale, bias)
     y, batch = _switchable(rule, features, spatial, axis_name, chosen, x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
-
-
-def _obstacle(*arguments) -> str | None:
-    from jaxnorm.kernels import channels  # as little is imported as is used
-
-    return channels.obstacle(*arguments)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))

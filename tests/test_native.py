@@ -198,7 +198,8 @@ def test_over_devices(rng, use):
 
 
 def test_it_is_chosen_for_one_cpu_alone(library, monkeypatch):
-    choose = partial(kernels.choose, None, Sets(resolve("n [c]", (2, 3))), Rule(1e-5), jnp.ones((2, 3)), None, None, None)
+    call = Sets(resolve("n [c]", (2, 3))), Rule(1e-5), jnp.ones((2, 3)), None, None, None
+    choose = partial(kernels.chosen, None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     monkeypatch.setattr(kernels, "built", lambda: True)
     assert jax.device_count() == 8

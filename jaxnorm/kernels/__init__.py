@@ -8,14 +8,13 @@ JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 
 import jax
 
-from jaxnorm.application import Rule
-from jaxnorm.frame import Sets
 from jaxnorm.kernels.build import library
 
 IMPLEMENTATIONS = ("xla", "full_range", "native")
@@ -47,27 +46,16 @@ def wished(implementation: str | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def choose(requested: str | None, sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str:
-    """The implementation of standardizing these arguments.
-
-    Raises:
-      ValueError: an unknown name, or one that cannot take these arguments.
-    """
-
-    def obstacle() -> str | None:
-        from jaxnorm.kernels import native
-
-        return native.obstacle(sets, rule, x, where, scale, bias)
-
-    return chosen(requested, IMPLEMENTATIONS, obstacle)
-
-
-def chosen(requested: str | None, names: tuple[str, ...], obstacle: Callable[[], str | None]) -> str:
+def chosen(requested: str | None, names: tuple[str, ...], module: str, *arguments) -> str:
     """One of the names, of which the first is plain JAX and the last is "native".
 
     Args:
       requested: by the caller; None for the rule.
-      obstacle: why native cannot be, in words, of kernels that are built; None if it can.
+      module: imported only if need be, of which ``obstacle(*arguments)`` says in words why its kernels cannot take these,
+        or None if they can.
+
+    Raises:
+      ValueError: an unknown name, or one that cannot take these arguments.
     """
     if requested not in (None, *names):
         raise ValueError(f"implementation must be None, {', '.join(map(repr, names[:-1]))} or {names[-1]!r}: got {requested!r}.")
@@ -79,7 +67,7 @@ def chosen(requested: str | None, names: tuple[str, ...], obstacle: Callable[[],
             raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wish!r}.")
         if wish in ("xla", "full_range") or (wish is None and not _alone_on_cpu()):
             return wish if wish == "full_range" and wish in names else names[0]
-    found = obstacle() if built() else "must be built first: python -m jaxnorm.kernels"
+    found = import_module(module).obstacle(*arguments) if built() else "must be built first: python -m jaxnorm.kernels"
     if found and requested:
         raise ValueError(f"implementation='native' {found}. Leave implementation out.")
     return names[0] if found else "native"

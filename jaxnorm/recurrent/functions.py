@@ -65,7 +65,7 @@ def _network(documented: Callable[[], None]):
         rates = zoneout_rates(cell.state, zoneout)
         table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
         zoned = rates if any(rates) else None
-        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, partial(_obstacle, cell, params, segment_ids, zoned))
+        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", cell, params, segment_ids, zoned)
         static = Static(cell, layout, zoned, chosen, return_moments)
         state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if zoned else None)
         state = state if len(cell.state) > 1 else state[0]
@@ -82,15 +82,9 @@ def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
     return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
 
 
-def _obstacle(*facts) -> str | None:
-    from jaxnorm.recurrent import native  # as little is imported as is used
-
-    return native.obstacle(*facts)
-
-
 def _prepare(implementation: str) -> scan.Prepare | None:
     if implementation == "native":
-        from jaxnorm.recurrent import native
+        from jaxnorm.recurrent import native  # as little is imported as is used
 
         return native.prepare
     return None if implementation == "xla" else scan.prepare
