@@ -29,10 +29,10 @@ inline float tanh_of(float v) {
 struct Lstm {
   int64_t time, batch, hidden;
   int64_t sets;  // of the pre-activations: none, one, or one for each gate
-  bool joint;    // input and recurrent term have one norm
+  bool joint;    // input and recurrent term have one norm, else each its own
   bool cell, centered, carried;  // c is normalized, with its mean taken away, and so is carried on
   float epsilon;
-  const float *xg, *scale, *bias, *cell_scale, *cell_bias;
+  const float *x, *scale, *input_scale, *bias, *cell_scale, *cell_bias;  // x: its products with the input kernel
   const bool *taken, *idle;
 
   int64_t packed() const { return 4 * hidden; }
@@ -41,28 +41,40 @@ struct Lstm {
 
   float rstd(float var) const { return epsilon > 0 ? 1 / std::sqrt(var + epsilon) : var > 0 ? 1 / std::sqrt(var) : 0; }
 
-  // Turns the products of one sequence, a, into normalized ones, and gives the tanh of the pre-activations.
-  void gates(float* a, const float* xg, float* t, float* r, bool* still) const {
+  bool apart() const { return sets && !joint; }
+
+  static float square(int64_t n, const float* a) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) sum += a[i] * a[i];
+    return sum / n;
+  }
+
+  // Turns the recurrent products of one sequence, a, into normalized ones, and gives t, the tanh of the pre-activations,
+  // and 1 / deviation of a and x. Where terms are apart, t begins as that of x.
+  void gates(float* a, const float* x, float* t, float* r, float& r_x, bool* still) const {
     const int64_t n = packed(), width = sets ? n / sets : n;
-    const float* shift = joint ? bias : xg;
-    if (joint || !sets)
+    if (apart()) {
+      const float root = r_x = rstd(square(n, x));
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) a[i] += xg[i];
-    if (!sets) {
+      for (int64_t i = 0; i < n; ++i) t[i] = input_scale[i] * (x[i] * root) + bias[i];
+    } else {
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) t[i] = tanh_of(a[i]);
-      return;
+      for (int64_t i = 0; i < n; ++i) {
+        a[i] += x[i];
+        t[i] = bias[i];
+      }
     }
+    if (!sets)
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) t[i] = tanh_of(a[i] + t[i]);
     for (int64_t s = 0; s < sets; ++s) {
-      float squares = 0;
-#pragma omp simd reduction(+ : squares)
-      for (int64_t i = s * width; i < (s + 1) * width; ++i) squares += a[i] * a[i];
-      const float root = r[s] = rstd(squares / width);
-      still[s] = squares == 0;
+      const float var = square(width, a + s * width), root = r[s] = rstd(var);
+      still[s] = var == 0;
 #pragma omp simd
       for (int64_t i = s * width; i < (s + 1) * width; ++i) {
         a[i] *= root;
-        t[i] = tanh_of(scale[i] * a[i] + shift[i]);
+        t[i] = tanh_of(scale[i] * a[i] + t[i]);
       }
     }
   }
@@ -94,9 +106,9 @@ struct Lstm {
 
   // One step of one sequence.
   void step(float* a, int64_t at, const float* c, float* t, float* u, float* shown, float* next_h, float* next_c) const {
-    float r[4];
+    float r[4], r_x;
     bool still[4];
-    gates(a, xg + at * packed(), t, r, still);
+    gates(a, x + at * packed(), t, r, r_x, still);
     cell_of(t, c, next_c, u, shown, r[0], still[0]);
     const float* o = t + 3 * hidden;
 #pragma omp simd
@@ -137,12 +149,13 @@ void forward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const 
   });
 }
 
-// Cotangents: of what a step gives in, of what it takes out. Sums of a block of sequences are (4 H, 4 H, H, H).
+// Cotangents: of what a step gives in, of what it takes out. Sums of a block of sequences are (4 H, 4 H, 4 H, H, H).
 struct Cotangents {
   const Lstm& net;
-  std::vector<float> t, next, u, shown;
+  std::vector<float> t, u_x, next, u, shown;
 
-  explicit Cotangents(const Lstm& net) : net(net), t(net.packed()), next(net.hidden), u(net.hidden), shown(net.hidden) {}
+  explicit Cotangents(const Lstm& net)
+      : net(net), t(net.packed()), u_x(net.packed()), next(net.hidden), u(net.hidden), shown(net.hidden) {}
 
   // The transpose of a normalization, from the cotangent v of u = r (a - mean) to that of a.
   static void back(int64_t n, const float* u, float r, bool centered, const float* v, float* to) {
@@ -158,15 +171,17 @@ struct Cotangents {
   }
 
   // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c.
-  void step(float* a, int64_t at, const float* c, const float* dh, float* dc, float* dxg, float* sums) {
+  void step(float* a, int64_t at, const float* c, const float* dh, float* dc, float* dx, float* sums) {
     const int64_t hidden = net.hidden, n = net.packed();
-    float r[4], cell_r = 0;
+    const float* x = net.x + at * n;
+    float r[4], r_x = 0, cell_r = 0;
     bool still[4], cell_still = false;
-    net.gates(a, net.xg + at * n, t.data(), r, still);
+    net.gates(a, x, t.data(), r, r_x, still);
     net.cell_of(t.data(), c, next.data(), u.data(), shown.data(), cell_r, cell_still);
     const float *i = t.data(), *f = i + hidden, *g = f + hidden, *o = g + hidden;
-    float *by_scale = sums, *by_bias = sums + n, *by_cell_scale = sums + 2 * n, *by_cell_bias = by_cell_scale + hidden;
-    float* d = dxg;  // of the pre-activations
+    float *by_scale = sums, *by_input_scale = by_scale + n, *by_bias = by_input_scale + n;
+    float *by_cell_scale = by_bias + n, *by_cell_bias = by_cell_scale + hidden;
+    float* d = dx;  // of the pre-activations
     float* v = shown.data();
     const float by_carried = net.carried ? 1 : 0;
 #pragma omp simd
@@ -192,32 +207,39 @@ struct Cotangents {
       d[2 * hidden + k] = by_c * (0.5f * i[k] + 0.5f) * (1 - g[k] * g[k]);
       dc[k] = by_c * (0.5f * f[k] + 0.5f);
     }
+#pragma omp simd
+    for (int64_t k = 0; k < n; ++k) by_bias[k] += d[k];
     if (!net.sets) return;
 #pragma omp simd
     for (int64_t k = 0; k < n; ++k) {
       by_scale[k] += d[k] * a[k];
       t[k] = d[k] * net.scale[k];
     }
-    if (net.joint)
-#pragma omp simd
-      for (int64_t k = 0; k < n; ++k) by_bias[k] += d[k];
     const int64_t width = n / net.sets;
     for (int64_t s = 0; s < net.sets; ++s) {
       const float root = still[s] && net.idle[at] ? 0 : r[s];  // the weights are centered, and so is a
       back(width, a + s * width, root, false, &t[s * width], a + s * width);
     }
+    if (!net.apart()) return;
+#pragma omp simd
+    for (int64_t k = 0; k < n; ++k) {
+      u_x[k] = x[k] * r_x;
+      by_input_scale[k] += d[k] * u_x[k];
+      d[k] *= net.input_scale[k];
+    }
+    back(n, u_x.data(), r_x, false, d, d);
   }
 };
 
 struct Results {
-  float *da, *dxg, *dh, *dc, *dscale, *dbias, *dcell_scale, *dcell_bias;
+  float *da, *dx, *dh, *dc, *dscale, *dinput_scale, *dbias, *dcell_scale, *dcell_bias;
 };
 
 void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const float* transposed, const float* h0, const float* c0,
               const float* hs, const float* cs, const float* by_h, const float* by_c, const Results& to) {
-  const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 2 * n + 2 * hidden;
+  const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 3 * n + 2 * hidden;
   const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
-  const bool apart = net.sets && !net.joint;  // dxg differs from da
+  const bool apart = net.apart();  // dx differs from da
   std::vector<float> sums(blocks * of_block);
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
     std::vector<float> a(rows * net.padded()), dh(rows * padded);
@@ -236,13 +258,13 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
           by[k] += by_h[(at + r) * hidden + k];
           by_cell[k] += by_c[(at + r) * hidden + k];
         }
-        float* dxg = apart ? to.dxg + (at + r) * n : da + r * n;
+        float* dx = apart ? to.dx + (at + r) * n : da + r * n;
         if (net.taken[at + r]) {
-          cotangents.step(products, at + r, c + r * hidden, by, by_cell, dxg, &sums[(first + r) / kBlock * of_block]);
+          cotangents.step(products, at + r, c + r * hidden, by, by_cell, dx, &sums[(first + r) / kBlock * of_block]);
           if (net.sets) std::copy_n(products, n, da + r * n);
         } else {
           std::fill_n(da + r * n, n, 0.f);
-          if (apart) std::fill_n(dxg, n, 0.f);
+          if (apart) std::fill_n(dx, n, 0.f);
         }
       }
       // Sequences whose step is not taken keep their dh.
@@ -253,9 +275,9 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
     }
     for (int64_t r = 0; r < rows; ++r) std::copy_n(&dh[r * padded], hidden, to.dh + (first + r) * hidden);
   });
-  float* sum_of[] = {to.dscale, to.dbias, to.dcell_scale, to.dcell_bias};
-  for (int64_t part = 0, start = 0; part < 4; ++part) {
-    const int64_t size = part < 2 ? n : hidden;
+  float* sum_of[] = {to.dscale, to.dinput_scale, to.dbias, to.dcell_scale, to.dcell_bias};
+  for (int64_t part = 0, start = 0; part < 5; ++part) {
+    const int64_t size = part < 3 ? n : hidden;
     for (int64_t k = 0; k < size; ++k) {
       double sum = 0;
       for (int64_t b = 0; b < blocks; ++b) sum += sums[b * of_block + start + k];
@@ -268,31 +290,31 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
 using Flags = ffi::Buffer<ffi::PRED>;
 using Result = ffi::Result<F32>;
 
-Lstm network(const F32& xg, const F32& scale, const F32& bias, const F32& cell_scale, const F32& cell_bias, const Flags& taken,
+Lstm network(const F32& x, const F32& scale, const F32& input_scale, const F32& bias, const F32& cell_scale, const F32& cell_bias, const Flags& taken,
              const Flags& idle, int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried,
              double epsilon) {
   return {int64_t(taken.element_count()) / batch, batch, hidden, sets, joint, cell, centered, carried, float(epsilon),
-          xg.typed_data(), scale.typed_data(), bias.typed_data(), cell_scale.typed_data(), cell_bias.typed_data(),
+          x.typed_data(), scale.typed_data(), input_scale.typed_data(), bias.typed_data(), cell_scale.typed_data(), cell_bias.typed_data(),
           taken.typed_data(), idle.typed_data()};
 }
 
-ffi::Error forward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
+ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
                         F32 kernel, F32 h, F32 c, Result hs, Result cs, int64_t hidden, int64_t batch, int64_t sets, bool joint,
                         bool cell, bool centered, bool carried, double epsilon) {
   const Lstm net =
-      network(xg, scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
+      network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
   forward(pool, net, kernel.typed_data(), h.typed_data(), c.typed_data(), hs->typed_data(), cs->typed_data());
   return ffi::Error::Success();
 }
 
-ffi::Error backward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
-                         F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 by_c, Result da, Result dxg, Result dh,
-                         Result dc, Result dscale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
+ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
+                         F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 by_c, Result da, Result dx, Result dh,
+                         Result dc, Result dscale, Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
                          int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
   const Lstm net =
-      network(xg, scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
-  const Results to{da->typed_data(),     dxg->typed_data(),   dh->typed_data(),          dc->typed_data(),
-                   dscale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
+      network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
+  const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
+                   dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
   backward(pool, net, kernel.typed_data(), transposed.typed_data(), h.typed_data(), c.typed_data(), hs.typed_data(), cs.typed_data(),
            by_h.typed_data(), by_c.typed_data(), to);
   return ffi::Error::Success();
@@ -300,7 +322,7 @@ ffi::Error backward_call(ffi::ThreadPool pool, F32 xg, F32 scale, F32 bias, F32 
 
 template <int more, int results>
 auto binding() {
-  return giving<results>(taking<3 + more>(taking<5>(on_threads()).template Arg<Flags>().template Arg<Flags>()))
+  return giving<results>(taking<3 + more>(taking<6>(on_threads()).template Arg<Flags>().template Arg<Flags>()))
       .template Attr<int64_t>("hidden")
       .template Attr<int64_t>("batch")
       .template Attr<int64_t>("sets")
@@ -314,4 +336,4 @@ auto binding() {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (binding<0, 2>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<5, 8>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<5, 9>()));

@@ -85,9 +85,7 @@ class Cell:
 
     def inputs(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
         """The input's term of the pre-activations, for stacked steps."""
-        if steps.mask is not None:
-            x = jnp.where(steps.mask, x, 0)
-        a = product(x, weights["input_kernel"])
+        a = read(steps, x, weights["input_kernel"])
         if self.joint:
             return a
         return self.own(weights, "input", a, steps) + along(weights["bias"], a)
@@ -217,6 +215,11 @@ def centred(kernel: jax.Array) -> jax.Array:
     for _ in range(2):
         kernel = kernel - jnp.mean(kernel, -1, keepdims=True)
     return kernel
+
+
+def read(steps: Steps, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The products of x with the input kernel, of nothing that is masked out."""
+    return product(x if steps.mask is None else jnp.where(steps.mask, x, 0), kernel)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:

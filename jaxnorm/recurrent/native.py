@@ -1,7 +1,7 @@
 """The LSTM's loop over time by the CPU kernels of lstm.cc: the states of a chunk of steps, and the transpose of their tangent.
 
-Kernels do what steps must do one after the other. Products of a whole chunk stay JAX's: the input's term and what follows
-from its cotangent, and the gradient of the recurrent kernel.
+Kernels do what steps must do one after the other, and what is done to each of their numbers. Products of a whole chunk
+stay JAX's: those of x with the input kernel, and the gradients of x and of both kernels.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnorm.kernels.native import like
 from jaxnorm.primitives import differentiable, linear
-from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
+from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, read
 from jaxnorm.recurrent.scan import Chunk, before, tangent, with_idle
 
 PANEL = 32  # columns of a kernel that lie together
@@ -50,14 +50,21 @@ def _attributes(cell: LSTM, state: State) -> dict:
     return {"hidden": np.int64(hidden), "batch": np.int64(batch), "sets": np.int64(sets), "epsilon": np.float64(cell.epsilon), **flags}
 
 
-def _arguments(cell: LSTM, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
-    """What both kernels take; what a cell has no use for is filled up."""
-    hidden, shape = state[0].shape[-1], xg.shape[:2]
-    scale = weights["recurrent_scale" if cell.separate else "scale"] if cell.norm else weights["bias"]
-    cell_scale = weights.get("cell_scale", jnp.ones(hidden, xg.dtype))
-    cell_bias = weights.get("cell_bias", jnp.zeros(hidden, xg.dtype))
+def _names(cell: LSTM) -> tuple[str, ...]:
+    """Of the vectors that kernels take, in their order."""
+    return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
+
+
+def _arguments(cell: LSTM, weights: Weights, products: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
+    """What both kernels take; what a cell has no use for, and a gain or shift that is left out, is filled up."""
+    hidden, (*shape, packed) = state[0].shape[-1], products.shape
+    absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
+    vectors = [
+        weights[name] if name in weights else jnp.full(size, value, products.dtype)
+        for name, (value, size) in zip(_names(cell), absent, strict=True)
+    ]
     flags = (jnp.ones(shape, bool) if flag is None else jnp.broadcast_to(flag[..., 0], shape) for flag in (steps.mask, steps.idle))
-    return [xg, scale, weights["bias"], cell_scale, cell_bias, *flags]
+    return [products, *vectors, *flags]
 
 
 def _forward(facts, arguments):
@@ -65,8 +72,8 @@ def _forward(facts, arguments):
     if axes:
         return jax.vmap(partial(_forward, (cell, axes - 1)))(arguments)
     packed, weights, x, steps, state = arguments
-    xg = cell.inputs(weights, x, steps)
-    given = [*_arguments(cell, weights, xg, steps, state), packed[0], *state]
+    products = read(steps, x, weights["input_kernel"])
+    given = [*_arguments(cell, weights, products, steps, state), packed[0], *state]
     return _call("JaxnormLstmForward", [(len(x), *part.shape) for part in state], given, _attributes(cell, state))
 
 
@@ -98,18 +105,17 @@ def _backward(facts, residuals, cotangents):
         return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
     packed, weights, x, steps, state, states = residuals
     steps = with_idle(steps, x)
-    xg, pull = jax.vjp(lambda weights, x: cell.inputs(weights, x, steps), weights, x)
-    given = [*_arguments(cell, weights, xg, steps, state), packed[0], *state, packed[1], *states, *cotangents]
-    hidden, packed_size = state[0].shape[-1], xg.shape[-1]
-    apart = xg.shape if cell.separate else (1,)  # else both terms have one cotangent
-    shapes = [xg.shape, apart, state[0].shape, state[1].shape, (packed_size,), (packed_size,), (hidden,), (hidden,)]
-    da, dxg, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
-    dweights, dx = pull(dxg if cell.separate else da)
-    names = ("recurrent_scale" if cell.separate else "scale", "bias" if cell.joint else "", "cell_scale", "cell_bias")
-    dweights |= {name: dweights[name] + value for name, value in zip(names, sums, strict=True) if name in dweights}
+    products, pull = jax.vjp(partial(read, steps), x, weights["input_kernel"])
+    given = [*_arguments(cell, weights, products, steps, state), packed[0], *state, packed[1], *states, *cotangents]
+    hidden, width = state[0].shape[-1], products.shape[-1]
+    apart = products.shape if cell.separate else (1,)  # else both terms have one cotangent
+    shapes = [products.shape, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
+    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
+    dx, by_input = pull(da_x if cell.separate else da)
     rows = before(steps, state, states)[0].reshape(-1, hidden)
-    dweights["recurrent_kernel"] = dweights["recurrent_kernel"] + rows.T @ da.reshape(-1, packed_size)
-    return dweights, dx, (dh, dc)
+    by_recurrent = rows.T @ da.reshape(-1, width)
+    found = {**dict(zip(_names(cell), sums, strict=True)), "input_kernel": by_input, "recurrent_kernel": by_recurrent}
+    return {name: found[name] for name in weights}, dx, (dh, dc)
 
 
 def _batched(facts, size):
