@@ -7,7 +7,7 @@ import pytest
 from recurrent_cases import FEATURES, HIDDEN, OF_ONE, by_case, by_few, sequences, small_chunks
 
 import jaxnorm as jn
-from jaxnorm.recurrent import scan
+from jaxnorm.recurrent import native, scan
 
 pytestmark = pytest.mark.usefixtures("several_chunks")
 CHUNK_LENGTH = scan.chunk_length
@@ -25,8 +25,9 @@ def test_values_are_those_of_the_equations(case, rng):
 
 @pytest.mark.parametrize("time", [1, 2, 31, 97, 100, 101, 400, 1601, 3000])
 @pytest.mark.parametrize("batch", [1, 32, 128, 5000])
-def test_chunks_waste_little(time, batch):
-    length = CHUNK_LENGTH(time, batch, 512, 4)
+@pytest.mark.parametrize("chunks", [scan.PLAIN, native.CHUNKS], ids=["plain", "native"])
+def test_chunks_waste_little(chunks, time, batch):
+    length = CHUNK_LENGTH(chunks, time, batch, 512, 4)
     assert 1 <= length <= time
     assert -time % length <= time / 20
 

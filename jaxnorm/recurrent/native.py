@@ -14,7 +14,7 @@ import numpy as np
 from jaxnorm.kernels.native import like
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, read
-from jaxnorm.recurrent.scan import Chunk, before, tangent, with_idle
+from jaxnorm.recurrent.scan import Chunk, Chunks, before, tangent, with_idle
 
 PANEL = 32  # columns of a kernel that lie together
 
@@ -29,8 +29,7 @@ def obstacle(cell: Cell, params: Weights, *others) -> str | None:
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 
 
-def prepare(cell: Cell, weights: Weights) -> Chunk:
-    """What computes a chunk, as :func:`jaxnorm.recurrent.scan.run` wants it."""
+def _prepare(cell: Cell, weights: Weights) -> Chunk:
     assert isinstance(cell, LSTM)
     kernel = jax.lax.stop_gradient(weights["recurrent_kernel"])
     packed = _panels(kernel), _panels(kernel.T)
@@ -131,3 +130,7 @@ _apply_tangent = linear(
     batched=_batched,
     results=2,
 )
+
+# Of the size of the pre-activations are the products with x and the cotangents of both terms. Fewer chunks than in plain
+# JAX: a step costs less, what XLA does between chunks does not.
+CHUNKS = Chunks(_prepare, intermediates=3, fewest=5)

@@ -12,7 +12,7 @@ sums of weight gradients: those are products of whole chunks after it. A chunk i
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,47 +21,53 @@ from jax import lax
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
 Chunk = Callable[[Weights, jax.Array, Steps, State], State]  # the states after each step, of weights, x, steps and the state before
-Prepare = Callable[[Cell, Weights], Chunk]
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
-INTERMEDIATES = 6  # arrays of the size of the pre-activations that are alive at a time
-FEWEST, SHORT = 6, 8  # chunks of a long sequence, so that intermediates weigh less than states; steps of a short one
+SHORT = 8  # steps, up to which a sequence need not be cut
 SMALLEST = 4  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
 
 _LAX: Any = lax  # whose name for it changed with JAX 0.9
 VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
 
 
-def chunk_length(time: int, batch: int, packed: int, itemsize: int) -> int:
+class Chunks(NamedTuple):
+    """A way to compute chunks."""
+
+    prepare: Callable[[Cell, Weights], Chunk]
+    intermediates: int  # arrays of the size of the pre-activations that are alive at a time
+    fewest: int  # chunks of a long sequence, so that intermediates weigh less than states
+
+
+def chunk_length(chunks: Chunks, time: int, batch: int, packed: int, itemsize: int) -> int:
     """Steps per chunk: as many as the budget allows; a chunk costs what a step costs, and so does every step it is filled up with."""
-    most = max(SMALLEST, CHUNK_BYTES // max(1, batch * packed * itemsize * INTERMEDIATES))
-    most = min(time, most, max(time // FEWEST, SHORT))
+    most = max(SMALLEST, CHUNK_BYTES // max(1, batch * packed * itemsize * chunks.intermediates))
+    most = min(time, most, max(time // chunks.fewest, SHORT))
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
 
 
-def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, prepare: Prepare | None) -> tuple[State, State]:
+def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, chunks: Chunks | None) -> tuple[State, State]:
     """The state after the last step and after every step.
 
     Args:
       x: ``(time, batch, features)``, floating.
       steps: facts about steps, of leading axis ``time``.
       state: ``(batch, features)`` each.
-      prepare: gives what computes a chunk of steps; None is a plain scan, whose derivative is left to JAX.
+      chunks: how they are computed; None is a plain scan, whose derivative is left to JAX.
     """
     weights, x, state = _varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
-    if prepare is None:
+    if chunks is None:
         step = partial(advance, cell, weights)
         return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
     if time * batch == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((time, *s.shape), s.dtype), state)
-    length = chunk_length(time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
-    chunks, of_chunk = partial(jax.tree.map, partial(_chunks, length)), prepare(cell, weights)
+    length = chunk_length(chunks, time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
+    cut, of_chunk = partial(jax.tree.map, partial(_cut, length)), chunks.prepare(cell, weights)
 
     def chunk(state, xs):
         states = of_chunk(weights, *xs, state)
         return jax.tree.map(lambda h: h[-1], states), states
 
-    _, histories = lax.scan(chunk, state, (chunks(x), chunks(steps)))
+    _, histories = lax.scan(chunk, state, (cut(x), cut(steps)))
     # Steps that fill up the last chunk come after all others: they are cut off, and nothing depends on them.
     histories = jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], histories)
     return jax.tree.map(lambda h: h[-1], histories), histories
@@ -83,7 +89,7 @@ def _varying_axes(leaf: jax.Array) -> frozenset[str]:
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # the former until JAX 0.8
 
 
-def _chunks(length: int, values: jax.Array) -> jax.Array:
+def _cut(length: int, values: jax.Array) -> jax.Array:
     missing = -len(values) % length
     values = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))
     return values.reshape(len(values) // length, length, *values.shape[1:])
@@ -120,11 +126,6 @@ def with_idle(steps: Steps, x: jax.Array) -> Steps:
     return steps._replace(idle=jnp.all(x == 0, -1, keepdims=True))
 
 
-def prepare(cell: Cell, weights: Weights) -> Chunk:
-    """Chunks in plain JAX."""
-    return partial(_chunk, cell)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
     """The states after each of the steps of a chunk."""
@@ -139,6 +140,9 @@ def _chunk_jvp(cell, primals, tangents):
     states = _chunk(cell, weights, x, steps, state)
 
     return states, tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
+
+
+PLAIN = Chunks(lambda cell, weights: partial(_chunk, cell), intermediates=6, fewest=6)
 
 
 @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
