@@ -154,17 +154,20 @@ def measure(shape: str, repeats: int, only: list[str] | None, console: Console) 
     return rows
 
 
-RATIOS = [  # ours, other, forward alone, goal at 128 and at 512 features
-    ("jaxnorm layer", "naive Flax LN-LSTM", False, 0.55, 0.75),
-    ("jaxnorm layer", "Flax LSTM, no norm", False, 1.0, 1.1),
-    ("jaxnorm layer", "Flax LSTM, no norm", True, 0.9, 1.0),
-    ("jaxnorm layer", "the products alone", False, 1.8, 1.33),
-    ("jaxnorm layer", "torch LSTM, no norm", False, 1.6, 1.6),
-    ("jaxnorm layer", "torch LN-LSTM, script", False, 0.75, 0.75),
-    ("jaxnorm none", "Flax LSTM, no norm", False, 0.7, 0.7),
-    ("jaxnorm layer, lengths", "jaxnorm layer", False, 1.08, 1.08),
-    ("jaxnorm layer, plain JAX", "Flax LSTM, no norm", False, 1.0, 1.1),
-    ("jaxnorm layer, plain JAX", "naive Flax LN-LSTM", False, 0.55, 0.75),
+KINDS = {"gradients_median": "", "forward_median": ", outputs", "temp_mib": ", temporaries", "compile_s": ", compiling"}
+RATIOS = [  # ours, other, what, goal
+    ("jaxnorm layer", "naive Flax LN-LSTM", "gradients_median", "0.55; 0.75 at 512"),
+    ("jaxnorm layer", "Flax LSTM, no norm", "gradients_median", "1.0; 1.1 at 512"),
+    ("jaxnorm layer", "Flax LSTM, no norm", "forward_median", "0.9; 1.0 at 512"),
+    ("jaxnorm layer", "the products alone", "gradients_median", "1.8; 1.33 at 512"),
+    ("jaxnorm layer", "torch LSTM, no norm", "gradients_median", "1.6"),
+    ("jaxnorm layer", "torch LN-LSTM, script", "gradients_median", "0.75; 1.0 at batch 128"),
+    ("jaxnorm none", "Flax LSTM, no norm", "gradients_median", "0.7"),
+    ("jaxnorm layer, lengths", "jaxnorm layer", "gradients_median", "1.08"),
+    ("jaxnorm layer", "naive Flax LN-LSTM", "temp_mib", "0.2; 0.1 at 400 steps"),
+    ("jaxnorm layer", "Flax LSTM, no norm", "compile_s", "1.5"),
+    ("jaxnorm layer, plain JAX", "Flax LSTM, no norm", "gradients_median", "1.0; 1.1 at 512"),
+    ("jaxnorm layer, plain JAX", "naive Flax LN-LSTM", "gradients_median", "0.55; 0.75 at 512"),
 ]
 
 
@@ -183,12 +186,11 @@ def tables(rows: list[dict]) -> str:
         lines = [f"| {name} | " + " | ".join(cell(by[shape, name]) for shape in shapes) + " |" for name in names]
         text += f"\n**{title}**\n\n{head}" + "\n".join(lines) + "\n"
     text += f"\n**Ratios of medians**\n\n{head}"
-    for ours_, other, forward, *goals in RATIOS:
+    for ours_, other, kind, goal in RATIOS:
         if (shapes[0], ours_) not in by or (shapes[0], other) not in by:
             continue
-        kind = "forward_median" if forward else "gradients_median"
         ratios = [by[shape, ours_][kind] / by[shape, other][kind] for shape in shapes]
-        text += f"| {ours_} / {other}{', outputs' if forward else ''} (goal {goals[0]}; {goals[1]} at 512) | "
+        text += f"| {ours_} / {other}{KINDS[kind]} (goal {goal}) | "
         text += " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |\n"
     return text
 
