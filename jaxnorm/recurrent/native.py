@@ -131,6 +131,5 @@ _apply_tangent = linear(
     results=2,
 )
 
-# Of the size of the pre-activations are the products with x and the cotangents of both terms. Fewer chunks than in plain
-# JAX: a step costs less, what XLA does between chunks does not.
-CHUNKS = Chunks(_prepare, intermediates=3, fewest=5)
+# Fewer and longer chunks than in plain JAX: a step costs less, what XLA does between chunks does not.
+CHUNKS = Chunks(_prepare, intermediates=5, fewest=5, smallest=10)

@@ -23,7 +23,6 @@ from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 Chunk = Callable[[Weights, jax.Array, Steps, State], State]  # the states after each step, of weights, x, steps and the state before
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 SHORT = 8  # steps, up to which a sequence need not be cut
-SMALLEST = 4  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
 
 _LAX: Any = lax  # whose name for it changed with JAX 0.9
 VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
@@ -35,13 +34,17 @@ class Chunks(NamedTuple):
     prepare: Callable[[Cell, Weights], Chunk]
     intermediates: int  # arrays of the size of the pre-activations that are alive at a time
     fewest: int  # chunks of a long sequence, so that intermediates weigh less than states
+    smallest: int  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
 
 
 def chunk_length(chunks: Chunks, time: int, batch: int, packed: int, itemsize: int) -> int:
-    """Steps per chunk: as many as the budget allows; a chunk costs what a step costs, and so does every step it is filled up with."""
-    most = max(SMALLEST, CHUNK_BYTES // max(1, batch * packed * itemsize * chunks.intermediates))
+    """Steps per chunk: as many as the budget allows.
+
+    A chunk costs what a step costs, and so does every step it is filled up with; then all states are copied as well.
+    """
+    most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * itemsize * chunks.intermediates))
     most = min(time, most, max(time // chunks.fewest, SHORT))
-    return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1), -k))
+    return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1) + bool(time % k) * time / 10, -k))
 
 
 def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, chunks: Chunks | None) -> tuple[State, State]:
@@ -142,7 +145,7 @@ def _chunk_jvp(cell, primals, tangents):
     return states, tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
 
 
-PLAIN = Chunks(lambda cell, weights: partial(_chunk, cell), intermediates=6, fewest=6)
+PLAIN = Chunks(lambda cell, weights: partial(_chunk, cell), intermediates=6, fewest=6, smallest=4)
 
 
 @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
