@@ -72,11 +72,13 @@ FINDINGS = {
     "imdb": Finding(
         "Film reviews",
         "With layer norm an LSTM learns no faster, but more steadily, and overfits less (the tutorials).",
-        "With initial gains of 1, as usual, it does not learn to read 200 words in two epochs; with 0.3 it does, more slowly than "
-        "without a norm. No loss is ever NaN: padding is not read. The reason is that gains of 1 make a chaotic map of the "
+        "With initial gains of 1, as usual, it does not learn to read 200 words in two epochs; with 0.3 it begins more slowly than "
+        "without a norm, and more steadily: all seeds reach 80 to 82 %, while without a norm one of three is stuck at 59 %, the "
+        "others at 83 and 85 %. It overfits less (training and test loss are 0.43 and 0.45; without a norm, where it learns, 0.28 and "
+        "0.38). No loss is ever NaN: padding is not read. The reason is that gains of 1 make a chaotic map of the "
         "network: at its start the gradient grows 9300 fold on its way from the last word to the first, at 0.3 it does not grow "
         "([measured](../gradient-growth.md)). Long sequences want small initial gains.",
-        f"{COMPARE} imdb --data-dir DIR --epochs 2",
+        f"{COMPARE} imdb --data-dir DIR --epochs 2 --seeds 3",
     ),
     "sequential": Finding(
         "Digits read row by row",
