@@ -195,6 +195,14 @@ def tables(rows: list[dict]) -> str:
     return text
 
 
+LIMIT = """
+The backward pass recomputes the recurrent products, one of four of their size, rather than keep 4 H floats for every step and
+sequence as Flax and PyTorch do (see the temporaries). At 512 features products are nearly everything, and that is what
+`jaxnorm none` and the scripted network of PyTorch are ahead by, or short of their goals. Keeping them would be the next step
+where memory is no matter.
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recurrent", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default=SHAPES, help=f"batch x time x features, comma-separated; {SHAPES} by default")
@@ -214,7 +222,7 @@ def main() -> None:
     command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"
     packages = ", ".join(f"{name} {facts[name]}" for name in ("jax", "flax", "torch") if name in facts)
     built = "kernels built" if kernels.built() else "no kernels"
-    text = f"LSTM layers, {facts['cores']} cores, {packages}, {built} (`{command}`).\n" + tables(rows)
+    text = f"LSTM layers, {facts['cores']} cores, {packages}, {built} (`{command}`).\n" + tables(rows) + LIMIT
     options.out.with_suffix(".md").write_text(text)
     console.print(text)
 
