@@ -26,8 +26,7 @@ class Painter(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, evaluating: bool) -> jax.Array:
-        norm, scale = NORMS[self.norm]
-        encoder, decoder = (jn.LayerNormLSTMCell(FEATURES, norm=norm, scale=scale, name=name) for name in ("encoder", "decoder"))
+        encoder, decoder = (jn.LayerNormLSTMCell(FEATURES, **NORMS[self.norm], name=name) for name in ("encoder", "decoder"))
         q, drawn = nn.Dense(2 * LATENT, name="q"), nn.Dense(WRITE**2 if self.variant == "attention" else SIDE**2, name="write")
         looks = [nn.Dense(5, name=name) for name in ("look", "aim")] if self.variant == "attention" else []
         zeros = jnp.zeros((len(images), FEATURES))

@@ -16,8 +16,15 @@ from jaxnorm.recurrent.statistics import normalized_widths
 from jaxnorm.running import ema
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
-# norm and initial gain; the default gain is 1, for recurrent batch norm 0.1
-NORMS = {"none": (None, None), "layer": ("layer", None), "layer-0.3": ("layer", 0.3), "rms": ("rms", None), "batch": ("batch", None)}
+# What layers and cells are told; scale is the initial gain, 1 where nothing is said, for recurrent batch norm 0.1.
+NORMS: dict[str, dict[str, Any]] = {
+    "none": {"norm": None},
+    "layer": {"norm": "layer"},
+    "layer-0.3": {"norm": "layer", "scale": 0.3},
+    "layer-sum": {"norm": "layer", "placement": "sum"},
+    "rms": {"norm": "rms"},
+    "batch": {"norm": "batch"},
+}
 READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "rows": lambda images: images.reshape(*images.shape[:-1]),
     "pixels": lambda images: images.reshape(len(images), -1, 1),
@@ -42,8 +49,7 @@ class Reader(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array | None, *, evaluating: bool) -> jax.Array:
         if self.norm == "batch":
             return self._batch_normalized(x, mask, evaluating)
-        norm, scale = NORMS[self.norm]
-        carry, _ = LAYERS[self.cell](self.features, norm=norm, scale=scale, return_carry=True)(x, mask=mask)
+        carry, _ = LAYERS[self.cell](self.features, **NORMS[self.norm], return_carry=True)(x, mask=mask)
         return carry[1] if self.cell == "lstm" else carry
 
     def _batch_normalized(self, x: jax.Array, mask, evaluating: bool) -> jax.Array:

@@ -11,8 +11,7 @@ SYMBOLS, MIXTURES, FEATURES = 65, 20, 128
 
 
 def layer(cell: str, norm: str) -> nn.Module:
-    kind, scale = NORMS[norm]
-    return LAYERS[cell](FEATURES, norm=kind, scale=scale)
+    return LAYERS[cell](FEATURES, **NORMS[norm])
 
 
 class TextWriter(nn.Module):
