@@ -128,7 +128,7 @@ def standardize(
 
 def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
     """Output and Moments of arguments that have been checked."""
-    chosen = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", sets, rule, x, where, scale, bias)
+    chosen = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
     return _fused(sets, rule, chosen, x, where, scale, bias)
 
 

@@ -72,7 +72,7 @@ def switchable_norm(
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.channels", own, rule, x, where, scale, bias)
+    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.channels", x, own, rule, where, scale, bias)
     y, batch = _switchable(rule, features, spatial, axis_name, chosen, x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 

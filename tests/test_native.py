@@ -7,14 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BY_NAME
-from jax.sharding import PartitionSpec
 from test_accuracy import HARD, check
 
 import jaxnorm as jn
 from jaxnorm import kernels
-from jaxnorm.application import Rule
 from jaxnorm.axes import resolve
-from jaxnorm.frame import Sets
 from jaxnorm.kernels import build
 from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
@@ -181,33 +178,6 @@ def test_moments_of_batch_norm_and_their_gradients(rng, use):
         return jnp.sin(y).sum() + found.mean.sum() * 3 + (found.var**2).sum(), found
 
     kernels_agree(use, lambda: jax.value_and_grad(both, has_aux=True)(x), 2e-6)
-
-
-def test_over_devices(rng, use):
-    """Each device has its own rows; the mesh axes that results vary over are known."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    x, scale, bias, cotangent = arguments(rng, (16, 33))
-    rows, whole = PartitionSpec("data"), PartitionSpec()
-    use("native")
-
-    @partial(jax.shard_map, mesh=mesh, in_specs=(rows, whole, whole, rows), out_specs=(rows, rows, whole, whole))
-    def sharded(*given):
-        return with_gradients(_rows, *given)
-
-    close(jax.jit(sharded)(x, scale, bias, cotangent), with_gradients(_rows, x, scale, bias, cotangent), 2e-6)
-
-
-def test_it_is_chosen_for_one_cpu_alone(library, monkeypatch):
-    call = Sets(resolve("n [c]", (2, 3))), Rule(1e-5), jnp.ones((2, 3)), None, None, None
-    choose = partial(kernels.chosen, None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
-    monkeypatch.setattr(kernels, "built", lambda: True)
-    assert jax.device_count() == 8
-    assert choose() == "xla"
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert choose() == "native"
-    monkeypatch.setattr(kernels, "built", lambda: False)
-    assert choose() == "xla"
 
 
 @pytest.mark.parametrize(

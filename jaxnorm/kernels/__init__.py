@@ -3,8 +3,9 @@
     python -m jaxnorm.kernels
 
 builds the kernels for this CPU, if there is a C++ compiler. Nothing depends on them; where they are built, "native" is
-chosen on a CPU that is the only device, for float32 and bfloat16 without a mask, and for LSTMs in float32. The variable
-JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
+chosen on a CPU, for float32 and bfloat16 without a mask, and for LSTMs in float32. Over several devices it is chosen where
+nothing need be gathered for it: in shard_map, and for norms in explicit sharding whose sets lie whole on a device. The
+variable JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
 """
 
 import os
@@ -16,6 +17,7 @@ from importlib import import_module
 import jax
 
 from jaxnorm.kernels.build import library
+from jaxnorm.kernels.placement import known
 
 IMPLEMENTATIONS = ("xla", "full_range", "native")
 VARIABLE = "JAXNORM_IMPLEMENTATION"
@@ -46,13 +48,14 @@ def wished(implementation: str | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def chosen(requested: str | None, names: tuple[str, ...], module: str, *arguments) -> str:
+def chosen(requested: str | None, names: tuple[str, ...], module: str, x: jax.Array, *arguments) -> str:
     """One of the names, of which the first is plain JAX and the last is "native".
 
     Args:
       requested: by the caller; None for the rule.
-      module: imported only if need be, of which ``obstacle(*arguments)`` says in words why its kernels cannot take these,
-        or None if they can.
+      module: imported only if need be, of which ``obstacle(x, *arguments)`` says in words why its kernels cannot take
+        these, or None if they can.
+      x: of whose placement it is known whether a device has all of it, or what part.
 
     Raises:
       ValueError: an unknown name, or one that cannot take these arguments.
@@ -65,14 +68,9 @@ def chosen(requested: str | None, names: tuple[str, ...], module: str, *argument
         wish = os.environ.get(VARIABLE)
         if wish not in (None, *IMPLEMENTATIONS):
             raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wish!r}.")
-        if wish in ("xla", "full_range") or (wish is None and not _alone_on_cpu()):
+        if wish in ("xla", "full_range") or (wish is None and not (jax.default_backend() == "cpu" and known(x))):
             return wish if wish == "full_range" and wish in names else names[0]
-    found = import_module(module).obstacle(*arguments) if built() else "must be built first: python -m jaxnorm.kernels"
+    found = import_module(module).obstacle(x, *arguments) if built() else "must be built first: python -m jaxnorm.kernels"
     if found and requested:
         raise ValueError(f"implementation='native' {found}. Leave implementation out.")
     return names[0] if found else "native"
-
-
-def _alone_on_cpu() -> bool:
-    """Over several devices, arrays may be sharded, and would be gathered."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1

@@ -13,12 +13,13 @@ from jaxnorm.frame import Frame, Sets, power_of_two
 from jaxnorm.kernels import native
 from jaxnorm.kernels.layout import find
 from jaxnorm.kernels.native import like
+from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 
 
-def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | None:
+def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:
     """Why the kernels cannot take these arguments, in words; None if they can."""
-    found = native.obstacle(sets, rule, x, where, scale, bias)
+    found = WHOLE if sharded(x) else native.obstacle(x, sets, rule, where, scale, bias)
     layout = None if found else find(sets.pooling)
     if layout is not None and (layout.d > 1 or layout.p == 1):
         return f"pools positions, with the channels last: got axes {sets.pooling.axes} of {sets.pooling.split}"

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame, Sets, power_of_two
 from jaxnorm.kernels.layout import Layout, find
+from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
 from jaxnorm.primitives import differentiable, linear
 
 DTYPES = ("float32", "bfloat16")
@@ -29,7 +30,7 @@ def load(path: Path) -> None:
         jax.ffi.register_ffi_target(f"Jaxnorm{name}", jax.ffi.pycapsule(getattr(functions, f"Jaxnorm{name}")), platform="cpu")
 
 
-def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | None:
+def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:
     """Why the kernels cannot take these arguments, in words; None if they can."""
     if where is not None or sets.axis_name is not None:
         return "takes no mask and no axis_name"
@@ -38,14 +39,14 @@ def obstacle(sets: Sets, rule: Rule, x: jax.Array, where, scale, bias) -> str | 
         return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
     if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
         return "takes no complex scale or bias"
-    layout = _layout(sets, scale, bias)
+    pooling = on_device(sets.pooling, x)
+    if pooling is None:
+        return f"pools no axes that devices share: {sets.pooling.axes} of {sets.pooling.split}, sharded {jax.typeof(x).sharding.spec}"
+    shapes = [sets.pooling.fit(a.shape) for a in (scale, bias) if a is not None]
+    layout = find(pooling, *(fitted(pooling, shape) for shape in shapes))
     if layout is None or (layout.p > 1 and layout.g * layout.d > WIDEST):
         return f"pools no such axes: {sets.pooling.axes} of {sets.pooling.split}"
     return None
-
-
-def _layout(sets: Sets, scale, bias) -> Layout | None:
-    return find(sets.pooling, *(sets.pooling.fit(a.shape) for a in (scale, bias) if a is not None))
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,26 @@ class Facts:
 
 def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
     """Output, and frame, offset and variance of each set, of arguments that there is no obstacle to; scale and bias split."""
+    if not sharded(x):
+        return _whole(sets, rule, lowest, x, scale, bias)
+    pooling = on_device(sets.pooling, x)
+    assert pooling is not None
+    kept = tuple(1 if axis in pooling.axes else size for axis, size in enumerate(sets.pooling.split))
+    of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, kept)
+    of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
+    params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
+
+    def on_each(x, params):
+        y, frame, *rest = _whole(replace(sets, pooling=pooling), rule, lowest, x, *params)
+        return y, frame[1:], rest
+
+    specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_sets, of_sets)))
+    y, frame, (offset, var) = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
+    return y, Frame(float(pooling.size), *frame), offset, var
+
+
+def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
+    """Of what a device has."""
     layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))

@@ -65,7 +65,7 @@ def _network(documented: Callable[[], None]):
         rates = zoneout_rates(cell.state, zoneout)
         table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
         zoned = rates if any(rates) else None
-        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", cell, params, segment_ids, zoned)
+        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
         static = Static(cell, layout, zoned, chosen, return_moments)
         state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if zoned else None)
         state = state if len(cell.state) > 1 else state[0]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm.kernels.native import like
+from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, read
 from jaxnorm.recurrent.scan import Chunk, Chunks, before, tangent, with_idle
@@ -19,12 +20,14 @@ from jaxnorm.recurrent.scan import Chunk, Chunks, before, tangent, with_idle
 PANEL = 32  # columns of a kernel that lie together
 
 
-def obstacle(cell: Cell, params: Weights, *others) -> str | None:
+def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     """Why the kernels cannot take a network with these parameters and other facts, each None if absent; None if they can."""
     if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
         return "takes an LSTM without batch norm and projection"
     if any(other is not None for other in others):
         return "takes no segment_ids and no zoneout"
+    if any(map(sharded, (x, *params.values()))):
+        return WHOLE
     dtype = params["recurrent_kernel"].dtype
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 

@@ -1,0 +1,65 @@
+"""Which part of an array a device has, as far as that is known where functions are traced.
+
+Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of an array tells it, and
+sets that lie whole on a device are normalized there. Of arrays that XLA shards by itself nothing is known: a kernel would
+have them gathered.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxnorm.axes import Pooling
+
+WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
+
+
+def _mesh(x: jax.Array) -> Any:
+    return jax.typeof(x).sharding.mesh
+
+
+def known(x: jax.Array) -> bool:
+    """Whether it is known what a device has of an array."""
+    return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
+
+
+def sharded(x: jax.Array) -> bool:
+    """Whether the array is explicitly sharded."""
+    return any(jax.typeof(x).sharding.spec)
+
+
+def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
+    """The part of the sets that a device has; None if devices share sets.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm.axes import resolve
+    >>> on_device(resolve("n [c]", (4, 3)), jnp.ones((4, 3))).shape
+    (4, 3)
+    """
+    mesh, parts, position = _mesh(x), [], 0
+    for sizes, names in zip(pooling.parts, jax.typeof(x).sharding.spec, strict=True):
+        devices = math.prod(mesh.shape[name] for name in _names(names))
+        if devices > 1 and (position in pooling.axes or sizes[0] % devices):
+            return None
+        parts.append((sizes[0] // devices, *sizes[1:]))
+        position += len(sizes)
+    return replace(pooling, shape=tuple(map(math.prod, parts)), parts=tuple(parts))
+
+
+def fitted(pooling: Pooling, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of what broadcasts against the split shape of all sets, that of the part that a device has."""
+    return tuple(1 if size == 1 else own for size, own in zip(shape, pooling.split, strict=True))
+
+
+def alike(pooling: Pooling, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
+    """How what broadcasts against the split shape of x is sharded along with it."""
+    pairs = zip(pooling.parts, jax.typeof(x).sharding.spec, strict=True)
+    names = [name for sizes, names in pairs for name in (names, *[None] * (len(sizes) - 1))]
+    return NamedSharding(_mesh(x), PartitionSpec(*(None if size == 1 else name for size, name in zip(shape, names, strict=True))))
+
+
+def _names(entry) -> tuple[str, ...]:
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)

@@ -1,0 +1,133 @@
+"""The CPU kernels over several devices: where they are chosen, that nothing is gathered for them, and the results of one."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from test_native import arguments, close, with_gradients
+
+import jaxnorm as jn
+from jaxnorm import kernels
+from jaxnorm.application import Rule
+from jaxnorm.axes import resolve
+from jaxnorm.frame import Sets
+
+ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
+
+
+def devices(kind):
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
+
+
+def layer(x, scale, bias):
+    return jn.layer_norm(x, scale=scale, bias=bias)
+
+
+def group(x, scale, bias):
+    return jn.group_norm(x, 4, scale=scale, bias=bias)
+
+
+def batch(x, scale, bias):
+    return jn.batch_norm(x, scale=scale, bias=bias)[0]
+
+
+@pytest.fixture(autouse=True)
+def _kernels(library, monkeypatch):
+    """Built, and chosen as they are for users."""
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "built", lambda: True)
+    jax.clear_caches()  # what is chosen belongs to no signature
+
+
+def test_in_shard_map(rng):
+    """Each device has its own rows; the mesh axes that results vary over are known."""
+    x, scale, bias, cotangent = arguments(rng, (16, 33))
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=devices(AxisType.Auto), in_specs=(ROWS, WHOLE, WHOLE, ROWS), out_specs=(ROWS, ROWS, WHOLE, WHOLE))
+    def sharded(*given):
+        return with_gradients(layer, *given)
+
+    text = sharded.lower(x, scale, bias, cotangent).as_text()
+    assert "JaxnormForward" in text
+    assert "JaxnormBackward" in text
+    close(sharded(x, scale, bias, cotangent), with_gradients(layer, x, scale, bias, cotangent), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "spec"),
+    [
+        (layer, (16, 33), ("data",)),
+        (layer, (4, 6, 33), ("data", "model")),
+        (layer, (16, 33), (("data", "model"),)),
+        (group, (8, 4, 4, 16), ("data",)),
+        (group, (8, 4, 4, 16), ("data", None, None, "model")),
+        (batch, (8, 4, 4, 16), (None, None, None, "model")),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_explicitly_sharded(norm, shape, spec, rng):
+    """Sets that lie whole on a device; what is not x may be gathered, and sums of gradients are reduced."""
+    given, mesh = arguments(rng, shape), devices(AxisType.Explicit)
+    x_alike, whole = NamedSharding(mesh, PartitionSpec(*spec)), NamedSharding(mesh, WHOLE)
+    placed = [jax.device_put(a, x_alike if a.ndim > 1 else whole) for a in given]
+    call = jax.jit(partial(with_gradients, norm)).lower(*placed).compile()
+    text = call.as_text()
+    assert "JaxnormForward" in text
+    assert "JaxnormBackward" in text
+    assert f"f32[{','.join(map(str, shape))}]" not in text  # no device has all of x
+    assert "all-to-all" not in text
+    found = call(*placed)
+    assert found[0].sharding.is_equivalent_to(x_alike, len(shape))
+    close(found, with_gradients(norm, *given), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "spec"),
+    [(layer, (16, 34), ("data", "model")), (batch, (8, 4, 4, 16), ("data",)), (group, (8, 4, 4, 16), (None, "data"))],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_sets_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
+    given, mesh = arguments(rng, shape), devices(AxisType.Explicit)
+    placed = [jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec) if a.ndim > 1 else WHOLE)) for a in given]
+    call = jax.jit(norm).lower(*placed[:3]).compile()
+    assert "Jaxnorm" not in call.as_text()
+    close(call(*placed[:3]), norm(*given[:3]), 2e-6)
+
+
+def test_vmap_and_second_order_of_what_is_explicitly_sharded(rng):
+    x, scale, bias, direction = arguments(rng, (8, 16))
+    rows = NamedSharding(devices(AxisType.Explicit), ROWS)
+    place = lambda a: jax.device_put(a, rows)  # noqa: E731
+    second = lambda x, t: jax.jvp(jax.grad(lambda x: jnp.sin(layer(x, scale, bias)).sum()), (x,), (t,))[1]  # noqa: E731
+    close(jax.jit(second)(place(x), place(direction)), second(x, direction), 2e-5)
+    each = jax.vmap(lambda gain: layer(place(x), gain, bias))(jnp.stack([scale, 2 * scale]))
+    close(each, jnp.stack([layer(x, scale, bias), layer(x, 2 * scale, bias)]), 2e-6)
+
+
+@pytest.mark.parametrize("name", ["layer", "switchable", "lstm"])
+def test_what_explicit_sharding_forbids_is_told(name, rng):
+    mesh = devices(AxisType.Explicit)
+    x = jax.device_put(jnp.ones((8, 4, 6)), NamedSharding(mesh, PartitionSpec(None, None, "model") if name == "layer" else ROWS))
+    if name == "layer":
+        with pytest.raises(ValueError, match=r"pools no axes that devices share: \(2,\) of \(8, 4, 6\), sharded .*'model'"):
+            jn.standardize(x, 2, implementation="native")
+    elif name == "switchable":
+        assert "Jaxnorm" not in jax.jit(lambda x: jn.switchable_norm(x, jnp.ones(3), jnp.ones(3))[0]).lower(x).as_text()
+    else:
+        params = jn.recurrent.init_lstm(jax.random.key(0), 6, 4)
+        with pytest.raises(ValueError, match="takes nothing that is explicitly sharded, but its part in shard_map"):
+            jn.recurrent.lstm(x, params, implementation="native")
+
+
+def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
+    call = jnp.ones((2, 3)), Sets(resolve("n [c]", (2, 3))), Rule(1e-5), None, None, None
+    choose = partial(kernels.chosen, None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
+    assert jax.device_count() == 8
+    assert choose() == "xla"
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert choose() == "native"
+    monkeypatch.setattr(kernels, "built", lambda: False)
+    assert choose() == "xla"
