@@ -22,6 +22,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "layer": {"norm": "layer"},
     "layer-0.3": {"norm": "layer", "scale": 0.3},
     "layer-sum": {"norm": "layer", "placement": "sum"},
+    "layer-sum-0.3": {"norm": "layer", "placement": "sum", "scale": 0.3},
     "rms": {"norm": "rms"},
     "batch": {"norm": "batch"},
 }
