@@ -60,15 +60,6 @@ def close(found, truth, bound, least=1e-30):
         assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), least)
 
 
-def kernels_agree(use, call, bound):
-    """With plain JAX; what JAX remembers of functions, the call has to make anew."""
-    results = []
-    for implementation in ("xla", "native"):
-        use(implementation)
-        results.append(call())
-    close(results[1], results[0], bound)
-
-
 @pytest.mark.parametrize("hard", HARD, ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_hard_inputs(name, hard, rng, use):
@@ -94,90 +85,6 @@ def test_arrays_of_many_chunks(name, rng, use):
         truth, truth_half = (jax.jit(partial(with_gradients, norm))(*a) for a in (wide, rounded))
     close(found, truth, 2e-6)
     close(half, truth_half, 2**-8)
-
-
-@pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
-def test_every_rule(options, rng, use):
-    given = arguments(rng, (8, 33))
-    given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
-    kernels_agree(use, lambda: with_gradients(_rows, *given, **options), 2e-6 if "dtype" not in options else 2**-6)
-
-
-def _rows(x, scale, bias, **options):
-    return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
-
-
-@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive", "blend"])
-def test_transformations(name, rng, use):
-    """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
-    norm, shape = WIDE[name]
-    shape = (*(min(size, 8) for size in shape[:-1]), 8)
-    given = arguments(rng, shape)
-    more = [jnp.stack([a, 2 * a, a + 1]) for a in given]
-    direction = (given[3][::-1], *arguments(rng, shape)[1:3])
-
-    def loss(x, scale, bias):
-        return (jnp.sin(norm(x, scale, bias)) * given[3]).sum()
-
-    def directional(*at):
-        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient(*at), direction)))
-
-    gradient = jax.grad(loss, (0, 1, 2))
-    ways = [
-        lambda: jax.vmap(partial(with_gradients, norm))(*more),
-        lambda: jax.vmap(partial(with_gradients, norm), (0, None, None, None))(more[0], *given[1:]),
-        lambda: jax.vmap(partial(with_gradients, norm), (None, None, None, 0))(*given[:3], more[3]),
-        lambda: jax.jvp(norm, given[:3], direction),
-        lambda: jax.jvp(gradient, given[:3], direction)[1],
-        lambda: jax.grad(directional, (0, 1, 2))(*given[:3]),
-        lambda: jax.jit(jax.grad(jax.checkpoint(lambda *at: loss(*at))))(*given[:3]),
-        lambda: jax.linear_transpose(lambda ct: jax.vjp(norm, *given[:3])[1](ct)[0], given[3])(given[3])[0],
-    ]
-    for call in ways:
-        kernels_agree(use, call, 2e-5)
-
-
-def test_moments_and_logits_of_a_blend(rng, use):
-    """In training and evaluation, and without channels last, which is plain JAX."""
-    x, scale, _, cotangent = arguments(rng, (3, 5, 7, 40))
-    running = jn.Moments(jnp.ones(()), jnp.ones((1, 1, 1, 40)), jnp.full((1, 1, 1, 40), 2.0))
-
-    def loss(x, logits, scale, **options):
-        y, found = jn.switchable_norm(x, *logits, scale=scale, **options)
-        return (jnp.sin(y) * cotangent).sum() + found.mean.sum() * 3 + (found.var**2).sum()
-
-    value = jax.value_and_grad(loss, (0, 1, 2))
-    ways = [
-        lambda: value(x, LOGITS, scale),
-        lambda: value(x, LOGITS, scale, running=running),
-        lambda: jn.switchable_norm(x, *LOGITS, feature_axes=1)[0],
-    ]
-    for call in ways:
-        kernels_agree(use, call, 5e-6)
-
-
-@pytest.mark.parametrize("name", ["rows", "batch", "blend"])
-def test_second_order_through_a_loop(name, rng, use):
-    """JAX takes loops apart, and with them the derivatives of what is in them."""
-    norm, shape = WIDE[name]
-    x, scale, bias, direction = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
-
-    def second_order():
-        step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
-        gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
-        return jax.jvp(gradient, (x,), (direction,))[1]
-
-    kernels_agree(use, second_order, 2e-5)
-
-
-def test_moments_of_batch_norm_and_their_gradients(rng, use):
-    x = jnp.asarray(rng.standard_normal((40, 5)).astype(np.float32) + 100)
-
-    def both(x):
-        y, found = jn.batch_norm(x)
-        return jnp.sin(y).sum() + found.mean.sum() * 3 + (found.var**2).sum(), found
-
-    kernels_agree(use, lambda: jax.value_and_grad(both, has_aux=True)(x), 2e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What JAX makes of the CPU kernels: derivatives, vmap, remat and loops agree with plain JAX, which the other files test."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_native import LOGITS, WIDE, arguments, close, with_gradients
+
+import jaxnorm as jn
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+
+def kernels_agree(use, call, given, bound):
+    """With plain JAX."""
+    results = []
+    for implementation in ("xla", "native"):
+        use(implementation)
+        program = jax.jit(lambda given: call(*given)).lower(given)  # of a new function, of which JAX remembers nothing
+        assert ("@Jaxnorm" in program.as_text()) == (implementation == "native")
+        results.append(program.compile()(given))
+    close(results[1], results[0], bound)
+
+
+@pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
+def test_every_rule(options, rng, use):
+    given = arguments(rng, (8, 33))
+    given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
+    kernels_agree(use, partial(with_gradients, partial(_rows, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
+
+
+def _rows(x, scale, bias, **options):
+    return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
+
+
+@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive", "blend"])
+def test_transformations(name, rng, use):
+    """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
+    norm, shape = WIDE[name]
+    shape = (*(min(size, 8) for size in shape[:-1]), 8)
+    given = arguments(rng, shape)
+    stacked = [jnp.stack([a, 2 * a, a + 1]) for a in given]
+    direction = (given[3][::-1], *arguments(rng, shape)[1:3])
+    both = partial(with_gradients, norm)
+
+    def loss(x, scale, bias, cotangent):
+        return (jnp.sin(norm(x, scale, bias)) * cotangent).sum()
+
+    def along(at, direction):
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss, (0, 1, 2))(*at), direction)))
+
+    ways = [
+        lambda at, more, to: jax.vmap(both)(*more),
+        lambda at, more, to: jax.vmap(both, (0, None, None, None))(more[0], *at[1:]),
+        lambda at, more, to: jax.vmap(both, (None, None, None, 0))(*at[:3], more[3]),
+        lambda at, more, to: jax.jvp(norm, at[:3], to),
+        lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[1],
+        lambda at, more, to: jax.grad(along)(at, to)[:3],
+        lambda at, more, to: jax.grad(jax.checkpoint(lambda *of: loss(*of)))(*at),
+        lambda at, more, to: jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0],
+    ]
+    for call in ways:
+        kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
+
+
+def test_moments_and_logits_of_a_blend(rng, use):
+    """In training and evaluation."""
+    x, scale, _, cotangent = arguments(rng, (3, 5, 7, 40))
+    running = jn.Moments(jnp.ones(()), jnp.ones((1, 1, 1, 40)), jnp.full((1, 1, 1, 40), 2.0))
+
+    def loss(x, logits, scale, **options):
+        y, found = jn.switchable_norm(x, *logits, scale=scale, **options)
+        return (jnp.sin(y) * cotangent).sum() + found.mean.sum() * 3 + (found.var**2).sum()
+
+    value = jax.value_and_grad(loss, (0, 1, 2))
+    for call in (value, partial(value, running=running)):
+        kernels_agree(use, call, (x, LOGITS, scale), 5e-6)
+
+
+def test_a_blend_without_channels_last_is_plain_jax(rng, use):
+    x = arguments(rng, (3, 5, 7, 40))[0]
+    use("native")
+    assert "@Jaxnorm" not in jax.jit(lambda x: jn.switchable_norm(x, *LOGITS, feature_axes=1)[0]).lower(x).as_text()
+
+
+@pytest.mark.parametrize("name", ["rows", "batch", "blend"])
+def test_second_order_through_a_loop(name, rng, use):
+    """JAX takes loops apart, and with them the derivatives of what is in them."""
+    norm, shape = WIDE[name]
+    given = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
+
+    def second_order(x, scale, bias, direction):
+        step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
+        gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
+        return jax.jvp(gradient, (x,), (direction,))[1]
+
+    kernels_agree(use, second_order, given, 2e-5)
+
+
+def test_moments_of_batch_norm_and_their_gradients(rng, use):
+    x = jnp.asarray(rng.standard_normal((40, 5)).astype(np.float32) + 100)
+
+    def both(x):
+        y, found = jn.batch_norm(x)
+        return jnp.sin(y).sum() + found.mean.sum() * 3 + (found.var**2).sum(), found
+
+    kernels_agree(use, jax.value_and_grad(both, has_aux=True), (x,), 2e-6)
