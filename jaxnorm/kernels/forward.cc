@@ -17,16 +17,19 @@ struct Rule {
   }
 };
 
+// Whether float32 holds squares of numbers of this size, and of what counts next to them.
+inline bool ordinary(double size) { return size == 0 || (size > 1e-15 && size < 1e17); }
+
 // What is known about the sets of one n: arrays (G,) of the results.
 struct Stats {
   float *pivot, *offset, *var, *power;
 
-  // Of the exact mean and variance; returns 1 / standard deviation.
+  // Of the exact mean and variance; returns 1 / standard deviation. Sets of an ordinary size need no power.
   double set(int64_t i, const Rule& rule, double mean, double var_, double count) const {
     int exponent = 0;
-    if (rule.lowest != INT64_MIN) {
-      const double size = std::sqrt(mean * mean + var_);
-      if (std::isfinite(size)) std::frexp(size, &exponent);
+    const double square = mean * mean + var_;
+    if (rule.lowest != INT64_MIN && !ordinary(std::sqrt(square))) {
+      if (std::isfinite(square)) std::frexp(std::sqrt(square), &exponent);
       exponent = int(std::clamp<int64_t>(exponent, std::max<int64_t>(rule.lowest, -126), 126));
     }
     if (exponent) {
@@ -65,6 +68,21 @@ void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* 
   }
 }
 
+// Whether those of every channel are of an ordinary size.
+template <typename X>
+bool all_ordinary(const X* x, int64_t rows, int64_t c) {
+  std::vector<float> largest(c);
+  for (int64_t r = 0; r < rows; ++r) {
+    const X* row = x + r * c;
+#pragma omp simd
+    for (int64_t i = 0; i < c; ++i) {
+      const float size = std::fabs(load(row[i]));
+      largest[i] = size > largest[i] ? size : largest[i];
+    }
+  }
+  return std::all_of(largest.begin(), largest.end(), ordinary);
+}
+
 // Means and sums of squared deviations of each channel over the rows of a chunk. Squares of numbers near the ends of the
 // range are made in double.
 template <typename X>
@@ -79,7 +97,7 @@ void chunk_stats(const X* x, int64_t rows, int64_t c, bool centered, bool full_r
     }
     for (int64_t i = 0; i < c; ++i) mean[i] /= rows;
   }
-  if (full_range) {
+  if (full_range && !all_ordinary(x, rows, c)) {
     for (int64_t r = 0; r < rows; ++r) {
       const X* row = x + r * c;
 #pragma omp simd
