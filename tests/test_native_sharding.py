@@ -97,6 +97,29 @@ def test_sets_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
     close(call(*placed[:3]), norm(*given[:3]), 2e-6)
 
 
+@pytest.mark.parametrize(("x_spec", "native"), [(WHOLE, True), (ROWS, True), (PartitionSpec("data", None, "model"), False)], ids=str)
+@pytest.mark.parametrize("scale_spec", [WHOLE, PartitionSpec("model")], ids=str)
+def test_parameters_lie_as_x_does_or_whole(x_spec, native, scale_spec, rng):
+    """Else their product with x is sharded as JAX has it, by plain JAX."""
+    mesh, given = devices(AxisType.Explicit), arguments(rng, (8, 6, 16))[:3]
+    specs = x_spec, scale_spec, scale_spec
+    placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(given, specs, strict=True)]
+    call = jax.jit(layer).lower(*placed).compile()
+    assert ("JaxnormForward" in call.as_text()) == (native and scale_spec == WHOLE)
+    close(call(*placed), layer(*given), 2e-6)
+
+
+def test_axes_that_are_not_all_manual(rng):
+    """In shard_map over one axis, arrays that are explicitly sharded over the other are left to plain JAX."""
+    given = arguments(rng, (8, 6, 16))[:3]
+    mesh, norm = devices(AxisType.Explicit), lambda *given: (jnp.sin(layer(*given)) ** 2).sum()
+    parts = jax.shard_map(layer, mesh=mesh, in_specs=(ROWS, WHOLE, WHOLE), out_specs=ROWS, axis_names={"data"})
+    placed = [jax.device_put(a, NamedSharding(mesh, PartitionSpec("data", "model") if a.ndim > 1 else WHOLE)) for a in given]
+    found = jax.jit(jax.grad(lambda *given: (jnp.sin(parts(*given)) ** 2).sum(), (0, 1, 2)))
+    assert "Jaxnorm" not in found.lower(*placed).as_text()
+    close(found(*placed), jax.grad(norm, (0, 1, 2))(*given), 2e-6)
+
+
 def test_vmap_and_second_order_of_what_is_explicitly_sharded(rng):
     x, scale, bias, direction = arguments(rng, (8, 16))
     rows = NamedSharding(devices(AxisType.Explicit), ROWS)

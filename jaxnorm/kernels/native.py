@@ -13,6 +13,7 @@ import numpy as np
 from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame, Sets, power_of_two
+from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
 from jaxnorm.primitives import differentiable, linear
@@ -39,6 +40,8 @@ def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | 
         return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
     if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
         return "takes no complex scale or bias"
+    if found := placement.obstacle(x, scale, bias):
+        return found
     pooling = on_device(sets.pooling, x)
     if pooling is None:
         return f"pools no axes that devices share: {sets.pooling.axes} of {sets.pooling.split}, sharded {jax.typeof(x).sharding.spec}"

@@ -26,9 +26,25 @@ def known(x: jax.Array) -> bool:
     return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
 
 
+def _spec(x: jax.Array) -> tuple:
+    return tuple(jax.typeof(x).sharding.spec)
+
+
 def sharded(x: jax.Array) -> bool:
     """Whether the array is explicitly sharded."""
-    return any(jax.typeof(x).sharding.spec)
+    return any(_spec(x))
+
+
+def obstacle(x: jax.Array, *params: jax.Array | None) -> str | None:
+    """Why the part of x that a device has cannot be normalized there with its part of the parameters; None if it can."""
+    if sharded(x) and AxisType.Manual in _mesh(x).axis_types:
+        return WHOLE
+    for a in params:
+        if a is not None and sharded(a):
+            last = _spec(x)[x.ndim - a.ndim :]
+            if _spec(a) != tuple(None if size == 1 else name for size, name in zip(a.shape, last, strict=True)):
+                return f"takes scale and bias sharded as x is, or not at all: got {_spec(a)} beside {_spec(x)}"
+    return None
 
 
 def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
@@ -40,7 +56,7 @@ def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
     (4, 3)
     """
     mesh, parts, position = _mesh(x), [], 0
-    for sizes, names in zip(pooling.parts, jax.typeof(x).sharding.spec, strict=True):
+    for sizes, names in zip(pooling.parts, _spec(x), strict=True):
         devices = math.prod(mesh.shape[name] for name in _names(names))
         if devices > 1 and (position in pooling.axes or sizes[0] % devices):
             return None
@@ -56,7 +72,7 @@ def fitted(pooling: Pooling, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def alike(pooling: Pooling, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
     """How what broadcasts against the split shape of x is sharded along with it."""
-    pairs = zip(pooling.parts, jax.typeof(x).sharding.spec, strict=True)
+    pairs = zip(pooling.parts, _spec(x), strict=True)
     names = [name for sizes, names in pairs for name in (names, *[None] * (len(sizes) - 1))]
     return NamedSharding(_mesh(x), PartitionSpec(*(None if size == 1 else name for size, name in zip(shape, names, strict=True))))
 
