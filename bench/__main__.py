@@ -1,6 +1,6 @@
 """How fast the norms are, beside everyone else's.
 
-    python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--resume]
+    python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--platform PLATFORM] [--resume]
     python -m bench --check
 
 The first measures and writes results.json, a table and pictures; the second compares counters, which do not vary from
@@ -15,6 +15,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import jax
 from rich.console import Console
 
 from bench import speed, speed_report
@@ -28,15 +29,28 @@ HERE = Path(__file__).parent
 BOUNDS = HERE / "bounds.json"
 PACKAGES = ("jaxlib", "dm-haiku", "equinox", "keras", "torch")
 COUNTERS = ("residual_bytes", "temporaries")
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}  # as JAX names them
 
 
 def main() -> int:
     """Returns the exit status: 0, 1 for results or counters that are wrong, 130 if interrupted."""
     options, console = _parser().parse_args(), Console()
-    _build(console)
+    if options.platform:
+        jax.config.update("jax_platforms", PLATFORMS[options.platform])
+    try:
+        platform = jax.default_backend()
+    except (RuntimeError, AssertionError) as error:  # the latter, without a text, of what is not installed
+        where = options.platform or "what JAX_PLATFORMS says"
+        print(
+            f"bench: JAX cannot run here on {where}: {str(error) or 'it has no such device, or is installed without it'}", file=sys.stderr
+        )
+        return 1
+    if platform == "cpu":
+        _build(console)
     if options.check or options.write_bounds:
         return check(console, options.write_bounds)
-    settings = speed.Settings(options.only, options.shapes, options.dtypes, options.peers, options.rounds)
+    peers = tuple(peer for peer in options.peers if platform == "cpu" or peer != "torch")  # which is measured on the CPU
+    settings = speed.Settings(options.only, options.shapes, options.dtypes, peers, options.rounds)
     measure = partial(_measure, peers=settings.peers, rounds=settings.rounds)
     missing = [peer for peer in OTHERS if not installed(peer)]
     if missing:
@@ -132,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtypes", type=_some_of(speed.DTYPES), default=usual.dtypes, help=f"of {', '.join(speed.DTYPES)}")
     add("--peers", type=_some_of(speed.PEERS), default=usual.peers, help=f"with semicolons between them, of {'; '.join(speed.PEERS)}")
     add("--rounds", type=int, default=usual.rounds, help=f"measured rounds; {usual.rounds} by default")
+    add("--platform", choices=PLATFORMS, help="what JAX runs on, by default what it chooses; PyTorch is measured on the CPU alone")
     add("--out", metavar="DIR", type=Path, default=Path("runs/speed"), help="folder for results and pictures; runs/speed by default")
     add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
     add("--check", action="store_true", help="compare counters with their bounds instead")

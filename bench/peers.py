@@ -19,7 +19,6 @@ from jaxnorm import kernels
 
 EPSILON = 1e-5
 GROUPS = 32
-KEY = jax.random.key(0)
 Norms = dict[str, Callable]
 
 
@@ -114,7 +113,7 @@ def haiku() -> Norms:
     def call(make, **options):
         def norm(x, scale, bias):
             function = hk.transform_with_state(lambda x: make()(x, **options, scale=scale, offset=bias))
-            return function.apply(*function.init(KEY, x), None, x)[0]
+            return function.apply(*function.init(jax.random.key(0), x), None, x)[0]
 
         return norm
 
