@@ -3,7 +3,8 @@
     python -m bench.models [--rounds 21]
 
 writes bench/results/models.json and models.md. All have the same layers and data; steps are jitted, with gradients of all
-parameters and plain gradient descent, in one process, in an order that is drawn anew each round. What is left without norms is what no norm can save.
+parameters and plain gradient descent, in one process, in an order that is drawn anew each round. What is left without norms
+is what no norm can save.
 """
 
 import argparse
