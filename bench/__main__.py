@@ -10,6 +10,7 @@ run to run, with bench/bounds.json.
 import argparse
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -56,6 +57,7 @@ def main() -> int:
     if missing:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
     facts = {"commit": _commit(), "packages": _versions(), "native": kernels.built(), "imports": speed.imports()}
+    facts["allocator"] = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
     try:
         results = carry_out(
             settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, resume=options.resume, **facts
@@ -65,7 +67,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    text = speed_report.page(results)
+    text = speed_report.page(results, options.out)
     (options.out / "README.md").write_text(text)
     files = speed_report.plot(options.out, results)
     console.print(speed_report.goals(results), markup=False)

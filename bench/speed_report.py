@@ -122,16 +122,17 @@ def _goal(what: str, most: float, found: dict[str, float]) -> list[str]:
     return [f"| {what} | {most} | {np.median(values):.2f} | {found[worst]:.2f} ({worst}) | {met} of {len(found)} |"]
 
 
-def page(results: dict) -> str:
+def page(results: dict, folder: Path) -> str:
     """README.md: the goals, then every figure."""
     machine, settings = results["machine"], results["settings"]
     packages = ", ".join(
         f"{name} {version}" for name, version in (("jax", machine["jax"]), ("flax", machine["flax"]), *results["packages"].items())
     )
+    allocator = "".join(f"{name}={value} " for name, value in results.get("allocator", {}).items())
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
     parts = [
         "# Speed of the norms",
-        f"`python -m bench --rounds {settings['rounds']} --out bench/results/speed`, in turn in one process; {machine['cores']} cores, "
+        f"`{allocator}python -m bench --rounds {settings['rounds']} --out {folder}`, in turn in one process; {machine['cores']} cores, "
         f"{packages}, commit {results['commit']}. Kernels {'built' if results['native'] else 'not built'}. Import: {imports}.",
         "## Goals",
         goals(results),
