@@ -90,6 +90,11 @@ def goals(results: dict) -> str:
     return "\n".join(lines)
 
 
+PAGES = """
+- PyTorch's layer norm is ahead at 4096x1024 and 32768x128 in float32: its allocator keeps the outputs' pages, where XLA's go
+  back to the system (page faults below). [With an allocator that keeps them](../speed-pages/README.md) both take about the same."""
+
+
 def missed(results: dict) -> str:
     """Why, for what the goals show."""
     moved = {}
@@ -100,6 +105,7 @@ def missed(results: dict) -> str:
     if not moved:
         return ""
     values = list(moved.values())
+    pages = "" if results.get("allocator") else PAGES
     return f"""- Against Flax: output and gradients have to read x twice, the cotangent once, and write two arrays, 2.5 times what a copy
   moves. Ours take {np.median(values):.2f} times that long in the median ({min(values):.2f} to {max(values):.2f}):
   they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
@@ -109,9 +115,7 @@ def missed(results: dict) -> str:
   has most of them), weigh as much as the passes. Next: the blend inside the kernel.
 - Plain JAX reads x once more than a one-pass norm, and makes a float32 copy of bfloat16: that is the price of its
   accuracy as long as XLA writes every pass to memory. Row blocks under `lax.map` were tried: temporaries vanish, the CPU time
-  halves, and on two cores the time stays, because blocks run one after the other.
-- PyTorch's layer norm is ahead at 4096x1024 and 32768x128 in float32: its allocator keeps the outputs' pages, where XLA's go
-  back to the system (page faults below)."""
+  halves, and on two cores the time stays, because blocks run one after the other.{pages}"""
 
 
 def _goal(what: str, most: float, found: dict[str, float]) -> list[str]:
