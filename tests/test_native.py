@@ -87,6 +87,17 @@ def test_arrays_of_many_chunks(name, rng, use):
     close(half, truth_half, 2**-8)
 
 
+@pytest.mark.parametrize("axes", [1, 0], ids=["rows", "channels"])
+@pytest.mark.parametrize("size", [3e-15, 3e-9, 1.0, 3e16])
+def test_numbers_that_hardly_differ(size, axes, rng, use):
+    """By a few last bits: their squared deviations may leave float32's range where those of the numbers do not."""
+    use("native")
+    x = (size * (1 + 1e-6 * rng.uniform(size=(64, 64)))).astype(np.float32)
+    truth = np.asarray(x, np.float64)
+    truth = (truth - truth.mean(axes, keepdims=True)) / truth.std(axes, keepdims=True)
+    close(jn.standardize(jnp.asarray(x), axes, epsilon=0.0), truth, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -4,7 +4,7 @@
 
 namespace {
 
-constexpr int64_t kShort = 512;    // up to it a row is added in float32, in the lanes of a vector
+constexpr int64_t kShort = 512;  // up to it a row is added in float32, in the lanes of a vector
 
 // What the gradient needs of each set: its frame, r = d y / d u, q with d r = -q r r d var / 2, and the cotangents of
 // offset and variance, per element. The offset of small rows is not given, but computed again.

@@ -17,8 +17,8 @@ struct Rule {
   }
 };
 
-// Whether float32 holds squares of numbers of this size, and of what counts next to them.
-inline bool ordinary(double size) { return size == 0 || (size > 1e-15 && size < 1e17); }
+// Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
+inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
 
 // What is known about the sets of one n: arrays (G,) of the results.
 struct Stats {
@@ -68,7 +68,7 @@ void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* 
   }
 }
 
-// Whether those of every channel are of an ordinary size.
+// Whether the numbers of every channel are of an ordinary size, which the largest tells.
 template <typename X>
 bool all_ordinary(const X* x, int64_t rows, int64_t c) {
   std::vector<float> largest(c);
