@@ -41,13 +41,15 @@ class Pooling:
         return math.prod(self.split[axis] for axis in self.axes)
 
     @property
+    def split_kept(self) -> tuple[int, ...]:
+        """The shape of the statistics in split form: a pooled part has size one."""
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split))
+
+    @property
     def kept(self) -> tuple[int, ...]:
         """The shape of the statistics: a pooled axis has size one, a split one the size of what is kept of it."""
-        result, position = [], 0
-        for sizes in self.parts:
-            result.append(math.prod(s for i, s in enumerate(sizes, position) if i not in self.axes))
-            position += len(sizes)
-        return tuple(result)
+        ends = list(itertools.accumulate(map(len, self.parts)))
+        return tuple(math.prod(self.split_kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The split form of a shape that broadcasts against ``self.shape``."""

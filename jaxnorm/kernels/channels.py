@@ -28,7 +28,7 @@ def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | 
 
 def moments(sets: Sets, x: jax.Array, power: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Pivot, offset and variance of every set, as constants."""
-    kept = tuple(1 if axis in sets.axes else size for axis, size in enumerate(sets.pooling.split))
+    kept = sets.pooling.split_kept
     each = _factor(power, kept)
     found = _call("JaxnormMoments", [(kept, jnp.float32)] * 3, jax.lax.stop_gradient(x), each)
     return found[0], found[1], found[2]

@@ -80,8 +80,7 @@ def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> t
         return _whole(sets, rule, lowest, x, scale, bias)
     pooling = on_device(sets.pooling, x)
     assert pooling is not None
-    kept = tuple(1 if axis in pooling.axes else size for axis, size in enumerate(sets.pooling.split))
-    of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, kept)
+    of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, sets.pooling.split_kept)
     of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
     params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
 
@@ -103,8 +102,7 @@ def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[
     small = layout.p == 1 and layout.d < SMALL_SET
     facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
     y, pivot, offset, var, power = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
-    kept = tuple(1 if axis in sets.pooling.axes else size for axis, size in enumerate(sets.pooling.split))
-    pivot, power, offset, var = (a.reshape(kept) for a in (pivot, power, offset, var))
+    pivot, power, offset, var = (a.reshape(sets.pooling.split_kept) for a in (pivot, power, offset, var))
     return y.reshape(x.shape), facts.frame(pivot, power), offset, var
 
 
