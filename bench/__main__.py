@@ -8,10 +8,8 @@ run to run, with bench/bounds.json.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from bench import speed, speed_report
 from bench.peers import OTHERS, installed
+from bench.stamp import commit, versions
 from jaxnorm import kernels
 from jaxnorm.experiments import report
 from jaxnorm.experiments.runs import carry_out
@@ -28,7 +27,6 @@ from jaxnorm.kernels import build
 
 HERE = Path(__file__).parent
 BOUNDS = HERE / "bounds.json"
-PACKAGES = ("jaxlib", "dm-haiku", "equinox", "keras", "torch")
 COUNTERS = ("residual_bytes", "temporaries")
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}  # as JAX names them
 
@@ -56,7 +54,7 @@ def main() -> int:
     missing = [peer for peer in OTHERS if not installed(peer)]
     if missing:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
-    facts = {"commit": _commit(), "packages": _versions(), "native": kernels.built(), "imports": speed.imports()}
+    facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports()}
     facts["allocator"] = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
     try:
         results = carry_out(
@@ -111,21 +109,6 @@ def _build(console: Console) -> None:
     except build.BuildError as error:
         console.print(f"Without kernels: {error}", markup=False)
     kernels.built.cache_clear()
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
-    return done.stdout.strip() or "unknown"
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _some_of(known):

@@ -10,7 +10,6 @@ is what no norm can save.
 import argparse
 import json
 import random
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.speed import repeats_for, sample
+from bench.stamp import commit
 from jaxnorm import kernels
 from jaxnorm import linen as jn
 from jaxnorm.experiments.report import machine
@@ -167,14 +167,11 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
-    facts = machine() | {"commit": commit, "native": kernels.built()}
+    facts = machine() | {"commit": commit(), "native": kernels.built()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
-    head = f"Whole models (`python -m bench.models`; {packages}, commit {commit}).\n\n"
+    head = f"Whole models (`python -m bench.models`; {packages}, commit {facts['commit']}).\n\n"
     options.out.with_suffix(".md").write_text(head + table(rows) + BOUND)
     console.print(table(rows), markup=False)
 

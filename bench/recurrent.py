@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import json
 import random
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxnorm as jn
+from bench.stamp import commit
 from jaxnorm import kernels
 from jaxnorm.experiments.report import machine
 
@@ -213,10 +213,7 @@ def main() -> None:
     console, rows = Console(), []
     for shape in options.shapes.split(","):
         rows += measure(shape, options.repeats, options.only.split(",") if options.only else None, console)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
-    facts = machine() | {"commit": commit} | ({"torch": importlib.metadata.version("torch")} if TORCH else {})
+    facts = machine() | {"commit": commit()} | ({"torch": importlib.metadata.version("torch")} if TORCH else {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"
