@@ -1,13 +1,16 @@
 // Products with a matrix in panels of 32 columns, (columns / 32, rows, 32), the last filled up with zeros (PANEL in Python).
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <utility>
 
-constexpr int64_t kPanel = 32;  // columns
+constexpr int64_t kPanel = 32;   // columns
+constexpr int64_t kAhead = 512;  // numbers: how far before its use the matrix is asked for, which seldom is in the nearest cache
 #ifdef __AVX512F__
-constexpr int kLanes = 16, kTile = 8;
+constexpr int kLanes = 16, kTile = 12;
 #else
-constexpr int kLanes = 8, kTile = 4;
+constexpr int kLanes = 8, kTile = 6;
 #endif
 typedef float Lanes __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
@@ -18,8 +21,10 @@ void tile(int64_t depth, const float* a, int64_t a_stride, const float* kernel, 
     Lanes sums[rows][2] = {};
     const float* from = kernel + column;
     for (int64_t k = 0; k < depth; ++k, from += kPanel) {
+      __builtin_prefetch(from + kAhead);
+      __builtin_prefetch(from + kAhead + kLanes);
       const Lanes left = *(const Lanes*)from, right = *(const Lanes*)(from + kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < rows; ++r) {
         const float value = a[r * a_stride + k];
         sums[r][0] += value * left;
@@ -33,13 +38,19 @@ void tile(int64_t depth, const float* a, int64_t a_stride, const float* kernel, 
   }
 }
 
-// c[rows, panels * 32] = a[rows, depth] @ kernel
+template <int... fewer>
+constexpr auto tiles(std::integer_sequence<int, fewer...>) {
+  return std::array{tile<fewer + 1>...};
+}
+constexpr auto kTiles = tiles(std::make_integer_sequence<int, kTile>());  // of 1, 2, ... rows
+
+// c[rows, panels * 32] = a[rows, depth] @ kernel, in as few tiles as can be, of nearly equal size.
 inline void product(int64_t rows, int64_t depth, int64_t panels, const float* a, int64_t a_stride, const float* kernel, float* c,
                     int64_t c_stride) {
-  for (int64_t p = 0; p < panels; ++p, kernel += depth * kPanel, c += kPanel) {
-    int64_t r = 0;
-    for (; r + kTile <= rows; r += kTile) tile<kTile>(depth, a + r * a_stride, a_stride, kernel, c + r * c_stride, c_stride);
-    for (; r + 2 <= rows; r += 2) tile<2>(depth, a + r * a_stride, a_stride, kernel, c + r * c_stride, c_stride);
-    for (; r < rows; ++r) tile<1>(depth, a + r * a_stride, a_stride, kernel, c + r * c_stride, c_stride);
-  }
+  const int64_t count = (rows + kTile - 1) / kTile;
+  for (int64_t p = 0; p < panels; ++p, kernel += depth * kPanel, c += kPanel)
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t first = rows * t / count, size = rows * (t + 1) / count - first;
+      kTiles[size - 1](depth, a + first * a_stride, a_stride, kernel, c + first * c_stride, c_stride);
+    }
 }
