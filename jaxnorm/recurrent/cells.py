@@ -219,7 +219,11 @@ def centred(kernel: jax.Array) -> jax.Array:
 
 def read(steps: Steps, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """The products of x with the input kernel, of nothing that is masked out."""
-    return product(x if steps.mask is None else jnp.where(steps.mask, x, 0), kernel)
+    return product(masked(steps, x), kernel)
+
+
+def masked(steps: Steps, x: jax.Array) -> jax.Array:
+    return x if steps.mask is None else jnp.where(steps.mask, x, 0)
 
 
 def product(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
-from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, read
+from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, masked, read
 from jaxnorm.recurrent.scan import Chunk, Chunks, before, tangent, with_idle
 
 PANEL = 32  # columns of a kernel that lie together
@@ -115,7 +115,11 @@ def _backward(facts, residuals, cotangents):
     da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
     dx, by_input = pull(da_x if cell.separate else da)
     rows = before(steps, state, states)[0].reshape(-1, hidden)
-    by_recurrent = rows.T @ da.reshape(-1, width)
+    if cell.separate:
+        by_recurrent = rows.T @ da.reshape(-1, width)
+    else:  # one product of both
+        rows = jnp.concatenate([rows, masked(steps, x).reshape(-1, x.shape[-1])], -1)
+        by_recurrent, by_input = jnp.split(rows.T @ da.reshape(-1, width), [hidden])
     found = {**dict(zip(_names(cell), sums, strict=True)), "input_kernel": by_input, "recurrent_kernel": by_recurrent}
     return {name: found[name] for name in weights}, dx, (dh, dc)
 
