@@ -9,7 +9,7 @@ import pytest
 import recurrent_oracle
 
 import jaxnorm as jn
-from jaxnorm.recurrent import scan
+from jaxnorm.recurrent import native, scan
 
 FEATURES, HIDDEN = 3, 4
 
@@ -73,7 +73,8 @@ def sequences(rng, *shape, dtype=np.float32):
 
 def small_chunks(monkeypatch, steps):
     """Chunks of so many steps, so that short sequences have several."""
-    monkeypatch.setattr(scan, "chunk_length", lambda *_: steps)
+    for module in (scan, native):
+        monkeypatch.setattr(module, "chunk_length", lambda *_: steps)
 
 
 def loss(case, weights, x, params, **options):

@@ -27,7 +27,8 @@ def test_values_are_those_of_the_equations(case, rng):
 @pytest.mark.parametrize("batch", [1, 32, 128, 5000])
 @pytest.mark.parametrize("chunks", [scan.PLAIN, native.CHUNKS], ids=["plain", "native"])
 def test_chunks_waste_little(chunks, time, batch):
-    length = CHUNK_LENGTH(chunks, time, batch, 512, 4)
+    x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((time, batch, 100), (128, 512)))
+    length = CHUNK_LENGTH(chunks, {"recurrent_kernel": kernel}, x)
     assert 1 <= length <= time
     assert -time % length <= time / 20
 

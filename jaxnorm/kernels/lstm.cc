@@ -1,4 +1,4 @@
-// The loop over time of the LSTM, layer-normalized or not, and its transpose, for a chunk of steps.
+// The loop over time of the LSTM, layer-normalized or not, and its transpose.
 //
 // Sequences do not see each other: a thread takes some of them through all steps, with the recurrent kernel in its
 // cache. The equations are those of cells.py and pointwise.py, and so are the names.
@@ -27,13 +27,14 @@ inline float tanh_of(float v) {
 }
 
 struct Lstm {
-  int64_t time, batch, hidden;
+  int64_t time, batch, hidden, inputs;
   int64_t sets;  // of the pre-activations: none, one, or one for each gate
   bool joint;    // input and recurrent term have one norm, else each its own
   bool cell, centered, carried;  // c is normalized, with its mean taken away, and so is carried on
   float epsilon;
-  const float *x, *scale, *input_scale, *bias, *cell_scale, *cell_bias;  // x: its products with the input kernel
-  const bool *taken, *idle;
+  const float *x, *scale, *input_scale, *bias, *cell_scale, *cell_bias;
+  const bool* taken;
+  const float *input_kernel, *kernel;  // in panels
 
   int64_t packed() const { return 4 * hidden; }
   int64_t padded() const { return (packed() + kPanel - 1) / kPanel * kPanel; }
@@ -43,6 +44,15 @@ struct Lstm {
 
   bool apart() const { return sets && !joint; }
 
+  // Both terms of some sequences at a step: the products of x, and of h, with their kernels.
+  void products(int64_t at, int64_t rows, const float* h, float* of_x, float* of_h) const {
+    product(rows, inputs, panels(), x + at * inputs, inputs, input_kernel, of_x, padded());
+    product(rows, hidden, panels(), h, hidden, kernel, of_h, padded());
+  }
+
+  // Whether there is nothing to read: then norms of nothing have no gradient.
+  bool idle(int64_t at) const { return std::all_of(x + at * inputs, x + (at + 1) * inputs, [](float v) { return v == 0; }); }
+
   static float square(int64_t n, const float* a) {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -50,7 +60,7 @@ struct Lstm {
     return sum / n;
   }
 
-  // Turns the recurrent products of one sequence, a, into normalized ones, and gives t, the tanh of the pre-activations,
+  // Turns the recurrent products of one sequence, a, into normalized ones (x: those of the input), and gives t, the tanh of the pre-activations,
   // and 1 / deviation of a and x. Where terms are apart, t begins as that of x.
   void gates(float* a, const float* x, float* t, float* r, float& r_x, bool* still) const {
     const int64_t n = packed(), width = sets ? n / sets : n;
@@ -105,10 +115,10 @@ struct Lstm {
   }
 
   // One step of one sequence.
-  void step(float* a, int64_t at, const float* c, float* t, float* u, float* shown, float* next_h, float* next_c) const {
+  void step(float* a, const float* x, const float* c, float* t, float* u, float* shown, float* next_h, float* next_c) const {
     float r[4], r_x;
     bool still[4];
-    gates(a, x + at * packed(), t, r, r_x, still);
+    gates(a, x, t, r, r_x, still);
     cell_of(t, c, next_c, u, shown, r[0], still[0]);
     const float* o = t + 3 * hidden;
 #pragma omp simd
@@ -128,18 +138,19 @@ void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
   });
 }
 
-void forward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const float* h0, const float* c0, float* hs, float* cs) {
+void forward(ffi::ThreadPool& pool, const Lstm& net, const float* h0, const float* c0, float* hs, float* cs) {
   const int64_t hidden = net.hidden, stride = net.batch * hidden;
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
-    std::vector<float> a(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
+    std::vector<float> a(rows * net.padded()), x(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
     const float *h = h0 + first * hidden, *c = c0 + first * hidden;
     for (int64_t step = 0; step < net.time; ++step) {
       float *next_h = hs + step * stride + first * hidden, *next_c = cs + step * stride + first * hidden;
-      product(rows, hidden, net.panels(), h, hidden, kernel, a.data(), net.padded());
+      net.products(step * net.batch + first, rows, h, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = step * net.batch + first + r, row = r * hidden;
-        if (net.taken[at]) net.step(&a[r * net.padded()], at, c + row, t.data(), u.data(), shown.data(), next_h + row, next_c + row);
-        else {
+        const int64_t row = r * hidden, wide = r * net.padded();
+        if (net.taken[step * net.batch + first + r]) {
+          net.step(&a[wide], &x[wide], c + row, t.data(), u.data(), shown.data(), next_h + row, next_c + row);
+        } else {
           std::copy_n(h + row, hidden, next_h + row);
           std::copy_n(c + row, hidden, next_c + row);
         }
@@ -171,9 +182,8 @@ struct Cotangents {
   }
 
   // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c.
-  void step(float* a, int64_t at, const float* c, const float* dh, float* dc, float* dx, float* sums) {
+  void step(float* a, const float* x, int64_t at, const float* c, const float* dh, float* dc, float* dx, float* sums) {
     const int64_t hidden = net.hidden, n = net.packed();
-    const float* x = net.x + at * n;
     float r[4], r_x = 0, cell_r = 0;
     bool still[4], cell_still = false;
     net.gates(a, x, t.data(), r, r_x, still);
@@ -197,7 +207,7 @@ struct Cotangents {
         by_cell_bias[k] += v[k];
         v[k] *= net.cell_scale[k];
       }
-      back(hidden, u.data(), cell_still && net.idle[at] ? 0 : cell_r, net.centered, v, v);
+      back(hidden, u.data(), cell_still && net.idle(at) ? 0 : cell_r, net.centered, v, v);
     }
 #pragma omp simd
     for (int64_t k = 0; k < hidden; ++k) {
@@ -217,7 +227,7 @@ struct Cotangents {
     }
     const int64_t width = n / net.sets;
     for (int64_t s = 0; s < net.sets; ++s) {
-      const float root = still[s] && net.idle[at] ? 0 : r[s];  // the weights are centered, and so is a
+      const float root = still[s] && net.idle(at) ? 0 : r[s];  // the weights are centered, and so is a
       back(width, a + s * width, root, false, &t[s * width], a + s * width);
     }
     if (!net.apart()) return;
@@ -235,32 +245,32 @@ struct Results {
   float *da, *dx, *dh, *dc, *dscale, *dinput_scale, *dbias, *dcell_scale, *dcell_bias;
 };
 
-void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const float* transposed, const float* h0, const float* c0,
-              const float* hs, const float* cs, const float* by_h, const float* by_c, const Results& to) {
+void backward(ffi::ThreadPool& pool, const Lstm& net, const float* transposed, const float* h0, const float* c0, const float* hs,
+              const float* cs, const float* by_h, const float* later_h, const float* later_c,
+              const Results& to) {
   const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 3 * n + 2 * hidden;
   const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
   const bool apart = net.apart();  // dx differs from da
   std::vector<float> sums(blocks * of_block);
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
-    std::vector<float> a(rows * net.padded()), dh(rows * padded);
+    std::vector<float> a(rows * net.padded()), x(rows * net.padded()), dh(rows * padded);
     Cotangents cotangents(net);
     float* dc = to.dc + first * hidden;
-    std::fill_n(dc, rows * hidden, 0.f);
+    std::copy_n(later_c + first * hidden, rows * hidden, dc);
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(later_h + (first + r) * hidden, hidden, &dh[r * padded]);
     for (int64_t step = net.time - 1; step >= 0; --step) {
       const int64_t at = step * net.batch + first;
       const float *h = step ? hs + (step - 1) * all + first * hidden : h0 + first * hidden;
       const float *c = step ? cs + (step - 1) * all + first * hidden : c0 + first * hidden;
       float* da = to.da + at * n;
-      product(rows, hidden, net.panels(), h, hidden, kernel, a.data(), net.padded());
+      net.products(at, rows, h, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
         float *products = &a[r * net.padded()], *by = &dh[r * padded], *by_cell = dc + r * hidden;
-        for (int64_t k = 0; k < hidden; ++k) {
-          by[k] += by_h[(at + r) * hidden + k];
-          by_cell[k] += by_c[(at + r) * hidden + k];
-        }
+        for (int64_t k = 0; k < hidden; ++k) by[k] += by_h[(at + r) * hidden + k];
         float* dx = apart ? to.dx + (at + r) * n : da + r * n;
         if (net.taken[at + r]) {
-          cotangents.step(products, at + r, c + r * hidden, by, by_cell, dx, &sums[(first + r) / kBlock * of_block]);
+          float* sum = &sums[(first + r) / kBlock * of_block];
+          cotangents.step(products, &x[r * net.padded()], at + r, c + r * hidden, by, by_cell, dx, sum);
           if (net.sets) std::copy_n(products, n, da + r * n);
         } else {
           std::fill_n(da + r * n, n, 0.f);
@@ -290,39 +300,41 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* kernel, const
 using Flags = ffi::Buffer<ffi::PRED>;
 using Result = ffi::Result<F32>;
 
-Lstm network(const F32& x, const F32& scale, const F32& input_scale, const F32& bias, const F32& cell_scale, const F32& cell_bias, const Flags& taken,
-             const Flags& idle, int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried,
-             double epsilon) {
-  return {int64_t(taken.element_count()) / batch, batch, hidden, sets, joint, cell, centered, carried, float(epsilon),
+Lstm network(const F32& x, const F32& scale, const F32& input_scale, const F32& bias, const F32& cell_scale, const F32& cell_bias,
+             const Flags& taken, const F32& input_kernel, const F32& kernel, int64_t hidden, int64_t batch, int64_t sets,
+             bool joint, bool cell, bool centered, bool carried, double epsilon) {
+  const int64_t steps = taken.element_count();
+  return {steps / batch, batch, hidden, int64_t(x.element_count()) / steps, sets, joint, cell, centered, carried, float(epsilon),
           x.typed_data(), scale.typed_data(), input_scale.typed_data(), bias.typed_data(), cell_scale.typed_data(), cell_bias.typed_data(),
-          taken.typed_data(), idle.typed_data()};
+          taken.typed_data(), input_kernel.typed_data(), kernel.typed_data()};
 }
 
-ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
-                        F32 kernel, F32 h, F32 c, Result hs, Result cs, int64_t hidden, int64_t batch, int64_t sets, bool joint,
-                        bool cell, bool centered, bool carried, double epsilon) {
-  const Lstm net =
-      network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
-  forward(pool, net, kernel.typed_data(), h.typed_data(), c.typed_data(), hs->typed_data(), cs->typed_data());
+ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
+                        F32 input_kernel, F32 kernel, F32 h, F32 c, Result hs, Result cs, int64_t hidden, int64_t batch,
+                        int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
+  const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
+                           joint, cell, centered, carried, epsilon);
+  forward(pool, net, h.typed_data(), c.typed_data(), hs->typed_data(), cs->typed_data());
   return ffi::Error::Success();
 }
 
-ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken, Flags idle,
-                         F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 by_c, Result da, Result dx, Result dh,
-                         Result dc, Result dscale, Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
-                         int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
-  const Lstm net =
-      network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, idle, hidden, batch, sets, joint, cell, centered, carried, epsilon);
+ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
+                         F32 input_kernel, F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 later_h, F32 later_c,
+                         Result da, Result dx, Result dh, Result dc, Result dscale, Result dinput_scale, Result dbias, Result dcell_scale,
+                         Result dcell_bias, int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered,
+                         bool carried, double epsilon) {
+  const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
+                           joint, cell, centered, carried, epsilon);
   const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
                    dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
-  backward(pool, net, kernel.typed_data(), transposed.typed_data(), h.typed_data(), c.typed_data(), hs.typed_data(), cs.typed_data(),
-           by_h.typed_data(), by_c.typed_data(), to);
+  backward(pool, net, transposed.typed_data(), h.typed_data(), c.typed_data(), hs.typed_data(), cs.typed_data(), by_h.typed_data(),
+           later_h.typed_data(), later_c.typed_data(), to);
   return ffi::Error::Success();
 }
 
 template <int more, int results>
 auto binding() {
-  return giving<results>(taking<3 + more>(taking<6>(on_threads()).template Arg<Flags>().template Arg<Flags>()))
+  return giving<results>(taking<4 + more>(taking<6>(on_threads()).template Arg<Flags>()))
       .template Attr<int64_t>("hidden")
       .template Attr<int64_t>("batch")
       .template Attr<int64_t>("sets")
@@ -336,4 +348,4 @@ auto binding() {
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (binding<0, 2>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<5, 9>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<6, 9>()));

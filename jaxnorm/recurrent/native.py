@@ -1,7 +1,6 @@
-"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of a chunk of steps, and the transpose of their tangent.
+"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the transpose of their tangent.
 
-Kernels do what steps must do one after the other, and what is done to each of their numbers. Products of a whole chunk
-stay JAX's: those of x with the input kernel, and the gradients of x and of both kernels.
+The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are products for JAX.
 """
 
 import math
@@ -15,9 +14,11 @@ from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, masked, read
-from jaxnorm.recurrent.scan import Chunk, Chunks, before, tangent, with_idle
+from jaxnorm.recurrent.scan import Chunks, before, chunk_length, chunked, cut, joined, varying_alike
 
 PANEL = 32  # columns of a kernel that lie together
+# Fewer and longer than in plain JAX: a step costs less, what XLA does between chunks does not.
+CHUNKS = Chunks(intermediates=5, fewest=5, smallest=10)
 
 
 def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
@@ -32,11 +33,12 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 
 
-def _prepare(cell: Cell, weights: Weights) -> Chunk:
+def whole(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
+    """All steps in one call."""
     assert isinstance(cell, LSTM)
-    kernel = jax.lax.stop_gradient(weights["recurrent_kernel"])
-    packed = _panels(kernel), _panels(kernel.T)
-    return lambda *arguments: _chunk((cell, 0), (packed, *arguments))
+    kernels = [jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")]
+    hs, cs, c = _whole((cell, 0), ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
+    return (hs[-1], c), (hs, cs)
 
 
 def _panels(kernel: jax.Array) -> jax.Array:
@@ -57,26 +59,26 @@ def _names(cell: LSTM) -> tuple[str, ...]:
     return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
 
 
-def _arguments(cell: LSTM, weights: Weights, products: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
+def _arguments(cell: LSTM, panels, weights: Weights, x: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
     """What both kernels take; what a cell has no use for, and a gain or shift that is left out, is filled up."""
-    hidden, (*shape, packed) = state[0].shape[-1], products.shape
+    hidden, packed = state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
     vectors = [
-        weights[name] if name in weights else jnp.full(size, value, products.dtype)
+        weights[name] if name in weights else jnp.full(size, value, x.dtype)
         for name, (value, size) in zip(_names(cell), absent, strict=True)
     ]
-    flags = (jnp.ones(shape, bool) if flag is None else jnp.broadcast_to(flag[..., 0], shape) for flag in (steps.mask, steps.idle))
-    return [products, *vectors, *flags]
+    taken = jnp.ones(x.shape[:2], bool) if steps.mask is None else steps.mask[..., 0]
+    return [x, *vectors, taken, *panels[:2], *state]
 
 
 def _forward(facts, arguments):
     cell, axes = facts
     if axes:
         return jax.vmap(partial(_forward, (cell, axes - 1)))(arguments)
-    packed, weights, x, steps, state = arguments
-    products = read(steps, x, weights["input_kernel"])
-    given = [*_arguments(cell, weights, products, steps, state), packed[0], *state]
-    return _call("JaxnormLstmForward", [(len(x), *part.shape) for part in state], given, _attributes(cell, state))
+    given = _arguments(cell, *arguments)
+    state, x = arguments[-1], arguments[2]
+    hs, cs = _call("JaxnormLstmForward", [(len(x), *part.shape) for part in state], given, _attributes(cell, state))
+    return hs, cs, cs[-1]
 
 
 def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attributes: dict) -> list[jax.Array]:
@@ -87,8 +89,9 @@ def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attr
 
 def _jvp(facts, arguments, tangents):
     _, dweights, dx, _, dstate = tangents
-    states = _chunk(facts, arguments)
-    return states, _apply_tangent(facts, (*arguments, states), (dweights, dx, dstate))
+    hs, cs, c = _whole(facts, arguments)
+    dhs, dc = _apply_tangent(facts, (*arguments, (hs, cs)), (dweights, dx, dstate))
+    return (hs, cs, c), (dhs, jnp.zeros_like(cs), dc)  # cs is kept for the transpose
 
 
 def _tangent(facts, residuals, arguments):
@@ -96,24 +99,43 @@ def _tangent(facts, residuals, arguments):
     cell, axes = facts
     if axes:
         return jax.vmap(partial(_tangent, (cell, axes - 1)))(residuals, arguments)
-    (_, weights, x, steps, state, states), (dweights, dx, dstate) = residuals, arguments
-    return tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
+    _, weights, x, steps, state, _ = residuals
+    (_, dc), (dhs, _) = jax.jvp(lambda weights, x, state: chunked(cell, weights, x, steps, state), (weights, x, state), arguments)[1]
+    return dhs, dc
 
 
 def _backward(facts, residuals, cotangents):
-    """Its transpose, by the kernel."""
+    """Its transpose, chunk by chunk."""
     cell, axes = facts
     if axes:
         return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
-    packed, weights, x, steps, state, states = residuals
-    steps = with_idle(steps, x)
-    products, pull = jax.vjp(partial(read, steps), x, weights["input_kernel"])
-    given = [*_arguments(cell, weights, products, steps, state), packed[0], *state, packed[1], *states, *cotangents]
-    hidden, width = state[0].shape[-1], products.shape[-1]
-    apart = products.shape if cell.separate else (1,)  # else both terms have one cotangent
-    shapes = [products.shape, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
+    panels, weights, x, steps, state, states = residuals
+    length = chunk_length(CHUNKS, weights, x)
+    if len(x) % length and steps.mask is None:
+        steps = steps._replace(mask=jnp.ones((*x.shape[:2], 1), bool))  # steps that fill up the last chunk are not taken
+    (by, dc), pieces = cotangents, cut(length, (x, steps, states))
+    starts = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1, -1]]), state, pieces[2])
+
+    def chunk(carry, xs):
+        later, sums = carry
+        x, steps, states, start, by = xs
+        dweights, dx, dstate = _backward_chunk(cell, panels, weights, x, steps, start, states, by, later)
+        return (dstate, jax.tree.map(jnp.add, sums, dweights)), dx
+
+    dh, sums = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights)), x)
+    (dstate, dweights), dx = jax.lax.scan(chunk, ((dh, dc), sums), (*pieces, starts, cut(length, by)), reverse=True)
+    return dweights, joined(len(x), dx), dstate
+
+
+def _backward_chunk(cell: LSTM, panels, weights: Weights, x, steps: Steps, state: State, states: State, by, later: State):
+    """The cotangents of weights, x and the state before a chunk, given those of h after each of its steps, and of the last state."""
+    given = [*_arguments(cell, panels, weights, x, steps, state), panels[2], *states, by, *later]
+    hidden, width = state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
+    shape = *x.shape[:2], width
+    apart = shape if cell.separate else (1,)  # else both terms have one cotangent
+    shapes = [shape, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
     da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
-    dx, by_input = pull(da_x if cell.separate else da)
+    dx, by_input = jax.vjp(partial(read, steps), x, weights["input_kernel"])[1](da_x if cell.separate else da)
     rows = before(steps, state, states)[0].reshape(-1, hidden)
     if cell.separate:
         by_recurrent = rows.T @ da.reshape(-1, width)
@@ -128,7 +150,7 @@ def _batched(facts, size):
     return facts[0], facts[1] + 1
 
 
-_chunk = differentiable("jaxnorm_native_lstm", _forward, _jvp, _batched, results=2)
+_whole = differentiable("jaxnorm_native_lstm", _forward, _jvp, _batched, results=3)
 _apply_tangent = linear(
     "jaxnorm_native_lstm_tangent",
     _tangent,
@@ -137,6 +159,3 @@ _apply_tangent = linear(
     batched=_batched,
     results=2,
 )
-
-# Fewer and longer chunks than in plain JAX: a step costs less, what XLA does between chunks does not.
-CHUNKS = Chunks(_prepare, intermediates=5, fewest=5, smallest=10)

@@ -20,7 +20,8 @@ from jax import lax
 
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
-Chunk = Callable[[Weights, jax.Array, Steps, State], State]  # the states after each step, of weights, x, steps and the state before
+# Gives the state after the last step and, after each step, the parts of the state; of these h alone need have a derivative.
+Loop = Callable[[Cell, Weights, jax.Array, Steps, State], tuple[State, State]]
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 SHORT = 8  # steps, up to which a sequence need not be cut
 
@@ -29,56 +30,76 @@ VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvar
 
 
 class Chunks(NamedTuple):
-    """A way to compute chunks."""
+    """How long chunks are."""
 
-    prepare: Callable[[Cell, Weights], Chunk]
     intermediates: int  # arrays of the size of the pre-activations that are alive at a time
     fewest: int  # chunks of a long sequence, so that intermediates weigh less than states
     smallest: int  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
 
 
-def chunk_length(chunks: Chunks, time: int, batch: int, packed: int, itemsize: int) -> int:
+PLAIN = Chunks(intermediates=6, fewest=6, smallest=4)
+
+
+def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
     """Steps per chunk: as many as the budget allows.
 
     A chunk costs what a step costs, and so does every step it is filled up with; then all states are copied as well.
     """
-    most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * itemsize * chunks.intermediates))
+    time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
+    most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates))
     most = min(time, most, max(time // chunks.fewest, SHORT))
     return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1) + bool(time % k) * time / 10, -k))
 
 
-def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, chunks: Chunks | None) -> tuple[State, State]:
+def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, loop: Loop | None) -> tuple[State, State]:
     """The state after the last step and after every step.
 
     Args:
       x: ``(time, batch, features)``, floating.
       steps: facts about steps, of leading axis ``time``.
       state: ``(batch, features)`` each.
-      chunks: how they are computed; None is a plain scan, whose derivative is left to JAX.
+      loop: computes them; None is a plain scan, whose derivative is left to JAX.
     """
-    weights, x, state = _varying_alike((weights, x, state), steps)
+    weights, x, state = varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
-    if chunks is None:
+    if loop is None:
         step = partial(advance, cell, weights)
         return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
     if time * batch == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((time, *s.shape), s.dtype), state)
-    length = chunk_length(chunks, time, batch, weights["recurrent_kernel"].shape[-1], x.dtype.itemsize)
-    cut, of_chunk = partial(jax.tree.map, partial(_cut, length)), chunks.prepare(cell, weights)
+    return loop(cell, weights, x, steps, state)
+
+
+def chunked(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
+    """A chunk of steps at a time."""
 
     def chunk(state, xs):
-        states = of_chunk(weights, *xs, state)
+        states = _chunk(cell, weights, *xs, state)
         return jax.tree.map(lambda h: h[-1], states), states
 
-    _, histories = lax.scan(chunk, state, (cut(x), cut(steps)))
-    # Steps that fill up the last chunk come after all others: they are cut off, and nothing depends on them.
-    histories = jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], histories)
+    _, chunks = lax.scan(chunk, state, cut(chunk_length(PLAIN, weights, x), (x, steps)))
+    histories = joined(len(x), chunks)
     return jax.tree.map(lambda h: h[-1], histories), histories
 
 
-def _varying_alike(values, steps: Steps):
+def cut(length: int, values):
+    """Arrays of steps in chunks, the last filled up with zeros."""
+
+    def cut_one(a: jax.Array) -> jax.Array:
+        a = jnp.pad(a, [(0, -len(a) % length)] + [(0, 0)] * (a.ndim - 1))
+        return a.reshape(len(a) // length, length, *a.shape[1:])
+
+    return jax.tree.map(cut_one, values)
+
+
+def joined(time: int, chunks):
+    """Of steps again. Those that fill up the last chunk come after all others: nothing depends on them."""
+    return jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], chunks)
+
+
+def varying_alike(values, others):
     """In shard_map, arrays that differ between devices wherever any does: a carry must, weights have one sum of gradients."""
-    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves((values, steps))))
+    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves((values, others))))
 
     def vary(leaf: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - _varying_axes(leaf)))
@@ -90,12 +111,6 @@ def _varying_alike(values, steps: Steps):
 def _varying_axes(leaf: jax.Array) -> frozenset[str]:
     kind: Any = jax.typeof(leaf)
     return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # the former until JAX 0.8
-
-
-def _cut(length: int, values: jax.Array) -> jax.Array:
-    missing = -len(values) % length
-    values = jnp.pad(values, [(0, missing)] + [(0, 0)] * (values.ndim - 1))
-    return values.reshape(len(values) // length, length, *values.shape[1:])
 
 
 def advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
@@ -142,14 +157,11 @@ def _chunk_jvp(cell, primals, tangents):
     dweights, dx, _, dstate = tangents
     states = _chunk(cell, weights, x, steps, state)
 
-    return states, tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
-
-
-PLAIN = Chunks(lambda cell, weights: partial(_chunk, cell), intermediates=6, fewest=6, smallest=4)
+    return states, _tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
 
 
 @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
-def tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, state: State, dstate: State, states: State) -> State:
+def _tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, state: State, dstate: State, states: State) -> State:
     """That of a chunk's states, of which it makes what it needs."""
     push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
 
