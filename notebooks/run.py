@@ -1,23 +1,49 @@
-"""Executes every notebook source and checks its .ipynb twin; ``--write`` renews the twins with their outputs."""
+"""Executes every notebook source and checks its .ipynb twin; ``--write`` renews the twins with their outputs.
+
+Each has a badge that opens it in Colab as soon as pyproject.toml names the project's GitHub address (``Source`` in
+``[project.urls]``); ``--write`` puts it under the title.
+"""
 
 import sys
+import tomllib
 from pathlib import Path
 
 import jupytext
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+GITHUB, COLAB = "https://github.com/", "https://colab.research.google.com/"
 
 
 def cells(notebook) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source) for cell in notebook.cells]
 
 
+def badge(name: str, address: str) -> str:
+    """What opens notebook ``name`` of the main branch in Colab."""
+    repository = address.removeprefix(GITHUB).removesuffix("/").removesuffix(".git")
+    return f"[![Open in Colab]({COLAB}assets/colab-badge.svg)]({COLAB}github/{repository}/blob/main/notebooks/{name}.ipynb)"
+
+
+def with_badge(source: str, shown: str) -> str:
+    """A source that has it as the paragraph after its title, in place of another one."""
+    lines = [line for line in source.splitlines() if not line.startswith("# [![Open in Colab]")]
+    title = next(number for number, line in enumerate(lines) if line.startswith("# # "))
+    rest = lines[title + 1 :]
+    while rest and rest[0] == "#":
+        del rest[0]
+    return "\n".join([*lines[: title + 1], "#", f"# {shown}", *(["#"] if rest and rest[0] else []), *rest]) + "\n"
+
+
 def main() -> None:
-    sources = sorted(FOLDER.glob("[0-9]*.py"))
-    for source in sources:
-        notebook, twin = jupytext.read(source), source.with_suffix(".ipynb")
-        if "--write" not in sys.argv and cells(jupytext.read(twin)) != cells(notebook):
+    address = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source", "")
+    for source in sorted(FOLDER.glob("[0-9]*.py")):
+        twin, text = source.with_suffix(".ipynb"), source.read_text()
+        wanted = with_badge(text, badge(source.stem, address)) if address.startswith(GITHUB) else text
+        if "--write" in sys.argv:
+            source.write_text(wanted)
+        notebook = jupytext.reads(wanted, fmt="py:percent")
+        if "--write" not in sys.argv and (wanted != text or cells(jupytext.read(twin)) != cells(notebook)):
             sys.exit(f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write")
         NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
         if "--write" in sys.argv:
