@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from bench.findings import FINDINGS, Finding
-from jaxnorm.experiments import explain, explain_figures, figures, report
+from jaxnorm.experiments import explain, explain_figures, figures, report, samples
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -23,7 +23,8 @@ def page(name: str, finding: Finding) -> str:
         pairs = zip(explain.words(results), explain_figures.PICTURES, strict=True)
         shown = "\n\n".join(f"{words}\n\n![]({picture})" for words, picture in pairs)
     else:
-        shown = "\n\n".join([report.markdown(results), *(f"![]({picture})" for picture in figures.pictures(settings))])
+        files = [*figures.pictures(settings), *samples.pictures(results)]
+        shown = "\n\n".join([report.markdown(results), *(f"![]({picture})" for picture in files)])
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     unit = results.get("loss", "cross entropy")
     facts = f"{seeds}; losses: {unit}; {machine['cores']} cores, jax {machine['jax']}, flax {machine['flax']}"

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxnorm.experiments import data, data_sequences, figures, report
+from jaxnorm.experiments import data, data_sequences, figures, report, samples
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.painter import SIDE, Painter, filters
 from jaxnorm.experiments.sequences import permuted
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
-from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats
+from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, some_points
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
 
@@ -158,6 +158,69 @@ def test_point_densities_are_those_of_scipy(rng):
         lifted = 1 / (1 + np.exp(-row[-1]))
         truth = -np.log(density) - np.log(lifted if point[2] else 1 - lifted)
         assert float(nats) == pytest.approx(truth, abs=1e-4)
+
+
+def test_points_are_drawn_from_the_mixture_that_is_told(rng):
+    """Mean, covariance and lifted pens of 40,000, next to those of the mixture; deviations of these are 0.005 or so."""
+    outputs = 0.5 * rng.standard_normal(6 * MIXTURES + 1)
+    points = np.asarray(some_points(jax.random.key(0), jnp.broadcast_to(jnp.asarray(outputs, jnp.float32), (40_000, len(outputs)))))
+    weight, x, y, log_x, log_y, skew = np.split(outputs[:-1], 6)
+    weight, means = np.exp(weight) / np.exp(weight).sum(), np.stack([x, y])
+    deviations = np.exp([log_x, log_y])
+    within = np.einsum("ik,jk->ijk", deviations, deviations)
+    within[[0, 1], [1, 0]] *= 0.99 * np.tanh(skew)
+    mean = means @ weight
+    spread = within @ weight + np.einsum("ik,jk,k->ij", means - mean[:, None], means - mean[:, None], weight)
+    np.testing.assert_allclose(points[:, :2].mean(0), mean, atol=0.03)
+    np.testing.assert_allclose(np.cov(points[:, :2].T), spread, atol=0.08)
+    assert points[:, 2].mean() == pytest.approx(1 / (1 + np.exp(-outputs[-1])), abs=0.01)
+
+
+def constant(model, inputs, **biases):
+    """Variables of a network of zeros but for these biases of its last layers."""
+    params = jax.tree.map(jnp.zeros_like, model.init({"params": jax.random.key(0), "noise": jax.random.key(0)}, inputs, evaluating=True))
+    for name, bias in biases.items():
+        params["params"][name]["bias"] = jnp.asarray(bias, jnp.float32)
+    return params
+
+
+def test_networks_that_always_tell_the_same_make_it(folder):
+    """A text of one symbol, drawings of one stroke to the right, images of one pixel after eight strokes."""
+    text, pen, painter = TextWriter("layer"), PenWriter("layer"), Painter("layer")
+    symbols, points, images = jnp.zeros((1, 5), jnp.int32), jnp.zeros((1, 5, 3)), jnp.zeros((1, SIDE**2))
+    alphabet = data_sequences.text(str(folder))
+    always = constant(text, symbols, Dense_0=1e4 * np.eye(65)[7])
+    found = samples.KINDS["text"].of(text, always, alphabet, 0)
+    assert found == [chr(alphabet.tables["alphabet"][0]) + 200 * chr(alphabet.tables["alphabet"][7])] * 3
+    told = np.repeat([0, 2, 0, -20, -20, 0], MIXTURES)
+    found = samples.KINDS["handwriting"].of(pen, constant(pen, points, Dense_0=[*told, -50]), alphabet, 0)
+    assert found == [[[2, 0, 0]] * 30] * 8
+    ink = np.where(np.arange(784) == 28, 10, -10)
+    found = samples.KINDS["draw"].of(painter, constant(painter, images, write=ink), alphabet, 0)
+    assert found == ["0" * 28 + "9" + "0" * 755] * 8
+
+
+@pytest.mark.parametrize("task", ["text --variants rnn", "handwriting --variants rnn", "draw"])
+def test_the_first_seed_shows_samples(task, folder):
+    name, *options = task.split()
+    arguments = [
+        "compare",
+        name,
+        "--data-dir",
+        str(folder),
+        *options,
+        "--norms",
+        "none",
+        "--epochs",
+        "1",
+        "--seeds",
+        "2",
+        "--batch-sizes",
+        "4",
+    ]
+    assert main([*arguments, "--out", str(folder / "o")]) == 0
+    assert ["samples" in run for run in report.read(folder / "o")["runs"]] == [True, False]
+    assert (folder / "o" / samples.SAMPLES).read_bytes().startswith(b"\x89PNG")
 
 
 def test_filters_look_where_they_are_told():

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from jaxnorm.experiments import explain, figures, report
+from jaxnorm.experiments import explain, figures, report, samples
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
 from jaxnorm.experiments.models import CONV, PLACES
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     console.print(report.table(results))
-    files = [report.RESULTS, *figures.pictures(results["settings"])]
+    files = [report.RESULTS, *figures.pictures(results["settings"]), *samples.pictures(results)]
     console.print(f"Written: {', '.join(str(options.out / file) for file in files)}")
     return 0
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default=Path("runs/compare"),
         type=Path,
-        help="folder for results.json and curves.png; runs/compare by default",
+        help="folder for results.json and pictures; runs/compare by default",
     )
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
     _add_explain(commands)

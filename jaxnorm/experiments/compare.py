@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxnorm.experiments import figures, report
+from jaxnorm.experiments import figures, report, samples
 from jaxnorm.experiments.runs import OnProgress, carry_out
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
@@ -47,12 +47,18 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     task = TASKS[settings.data]
     data = task.load(data_dir).first(settings.train_examples).with_batches_of(max(settings.batch_sizes))
 
+    kind = samples.KINDS.get(settings.data)
+
     def measure(run: Run, on_progress: OnProgress) -> dict:
-        return train(run, task.model(run.norm, run.variant, run.momentum), data, on_progress, task.losses)
+        def finish(model, variables) -> dict:
+            return {"samples": kind.of(model, variables, data, run.seed)} if kind and run.seed == 0 else {}
+
+        return train(run, task.model(run.norm, run.variant, run.momentum), data, on_progress, task.losses, finish)
 
     def told(found: dict) -> str:
         return report.told(found["epochs"][-1])
 
     results = carry_out(settings, KEY, measure, told, out, console, resume=resume, loss=task.unit)
     figures.plot(out, results)
+    samples.plot(out, results, data)
     return results

@@ -1,5 +1,6 @@
 """Data sets of sequences: film reviews of IMDB, Japanese vowels, pen drawings, and a text by its characters."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +84,11 @@ def text(folder: str | None = None) -> Dataset:
     characters = read_npz(path, ("text",))["text"]
     if characters.ndim != 1 or len(characters) < 20 * WINDOW:
         raise DataError(f"{path} must hold the text as {20 * WINDOW} bytes or more: got {characters.shape}.")
-    symbols = np.unique(characters, return_inverse=True)[1].astype(np.int32)
+    alphabet, symbols = np.unique(characters, return_inverse=True)
+    symbols = symbols.astype(np.int32)
     windows = [symbols[start : start + WINDOW + 1] for start in range(0, len(symbols) - WINDOW, WINDOW)]
     kept = len(windows) - len(windows) // 10
-    return unlabelled("text", np.stack(windows[:kept]), np.stack(windows[kept:]))
+    return replace(unlabelled("text", np.stack(windows[:kept]), np.stack(windows[kept:])), tables={"alphabet": alphabet})
 
 
 def ended(values: np.ndarray, lengths: np.ndarray, time: int) -> np.ndarray:

@@ -16,7 +16,8 @@ class Painter(nn.Module):
     """Reads binary images ``(batch, 784)``; its outputs are the nats of each: the variational bound, from one sample.
 
     ``variant`` is "whole", which reads and writes all of the image at every step, or "attention", which looks through
-    grids of 5 x 5 Gaussian filters (eqs. 19-29).
+    grids of 5 x 5 Gaussian filters (eqs. 19-29). ``making`` gives as many images of its own instead, as chances of ink,
+    from the prior's latents.
     """
 
     norm: str = "none"
@@ -25,7 +26,7 @@ class Painter(nn.Module):
     steps: int = 8
 
     @nn.compact
-    def __call__(self, images: jax.Array, *, evaluating: bool) -> jax.Array:
+    def __call__(self, images: jax.Array, *, evaluating: bool, making: bool = False) -> jax.Array:
         encoder, decoder = (jn.LayerNormLSTMCell(FEATURES, **NORMS[self.norm], name=name) for name in ("encoder", "decoder"))
         q, drawn = nn.Dense(2 * LATENT, name="q"), nn.Dense(WRITE**2 if self.variant == "attention" else SIDE**2, name="write")
         looks = [nn.Dense(5, name=name) for name in ("look", "aim")] if self.variant == "attention" else []
@@ -39,9 +40,11 @@ class Painter(nn.Module):
             coder, code = encoder(coder, jnp.concatenate([seen, h], -1))
             mean, log_deviation = jnp.split(q(code), 2, -1)
             nats += (0.5 * (mean**2 + jnp.exp(2 * log_deviation)) - log_deviation - 0.5).sum(-1)
-            painter, h = decoder(painter, mean + jnp.exp(log_deviation) * noise)
+            painter, h = decoder(painter, noise if making else mean + jnp.exp(log_deviation) * noise)
             stroke = drawn(h)
             canvas += put(stroke, *filters(looks[1](h), WRITE)) if looks else stroke
+        if making:
+            return jax.nn.sigmoid(canvas)
         return nats + optax.sigmoid_binary_cross_entropy(canvas, images).sum(-1)
 
 

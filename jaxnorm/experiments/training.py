@@ -52,12 +52,14 @@ def train(
     data: Dataset,
     on_progress: Callable[[int, int], None] = lambda step, steps: None,
     losses: Losses = cross_entropy,
+    finish: Callable[[nn.Module, Any], dict] = lambda model, variables: {},
 ) -> dict:
     """Trains and evaluates; the same run on the same machine gives the same numbers.
 
     Returns:
       A dict for JSON: ``curve`` (step, loss), ``epochs`` (a list of train_loss, test_loss, for classifiers test_accuracy
-      and, for norms with running statistics, the same with batch statistics), ``steps_per_second``.
+      and, for norms with running statistics, the same with batch statistics), ``steps_per_second``, and what ``finish``
+      says of the trained network.
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
@@ -82,7 +84,8 @@ def train(
         done += len(found)
         epochs.append({"train_loss": float(found.mean()), **evaluate(run, model, state[:2], data, losses)})
         on_progress(done, total)
-    return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds}
+    last = finish(model, {"params": state[0], "batch_stats": state[1]})
+    return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds, **last}
 
 
 def _given(state, data: Dataset):

@@ -1,0 +1,131 @@
+"""What networks that tell densities make of their own, and pictures of it: images, pen drawings, texts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import lax
+
+from jaxnorm.experiments.data import Dataset
+from jaxnorm.experiments.figures import pyplot, save
+from jaxnorm.experiments.painter import SIDE
+from jaxnorm.experiments.report import described, shown_keys
+from jaxnorm.experiments.writers import some_points
+
+SAMPLES = "samples.png"
+DRAWN = 30  # points of a drawing: about the median of Omniglot's
+TOLD, WIDTH = 200, 48  # characters of a text, and of a line of a picture
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of sample; written ones are for JSON."""
+
+    count: int  # in a row
+    height: float  # of one, next to its width
+    make: Callable[[nn.Module, Any, jax.Array, int], jax.Array]  # of a network, its variables, a key and the count
+    write: Callable[[np.ndarray, Dataset], list]
+    show: Callable[[Any, Any], object]  # one, on axes
+
+    def of(self, model: nn.Module, variables, data: Dataset, seed: int) -> list:
+        """Written samples of a trained network."""
+        return self.write(np.asarray(self.make(model, variables, jax.random.key(seed), self.count)), data)
+
+
+def _told(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any:
+    return model.apply(variables, inputs, evaluating=True, making=True, rngs={"noise": key})
+
+
+def _images(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
+    return _told(model, variables, jnp.zeros((count, SIDE**2)), key)
+
+
+def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
+    def one_more(at: jax.Array, points: jax.Array) -> jax.Array:
+        now = jax.random.fold_in(key, at)
+        return points.at[:, at].set(some_points(now, _told(model, variables, points, now)[:, at]))
+
+    return jax.jit(lambda: lax.fori_loop(0, DRAWN, one_more, jnp.zeros((count, DRAWN, 3))))()
+
+
+def _texts(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
+    """From the first symbol, the end of a line, on."""
+
+    def one_more(at: jax.Array, symbols: jax.Array) -> jax.Array:
+        now = jax.random.fold_in(key, at)
+        return symbols.at[:, at + 1].set(jax.random.categorical(now, _told(model, variables, symbols, now)[:, at]))
+
+    return jax.jit(lambda: lax.fori_loop(0, TOLD, one_more, jnp.zeros((count, TOLD + 1), jnp.int32)))()
+
+
+def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:
+    """Chances of ink, in ninths."""
+    return ["".join(map(str, image)) for image in (9 * images).round().astype(int)]
+
+
+def _points_of(drawings: np.ndarray, data: Dataset) -> list[list]:
+    """What is there of each, in hundredths."""
+    return [np.round(points[~np.isnan(points[:, 0])].astype(float), 2).tolist() for points in drawings]
+
+
+def _characters_of(texts: np.ndarray, data: Dataset) -> list[str]:
+    return ["".join(map(chr, np.take(data.tables["alphabet"], symbols, mode="clip"))) for symbols in texts]
+
+
+def _show_image(axes, digits: str) -> None:
+    axes.imshow(np.array(list(map(int, digits))).reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=9)
+
+
+def _show_drawing(axes, points: list) -> None:
+    """Lines from each point to the next, where the pen is not lifted."""
+    *offsets, lifted = np.array(points).T
+    x, y = np.cumsum(offsets, 1)
+    for part in np.split(np.arange(len(x)), np.flatnonzero(lifted) + 1):
+        axes.plot(x[part], y[part], "k", linewidth=1, solid_capstyle="round")
+    axes.set_aspect("equal", adjustable="datalim")
+
+
+def _show_text(axes, text: str) -> None:
+    lines = chain.from_iterable(wrap(line, WIDTH) or [""] for line in text.strip().splitlines())
+    axes.text(0, 1, "\n".join(lines), family="monospace", fontsize=7, va="top", parse_math=False)
+
+
+KINDS = {  # by task
+    "draw": Kind(8, 1, _images, _digits_of, _show_image),
+    "handwriting": Kind(8, 1, _drawings, _points_of, _show_drawing),
+    "text": Kind(3, 0.4, _texts, _characters_of, _show_text),
+}
+
+
+def pictures(results: dict) -> list[str]:
+    """The names of the files that there are."""
+    return [SAMPLES] if any("samples" in run for run in results["runs"]) else []
+
+
+def plot(folder: Path, results: dict, data: Dataset) -> None:
+    """Draws a row of test examples, and one of every network's samples, where there are any."""
+    runs = [run for run in results["runs"] if "samples" in run]
+    if not runs:
+        return
+    plt, settings, kind = pyplot(), results["settings"], KINDS[results["settings"]["data"]]
+    examples = data.test_inputs[:: max(1, len(data.test_inputs) // kind.count)][: kind.count]
+    rows = {"data": kind.write(examples, data)}
+    for run in runs:
+        rows[", ".join(shown_keys(settings, (run["variant"], f"batch {run['batch_size']}", run["norm"])))] = run["samples"]
+    size = 10.5, len(rows) * kind.height * 10 / kind.count + 0.5
+    figure, axes = plt.subplots(len(rows), kind.count, figsize=size, squeeze=False, layout="constrained")
+    for (name, samples), row in zip(rows.items(), axes, strict=True):
+        row[0].set_ylabel(name)
+        for ax, sample in zip(row, samples, strict=False):  # there may be fewer
+            kind.show(ax, sample)
+        for ax in row:
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+    save(figure, folder / SAMPLES, f"{described(settings)}: samples")
