@@ -1,5 +1,8 @@
 """Recurrent networks against the papers' equations in float64, and their shapes, dtypes and layouts."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 from recurrent_cases import FEATURES, HIDDEN, OF_ONE, by_case, by_few, sequences, small_chunks
 
 import jaxnorm as jn
+from jaxnorm import recurrent
 from jaxnorm.recurrent import native, scan
 
 pytestmark = pytest.mark.usefixtures("several_chunks")
@@ -105,3 +109,12 @@ def test_zero_variance_is_finite_for_any_epsilon():
         value, gradient = jax.value_and_grad(lambda x, e=epsilon: jn.recurrent.lstm(x, params, epsilon=e)[1].sum())(x)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all() or epsilon == 1e-30
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
+def test_initial_kernels_are_decomposed_one_at_a_time(name):
+    """On a CPU a stack of decompositions waits for threads of XLA's pool; two stacks at once may hold them all, for ever."""
+    init = partial(getattr(recurrent, f"init_{name}"), in_features=3, features=4)
+    calls = [line for line in jax.jit(init).lower(jax.random.key(0)).as_text().splitlines() if "geqrf" in line or "orgqr" in line]
+    assert len(calls) == 2
+    assert all("tensor<4x4xf32>" in line and not re.search(r"tensor<\d+x\d+x\d+xf32>", line) for line in calls)

@@ -56,7 +56,9 @@ class Start:
 
 def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> jax.Array:
     rows, features = shape[0], shape[1] // blocks
-    drawn = jax.vmap(lambda k: draw(k, (rows, features), dtype))(jax.random.split(key, blocks))
+    # One after the other: a stack of QR decompositions waits for threads of XLA's pool, and two of them stop one another for
+    # ever where they hold all threads.
+    drawn = jax.lax.map(lambda k: draw(k, (rows, features), dtype), jax.random.split(key, blocks))
     return drawn.transpose(1, 0, 2).reshape(shape)
 
 
