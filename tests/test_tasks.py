@@ -200,6 +200,16 @@ def test_networks_that_always_tell_the_same_make_it(folder):
     assert found == ["0" * 28 + "9" + "0" * 755] * 8
 
 
+@pytest.mark.parametrize("task", ["text", "handwriting", "draw"])
+def test_a_network_that_diverged_is_shown_too(task, folder):
+    """Blank images, drawings of nothing, any text; after steps of such a length no sampled number is finite."""
+    arguments = ["compare", task, "--data-dir", str(folder), "--norms", "none", "--epochs", "1", "--seeds", "1", "--batch-sizes", "2"]
+    assert main([*arguments, "--optimizer", "sgd", "--learning-rate", "1e30", "--out", str(folder / "o")]) == 0
+    found = report.read(folder / "o")["runs"][0]["samples"]
+    assert found == [{"draw": "0" * 784, "handwriting": []}[task]] * 8 if task != "text" else list(map(len, found)) == [201] * 3
+    assert (folder / "o" / samples.SAMPLES).read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("task", ["text --variants rnn", "handwriting --variants rnn", "draw"])
 def test_the_first_seed_shows_samples(task, folder):
     name, *options = task.split()

@@ -66,13 +66,13 @@ def _texts(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array
 
 
 def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:
-    """Chances of ink, in ninths."""
-    return ["".join(map(str, image)) for image in (9 * images).round().astype(int)]
+    """Chances of ink, in ninths; those that are no number are blank."""
+    return ["".join(map(str, image)) for image in (9 * np.nan_to_num(images)).round().astype(int)]
 
 
 def _points_of(drawings: np.ndarray, data: Dataset) -> list[list]:
-    """What is there of each, in hundredths."""
-    return [np.round(points[~np.isnan(points[:, 0])].astype(float), 2).tolist() for points in drawings]
+    """The points of each that are there, in hundredths."""
+    return [np.round(points[np.isfinite(points).all(1)].astype(float), 2).tolist() for points in drawings]
 
 
 def _characters_of(texts: np.ndarray, data: Dataset) -> list[str]:
@@ -85,7 +85,7 @@ def _show_image(axes, digits: str) -> None:
 
 def _show_drawing(axes, points: list) -> None:
     """Lines from each point to the next, where the pen is not lifted."""
-    *offsets, lifted = np.array(points).T
+    *offsets, lifted = np.array(points).reshape(-1, 3).T
     x, y = np.cumsum(offsets, 1)
     for part in np.split(np.arange(len(x)), np.flatnonzero(lifted) + 1):
         axes.plot(x[part], y[part], "k", linewidth=1, solid_capstyle="round")
