@@ -185,8 +185,8 @@ def constant(model, inputs, **biases):
 
 
 def test_networks_that_always_tell_the_same_make_it(folder):
-    """A text of one symbol, drawings of one stroke to the right, images of one pixel after eight strokes."""
-    text, pen, painter = TextWriter("layer"), PenWriter("layer"), Painter("layer")
+    """A text of one symbol, drawings of one stroke to the right, images of one pixel."""
+    text, pen, painter = TextWriter("layer"), PenWriter("layer"), Painter("layer", steps=2)
     symbols, points, images = jnp.zeros((1, 5), jnp.int32), jnp.zeros((1, 5, 3)), jnp.zeros((1, SIDE**2))
     alphabet = data_sequences.text(str(folder))
     always = constant(text, symbols, Dense_0=1e4 * np.eye(65)[7])

@@ -44,7 +44,7 @@ def _told(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any
 
 
 def _images(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
-    return _told(model, variables, jnp.zeros((count, SIDE**2)), key)
+    return jax.jit(lambda: _told(model, variables, jnp.zeros((count, SIDE**2)), key))()
 
 
 def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
