@@ -64,11 +64,21 @@ def build(folder: Path = FOLDER) -> Path:
 
 
 def _compile(compiler: str, target: Path) -> str | None:
-    """Why it failed, None if it did not."""
-    command = [*compiler.split(), *FLAGS.split(), f"-I{jax.ffi.include_dir()}", *map(str, SOURCES), "-o", str(target)]
+    """Why it failed, None if it did not. Sources are compiled side by side."""
+    command = [*compiler.split(), *FLAGS.split(), f"-I{jax.ffi.include_dir()}"]
+    parts = {str(target.with_name(f"{source.stem}.o")): source for source in SOURCES}
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        running = [_start([*command, "-c", str(source), "-o", part]) for part, source in parts.items()]
+        failed = [error for error in map(_error, running) if error]
+        return failed[0] if failed else _error(_start([*command, *parts, "-o", str(target)]))
     except FileNotFoundError:
         return "not found"
-    lines = done.stderr.strip().splitlines()
-    return None if done.returncode == 0 else next((line[:200] for line in lines if "error" in line), "failed")
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _error(process: subprocess.Popen) -> str | None:
+    lines = process.communicate()[1].strip().splitlines()
+    return None if process.returncode == 0 else next((line[:200] for line in lines if "error" in line), "failed")
