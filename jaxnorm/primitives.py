@@ -17,6 +17,8 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxnorm.varying import vary, varying_axes
+
 
 def linear(name: str, function: Callable, transpose: Callable, like: Callable, batched: Callable, *, results: int) -> Callable:
     """A callable ``(facts, residuals, arguments) -> results``, linear in the arguments.
@@ -43,9 +45,9 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
     def call(facts, residuals, arguments):
         kept, given = jax.tree.flatten(residuals)
         leaves, taken = jax.tree.flatten(arguments)
-        varying = frozenset().union(*map(_axes, (*kept, *leaves)))
+        varying = frozenset().union(*map(varying_axes, (*kept, *leaves)))
         static = {"facts": facts, "given": given, "taken": taken, "made": jax.tree.structure((0,) * results)}
-        return tuple(forward.bind(*kept, *(_vary(a, varying) for a in leaves), **static))
+        return tuple(forward.bind(*kept, *(vary(a, varying) for a in leaves), **static))
 
     return call
 
@@ -118,8 +120,8 @@ def _jvp(primitive, plain, primals, tangents, **static):
 def _transpose(other, cotangents, *leaves, facts, given, taken, made):
     filled = [jnp.zeros(c.aval.shape, c.aval.dtype) if isinstance(c, ad.Zero) else c for c in cotangents]
     residuals = leaves[: given.num_leaves]
-    varying = frozenset().union(*map(_axes, (*residuals, *filled)))
-    filled = [_vary(c, varying) for c in filled]
+    varying = frozenset().union(*map(varying_axes, (*residuals, *filled)))
+    filled = [vary(c, varying) for c in filled]
     return [None] * given.num_leaves + list(other.bind(*residuals, *filled, facts=facts, given=given, taken=made, made=taken))
 
 
@@ -130,19 +132,3 @@ def _batch(primitive, batched, leaves, axes, *, facts, **trees):
     ]
     results = primitive.bind(*whole, facts=batched(facts, size), **trees)
     return results, [0] * len(results)
-
-
-def _axes(a) -> frozenset:
-    """The mesh axes that an array varies over inside of shard_map."""
-    kind = jax.typeof(a)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
-
-
-def _vary(a, axes: frozenset):
-    """The array, varying over these axes; its cotangents are summed over them."""
-    missing = tuple(axes - _axes(a))
-    if not missing:
-        return a
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(a, missing, to="varying")
-    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX

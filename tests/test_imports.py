@@ -12,8 +12,8 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "checks", "primitives"],
-    ["frame"],
+    ["axes", "checks", "varying"],
+    ["frame", "primitives"],
     ["moments", "application"],
     ["transposed"],
     ["kernels"],

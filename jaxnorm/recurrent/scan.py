@@ -12,21 +12,19 @@ sums of weight gradients: those are products of whole chunks after it. A chunk i
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
+from jaxnorm.varying import vary, varying_axes
 
 # Gives the state after the last step and, after each step, the parts of the state; of these h alone need have a derivative.
 Loop = Callable[[Cell, Weights, jax.Array, Steps, State], tuple[State, State]]
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 SHORT = 8  # steps, up to which a sequence need not be cut
-
-_LAX: Any = lax  # whose name for it changed with JAX 0.9
-VARY = partial(_LAX.pcast, to="varying") if hasattr(lax, "pcast") else _LAX.pvary
 
 
 class Chunks(NamedTuple):
@@ -99,18 +97,8 @@ def joined(time: int, chunks):
 
 def varying_alike(values, others):
     """In shard_map, arrays that differ between devices wherever any does: a carry must, weights have one sum of gradients."""
-    axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves((values, others))))
-
-    def vary(leaf: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - _varying_axes(leaf)))
-        return VARY(leaf, missing) if missing else leaf
-
-    return jax.tree.map(vary, values)
-
-
-def _varying_axes(leaf: jax.Array) -> frozenset[str]:
-    kind: Any = jax.typeof(leaf)
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # the former until JAX 0.8
+    axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves((values, others))))
+    return jax.tree.map(lambda leaf: vary(leaf, axes), values)
 
 
 def advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
