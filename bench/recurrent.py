@@ -8,7 +8,6 @@ parameters and inputs of ``sum(outputs * fixed random numbers)``. PyTorch takes 
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import random
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxnorm as jn
-from bench.stamp import commit
+from bench.stamp import commit, versions
 from jaxnorm import kernels
 from jaxnorm.experiments.report import machine
 
@@ -213,7 +212,7 @@ def main() -> None:
     console, rows = Console(), []
     for shape in options.shapes.split(","):
         rows += measure(shape, options.repeats, options.only.split(",") if options.only else None, console)
-    facts = machine() | {"commit": commit()} | ({"torch": importlib.metadata.version("torch")} if TORCH else {})
+    facts = machine() | versions() | {"commit": commit()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"

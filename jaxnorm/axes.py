@@ -48,8 +48,8 @@ class Pooling:
     @property
     def kept(self) -> tuple[int, ...]:
         """The shape of the statistics: a pooled axis has size one, a split one the size of what is kept of it."""
-        ends = list(itertools.accumulate(map(len, self.parts)))
-        return tuple(math.prod(self.split_kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
+        kept, ends = self.split_kept, itertools.accumulate(map(len, self.parts))
+        return tuple(math.prod(kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The split form of a shape that broadcasts against ``self.shape``."""

@@ -213,21 +213,8 @@ def test_a_network_that_diverged_is_shown_too(task, folder):
 @pytest.mark.parametrize("task", ["text --variants rnn", "handwriting --variants rnn", "draw"])
 def test_the_first_seed_shows_samples(task, folder):
     name, *options = task.split()
-    arguments = [
-        "compare",
-        name,
-        "--data-dir",
-        str(folder),
-        *options,
-        "--norms",
-        "none",
-        "--epochs",
-        "1",
-        "--seeds",
-        "2",
-        "--batch-sizes",
-        "4",
-    ]
+    usual = ["--norms", "none", "--epochs", "1", "--seeds", "2", "--batch-sizes", "4"]
+    arguments = ["compare", name, "--data-dir", str(folder), *options, *usual]
     assert main([*arguments, "--out", str(folder / "o")]) == 0
     assert ["samples" in run for run in report.read(folder / "o")["runs"]] == [True, False]
     assert (folder / "o" / samples.SAMPLES).read_bytes().startswith(b"\x89PNG")

@@ -46,7 +46,6 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     """
     task = TASKS[settings.data]
     data = task.load(data_dir).first(settings.train_examples).with_batches_of(max(settings.batch_sizes))
-
     kind = samples.KINDS.get(settings.data)
 
     def measure(run: Run, on_progress: OnProgress) -> dict:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -43,26 +44,30 @@ def _told(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any
     return model.apply(variables, inputs, evaluating=True, making=True, rngs={"noise": key})
 
 
-def _images(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
-    return jax.jit(lambda: _told(model, variables, jnp.zeros((count, SIDE**2)), key))()
+def _in_turn(model: nn.Module, variables, key: jax.Array, draw: Callable, empty: jax.Array, given: int) -> jax.Array:
+    """Fills ``(count, steps, ...)`` after the given steps, each drawn from what the network tells of those before it."""
 
-
-def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
-    def one_more(at: jax.Array, points: jax.Array) -> jax.Array:
+    def one_more(at: jax.Array, made: jax.Array) -> jax.Array:
         now = jax.random.fold_in(key, at)
-        return points.at[:, at].set(some_points(now, _told(model, variables, points, now)[:, at]))
+        return made.at[:, at + given].set(draw(now, _told(model, variables, made, now)[:, at]))
 
-    return jax.jit(lambda: lax.fori_loop(0, DRAWN, one_more, jnp.zeros((count, DRAWN, 3))))()
+    return lax.fori_loop(0, empty.shape[1] - given, one_more, empty)
 
 
+@partial(jax.jit, static_argnums=(0, 3))
+def _images(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
+    return _told(model, variables, jnp.zeros((count, SIDE**2)), key)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
+    return _in_turn(model, variables, key, some_points, jnp.zeros((count, DRAWN, 3)), 0)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
 def _texts(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
     """From the first symbol, the end of a line, on."""
-
-    def one_more(at: jax.Array, symbols: jax.Array) -> jax.Array:
-        now = jax.random.fold_in(key, at)
-        return symbols.at[:, at + 1].set(jax.random.categorical(now, _told(model, variables, symbols, now)[:, at]))
-
-    return jax.jit(lambda: lax.fori_loop(0, TOLD, one_more, jnp.zeros((count, TOLD + 1), jnp.int32)))()
+    return _in_turn(model, variables, key, jax.random.categorical, jnp.zeros((count, TOLD + 1), jnp.int32), 1)
 
 
 def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:

@@ -54,8 +54,8 @@ struct Lstm {
     return sum / n;
   }
 
-  // Turns the recurrent products of one sequence, a, into normalized ones (x: those of the input), and gives t, the tanh of the pre-activations,
-  // and 1 / deviation of a and x. Where terms are apart, t begins as that of x.
+  // Turns the recurrent products of one sequence, a, into normalized ones (x: those of the input), and gives t, the tanh of the
+  // pre-activations, and 1 / deviation of a and x. Where terms are apart, t begins as that of x.
   void gates(float* a, const float* x, float* t, float* r, float& r_x, bool* still) const {
     const int64_t n = packed(), width = sets ? n / sets : n;
     if (apart()) {
