@@ -11,7 +11,7 @@ from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
 from test_native import close as close_to
 
 import jaxnorm as jn
-from jaxnorm.recurrent import scan
+from jaxnorm.recurrent import native, scan
 
 OURS = [case for case in CASES if case.cell == "lstm" and case.norm != "batch" and case.projection is None]
 FEW = [Case("lstm"), Case("lstm", "rms", "sum"), Case("lstm", "layer", "gate"), Case("lstm", None)]
@@ -22,8 +22,9 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks
 
 
 @pytest.fixture(autouse=True)
-def _kernels(use):
+def _kernels(use, monkeypatch):
     use("native")
+    monkeypatch.setattr(native, "WIDE", 30)  # features, of which wide() has more
 
 
 def gradient(case, weights, implementation=None, **options):
@@ -88,23 +89,24 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
 
 
 @by_few
-def test_transformations(case, rng):
+def test_transformations(case, rng, monkeypatch):
     """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
+    monkeypatch.setattr(native, "WIDE", 1)
     x, params = sequences(rng, 2, 3, 5), [case.params(seed=seed) for seed in range(2)]
     weights = weights_for(case, rng, x[0], params[0])
-    native, plain = (gradient(case, weights, implementation) for implementation in ("native", "chunked"))
+    ours, plain = (gradient(case, weights, implementation) for implementation in ("native", "chunked"))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    close(jax.vmap(native)(x, stacked), jax.vmap(plain)(x, stacked), 2e-5)
-    close(jax.vmap(native, (0, None))(x, params[0]), jax.vmap(plain, (0, None))(x, params[0]), 2e-5)
+    close(jax.vmap(ours)(x, stacked), jax.vmap(plain)(x, stacked), 2e-5)
+    close(jax.vmap(ours, (0, None))(x, params[0]), jax.vmap(plain, (0, None))(x, params[0]), 2e-5)
     at = x[0], params[0]
     along = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape).astype(np.float32)), at)
-    for f in (native, plain):
+    for f in (ours, plain):
         value = jax.jvp(lambda *at, f=f: f(*at)[0], at, along)
         close(value[1], sum(map(jnp.vdot, *map(jax.tree.leaves, (f(*at)[1], along)))), 2e-5)
-    second = [jax.jit(lambda *at, f=f: jax.jvp(lambda *at: f(*at)[1], at, along)[1])(*at) for f in (native, plain)]
+    second = [jax.jit(lambda *at, f=f: jax.jvp(lambda *at: f(*at)[1], at, along)[1])(*at) for f in (ours, plain)]
     close(*second, 1e-4)
     remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights, implementation="native")), argnums=(0, 1)))
-    close(remade(*at), native(*at)[1], 1e-6)
+    close(remade(*at), ours(*at)[1], 1e-6)
 
 
 def test_shard_map(rng):
@@ -169,13 +171,37 @@ def test_float64_is_left_to_plain_jax(rng, x64):
     assert case.call(x, params)[1].dtype == jnp.float64
 
 
-def test_the_backward_pass_keeps_states_alone(rng, monkeypatch):
-    """As in plain JAX: a sequence four times as long keeps four times as much, 2.2 H floats a step."""
+def kept_by(case, features, rng, monkeypatch):
+    """How many numbers for each feature and step the backward pass keeps, found by making sequences four times as long."""
     monkeypatch.setattr(scan, "chunk_length", lambda *_: 20)
-    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, 64)
+    params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, features, **case.options)
+    call = partial(case.call, implementation="native")
     kept = [
         sum(leaf.nbytes for leaf in jax.tree.leaves(pull) if hasattr(leaf, "nbytes"))
         for steps in (80, 320)
-        for pull in [jax.vjp(lambda p, x: jn.recurrent.lstm(x, p, implementation="native")[1], params, sequences(rng, 16, steps))[1]]
+        for pull in [jax.vjp(lambda p, x: call(x, p)[1], params, sequences(rng, 4, steps))[1]]
     ]
-    assert (kept[1] - kept[0]) / (240 * 16 * 64 * 4) <= 2.2
+    return (kept[1] - kept[0]) / (240 * 4 * features * 4)
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_the_backward_pass_keeps_states_alone(case, rng, monkeypatch):
+    """As in plain JAX: of every step h, c and x."""
+    monkeypatch.setattr(native, "WIDE", 256)
+    assert kept_by(case, 64, rng, monkeypatch) == 2 + FEATURES / 64
+
+
+def test_without_a_norm_wide_networks_keep_their_gates(rng, monkeypatch):
+    assert kept_by(Case("lstm", None), native.WIDE, rng, monkeypatch) == 6 + FEATURES / native.WIDE
+
+
+@pytest.mark.parametrize("steps", [5, 7])
+def test_gates_that_were_kept_give_the_same_gradients(steps, rng, monkeypatch):
+    """To the bit, of sequences cut evenly and not, with steps that are not taken."""
+    case = Case("lstm", None)
+    x, params, where = sequences(rng, 13, steps), wide(rng, case), jnp.asarray(rng.random((13, steps)) < 0.8)
+    found = []
+    for features in (1, 256):
+        monkeypatch.setattr(native, "WIDE", features)
+        found.append(gradient(case, weights_for(case, np.random.default_rng(0), x, params), where=where)(x, params))
+    jax.tree.map(np.testing.assert_array_equal, *found)

@@ -22,24 +22,30 @@ void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
   });
 }
 
-void forward(ffi::ThreadPool& pool, const Lstm& net, const float* h0, const float* c0, float* hs, float* cs) {
-  const int64_t hidden = net.hidden, stride = net.batch * hidden;
+// Of each step c and the gates are written down where a transpose needs them.
+void forward(ffi::ThreadPool& pool, const Lstm& net, const float* h0, const float* c0, float* hs, float* last, float* cs, float* gates) {
+  const int64_t hidden = net.hidden, stride = net.batch * hidden, n = net.packed();
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
     std::vector<float> a(rows * net.padded()), x(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
-    const float *h = h0 + first * hidden, *c = c0 + first * hidden;
+    const float* h = h0 + first * hidden;
+    float* c = last + first * hidden;
+    std::copy_n(c0 + first * hidden, rows * hidden, c);
     for (int64_t step = 0; step < net.time; ++step) {
-      float *next_h = hs + step * stride + first * hidden, *next_c = cs + step * stride + first * hidden;
-      net.products(step * net.batch + first, rows, h, x.data(), a.data());
+      const int64_t at = step * net.batch + first;
+      float* next_h = hs + at * hidden;
+      net.products(at, rows, h, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row = r * hidden, wide = r * net.padded();
-        if (net.taken[step * net.batch + first + r]) {
-          net.step(&a[wide], &x[wide], c + row, t.data(), u.data(), shown.data(), next_h + row, next_c + row);
+        float* of_gates = gates ? gates + (at + r) * n : t.data();
+        if (net.taken[at + r]) {
+          net.step(&a[wide], &x[wide], c + row, of_gates, u.data(), shown.data(), next_h + row);
         } else {
           std::copy_n(h + row, hidden, next_h + row);
-          std::copy_n(c + row, hidden, next_c + row);
+          if (gates) std::fill_n(of_gates, n, 0.f);
         }
       }
-      h = next_h, c = next_c;
+      if (cs) std::copy_n(c, rows * hidden, cs + at * hidden);
+      h = next_h;
     }
   });
 }
@@ -65,14 +71,15 @@ struct Cotangents {
     for (int64_t k = 0; k < n; ++k) to[k] = r * (v[k] - mean - u[k] * slope);
   }
 
-  // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c.
-  void step(float* a, const float* x, int64_t at, const float* c, const float* dh, float* dc, float* dx, float* sums) {
+  // One step of one sequence: a holds products and gets their cotangents, dh is used up, dc becomes that of c. Gates that
+  // were written down stand for the products, where there is no norm.
+  void step(float* a, const float* x, const float* gates, int64_t at, const float* c, const float* dh, float* dc, float* dx, float* sums) {
     const int64_t hidden = net.hidden, n = net.packed();
     float r[4], r_x = 0, cell_r = 0;
     bool still[4], cell_still = false;
-    net.gates(a, x, t.data(), r, r_x, still);
-    net.cell_of(t.data(), c, next.data(), u.data(), shown.data(), cell_r, cell_still);
-    const float *i = t.data(), *f = i + hidden, *g = f + hidden, *o = g + hidden;
+    if (!gates) net.gates(a, x, t.data(), r, r_x, still);
+    const float *i = gates ? gates : t.data(), *f = i + hidden, *g = f + hidden, *o = g + hidden;
+    net.cell_of(i, c, next.data(), u.data(), shown.data(), cell_r, cell_still);
     float *by_scale = sums, *by_input_scale = by_scale + n, *by_bias = by_input_scale + n;
     float *by_cell_scale = by_bias + n, *by_cell_bias = by_cell_scale + hidden;
     float* d = dx;  // of the pre-activations
@@ -129,9 +136,10 @@ struct Results {
   float *da, *dx, *dh, *dc, *dscale, *dinput_scale, *dbias, *dcell_scale, *dcell_bias;
 };
 
-void backward(ffi::ThreadPool& pool, const Lstm& net, const float* transposed, const float* h0, const float* c0, const float* hs,
-              const float* cs, const float* by_h, const float* later_h, const float* later_c,
-              const Results& to) {
+// Over some steps, from the cotangents of h after each and of the state after the last.
+void backward(ffi::ThreadPool& pool, const Lstm& net, int64_t begin, int64_t steps, const float* transposed, const float* h0,
+              const float* c0, const float* hs, const float* cs, const float* gates, const float* by_h, const float* later_h,
+              const float* later_c, const Results& to) {
   const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 3 * n + 2 * hidden;
   const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
   const bool apart = net.apart();  // dx differs from da
@@ -142,19 +150,20 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, const float* transposed, c
     float* dc = to.dc + first * hidden;
     std::copy_n(later_c + first * hidden, rows * hidden, dc);
     for (int64_t r = 0; r < rows; ++r) std::copy_n(later_h + (first + r) * hidden, hidden, &dh[r * padded]);
-    for (int64_t step = net.time - 1; step >= 0; --step) {
-      const int64_t at = step * net.batch + first;
+    for (int64_t step = begin + steps - 1; step >= begin; --step) {
+      const int64_t at = step * net.batch + first, to_at = at - begin * net.batch;
       const float *h = step ? hs + (step - 1) * all + first * hidden : h0 + first * hidden;
       const float *c = step ? cs + (step - 1) * all + first * hidden : c0 + first * hidden;
-      float* da = to.da + at * n;
-      net.products(at, rows, h, x.data(), a.data());
+      float* da = to.da + to_at * n;
+      if (!gates) net.products(at, rows, h, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
         float *products = &a[r * net.padded()], *by = &dh[r * padded], *by_cell = dc + r * hidden;
         for (int64_t k = 0; k < hidden; ++k) by[k] += by_h[(at + r) * hidden + k];
-        float* dx = apart ? to.dx + (at + r) * n : da + r * n;
+        float* dx = apart ? to.dx + (to_at + r) * n : da + r * n;
         if (net.taken[at + r]) {
           float* sum = &sums[(first + r) / kBlock * of_block];
-          cotangents.step(products, &x[r * net.padded()], at + r, c + r * hidden, by, by_cell, dx, sum);
+          const float* of_gates = gates ? gates + (at + r) * n : nullptr;
+          cotangents.step(products, &x[r * net.padded()], of_gates, at + r, c + r * hidden, by, by_cell, dx, sum);
           if (net.sets) std::copy_n(products, n, da + r * n);
         } else {
           std::fill_n(da + r * n, n, 0.f);
@@ -193,32 +202,35 @@ Lstm network(const F32& x, const F32& scale, const F32& input_scale, const F32& 
           taken.typed_data(), input_kernel.typed_data(), kernel.typed_data()};
 }
 
+// Absent where it is empty.
+float* given(F32& buffer) { return buffer.element_count() ? buffer.typed_data() : nullptr; }
+
 ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
-                        F32 input_kernel, F32 kernel, F32 h, F32 c, Result hs, Result cs, int64_t hidden, int64_t batch,
-                        int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
+                        F32 input_kernel, F32 kernel, F32 h, F32 c, Result hs, Result last, Result cs, Result gates, int64_t hidden,
+                        int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
                            joint, cell, centered, carried, epsilon);
-  forward(pool, net, h.typed_data(), c.typed_data(), hs->typed_data(), cs->typed_data());
+  forward(pool, net, h.typed_data(), c.typed_data(), hs->typed_data(), last->typed_data(), given(*cs), given(*gates));
   return ffi::Error::Success();
 }
 
 ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
-                         F32 input_kernel, F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 by_h, F32 later_h, F32 later_c,
-                         Result da, Result dx, Result dh, Result dc, Result dscale, Result dinput_scale, Result dbias, Result dcell_scale,
-                         Result dcell_bias, int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered,
-                         bool carried, double epsilon) {
+                         F32 input_kernel, F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 gates, F32 by_h, F32 later_h,
+                         F32 later_c, ffi::Buffer<ffi::S32> begin, Result da, Result dx, Result dh, Result dc, Result dscale,
+                         Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
+                         int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
                            joint, cell, centered, carried, epsilon);
   const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
                    dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
-  backward(pool, net, transposed.typed_data(), h.typed_data(), c.typed_data(), hs.typed_data(), cs.typed_data(), by_h.typed_data(),
-           later_h.typed_data(), later_c.typed_data(), to);
+  backward(pool, net, *begin.typed_data(), da->element_count() / (batch * net.packed()), transposed.typed_data(), h.typed_data(),
+           c.typed_data(), hs.typed_data(), cs.typed_data(), given(gates), by_h.typed_data(), later_h.typed_data(), later_c.typed_data(), to);
   return ffi::Error::Success();
 }
 
-template <int more, int results>
-auto binding() {
-  return giving<results>(taking<4 + more>(taking<6>(on_threads()).template Arg<Flags>()))
+template <typename Binding>
+auto facts(Binding binding) {
+  return std::move(binding)
       .template Attr<int64_t>("hidden")
       .template Attr<int64_t>("batch")
       .template Attr<int64_t>("sets")
@@ -229,7 +241,10 @@ auto binding() {
       .template Attr<double>("epsilon");
 }
 
+auto network_and_start() { return taking<4>(taking<6>(on_threads()).template Arg<Flags>()); }
+
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (binding<0, 2>()));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call, (binding<6, 9>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (facts(giving<4>(network_and_start()))));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call,
+                              (facts(giving<9>(taking<7>(network_and_start()).template Arg<ffi::Buffer<ffi::S32>>()))));

@@ -83,7 +83,8 @@ struct Lstm {
     }
   }
 
-  // c', and what h' shows of it: where it is normalized, u is that without gain and shift, r is 1 / deviation.
+  // c', which may take the place of c, and what h' shows of it: where it is normalized, u is that without gain and shift, r is
+  // 1 / deviation.
   void cell_of(const float* t, const float* c, float* next, float* u, float* shown, float& r, bool& still) const {
     const float *i = t, *f = t + hidden, *g = f + hidden;
     float sum = 0, squares = 0;
@@ -109,14 +110,14 @@ struct Lstm {
   }
 
   // One step of one sequence.
-  void step(float* a, const float* x, const float* c, float* t, float* u, float* shown, float* next_h, float* next_c) const {
+  void step(float* a, const float* x, float* c, float* t, float* u, float* shown, float* next_h) const {
     float r[4], r_x;
     bool still[4];
     gates(a, x, t, r, r_x, still);
-    cell_of(t, c, next_c, u, shown, r[0], still[0]);
+    cell_of(t, c, c, u, shown, r[0], still[0]);
     const float* o = t + 3 * hidden;
 #pragma omp simd
     for (int64_t k = 0; k < hidden; ++k) next_h[k] = (0.5f * o[k] + 0.5f) * tanh_of(shown[k]);
-    if (carried) std::copy_n(shown, hidden, next_c);
+    if (carried) std::copy_n(shown, hidden, c);
   }
 };

@@ -273,7 +273,8 @@ def lstm():
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
       implementation: None chooses; ``"chunked"`` keeps the states alone for the backward pass and recomputes the rest
         in chunks; ``"xla"`` is a plain scan; ``"native"`` is the first with the loop of an LSTM in a CPU kernel, which
-        None takes where it is built and can, as :func:`jaxnorm.standardize` does.
+        None takes where it is built and can, as :func:`jaxnorm.standardize` does; where ``norm`` is None and H at least
+        256 it keeps the gates, too: 6 H numbers a step instead of 2 H, and a fifth less time.
 
     Returns:
       ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,

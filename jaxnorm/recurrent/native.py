@@ -1,6 +1,7 @@
 """The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the transpose of their tangent.
 
-The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are products for JAX.
+The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are products for JAX. Where
+there is no norm it keeps the gates of wide networks: 4 H floats a step, which spare it the forward pass's products.
 """
 
 import math
@@ -14,8 +15,9 @@ from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, masked, read
-from jaxnorm.recurrent.scan import Chunks, before, chunk_length, chunked, cut, joined, varying_alike
+from jaxnorm.recurrent.scan import Chunks, before, chunk_length, chunked, varying_alike
 
+WIDE = 256  # features, from which on gates are made in more time than they are read
 PANEL = 32  # columns of a kernel that lie together
 # Fewer and longer than in plain JAX: a step costs less, what XLA does between chunks does not.
 CHUNKS = Chunks(intermediates=5, fewest=5, smallest=10)
@@ -37,8 +39,8 @@ def whole(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
     """All steps in one call."""
     assert isinstance(cell, LSTM)
     kernels = [jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")]
-    hs, cs, c = _whole((cell, 0), ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
-    return (hs[-1], c), (hs, cs)
+    hs, c = _whole((cell, 0), ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
+    return (hs[-1], c), (hs,)
 
 
 def _panels(kernel: jax.Array) -> jax.Array:
@@ -71,14 +73,16 @@ def _arguments(cell: LSTM, panels, weights: Weights, x: jax.Array, steps: Steps,
     return [x, *vectors, taken, *panels[:2], *state]
 
 
-def _forward(facts, arguments):
+def _forward(kept: bool, facts, arguments):
     cell, axes = facts
     if axes:
-        return jax.vmap(partial(_forward, (cell, axes - 1)))(arguments)
+        return jax.vmap(partial(_forward, kept, (cell, axes - 1)))(arguments)
     given = _arguments(cell, *arguments)
-    state, x = arguments[-1], arguments[2]
-    hs, cs = _call("JaxnormLstmForward", [(len(x), *part.shape) for part in state], given, _attributes(cell, state))
-    return hs, cs, cs[-1]
+    weights, x, _, state = arguments[1:]
+    nothing, shape, (hidden, packed) = (0,), (len(x), *state[1].shape), weights["recurrent_kernel"].shape
+    gates = (*x.shape[:2], packed) if cell.norm is None and hidden >= WIDE else nothing
+    shapes = [shape, state[1].shape, *((shape, gates) if kept else (nothing, nothing))]
+    return _call("JaxnormLstmForward", shapes, given, _attributes(cell, state))[: 4 if kept else 2]
 
 
 def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attributes: dict) -> list[jax.Array]:
@@ -87,11 +91,12 @@ def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attr
     return [a.reshape(shape) for a, shape in zip(found, shapes, strict=True)]
 
 
-def _jvp(facts, arguments, tangents):
+def _jvp(kept: bool, facts, arguments, tangents):
+    """What is kept for the transpose has itself no derivative: it is made of the arguments, which have."""
     _, dweights, dx, _, dstate = tangents
-    hs, cs, c = _whole(facts, arguments)
-    dhs, dc = _apply_tangent(facts, (*arguments, (hs, cs)), (dweights, dx, dstate))
-    return (hs, cs, c), (dhs, jnp.zeros_like(cs), dc)  # cs is kept for the transpose
+    hs, c, *rest = _kept(facts, arguments)
+    dhs, dc = _apply_tangent(facts, (*arguments, (hs, *rest)), (dweights, dx, dstate))
+    return ((hs, c, *rest), (dhs, dc, *map(jnp.zeros_like, rest))) if kept else ((hs, c), (dhs, dc))
 
 
 def _tangent(facts, residuals, arguments):
@@ -109,35 +114,45 @@ def _backward(facts, residuals, cotangents):
     cell, axes = facts
     if axes:
         return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
-    panels, weights, x, steps, state, states = residuals
+    weights, x, state = residuals[1], residuals[2], residuals[4]
+    by, dc = cotangents
     length = chunk_length(CHUNKS, weights, x)
-    if len(x) % length and steps.mask is None:
-        steps = steps._replace(mask=jnp.ones((*x.shape[:2], 1), bool))  # steps that fill up the last chunk are not taken
-    (by, dc), pieces = cotangents, cut(length, (x, steps, states))
-    starts = jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1, -1]]), state, pieces[2])
+    count, first = divmod(len(x), length)
 
-    def chunk(carry, xs):
+    def chunk(carry, start, length=length):
         later, sums = carry
-        x, steps, states, start, by = xs
-        dweights, dx, dstate = _backward_chunk(cell, panels, weights, x, steps, start, states, by, later)
+        dweights, dx, dstate = _backward_chunk(cell, start, length, residuals, by, later)
         return (dstate, jax.tree.map(jnp.add, sums, dweights)), dx
 
     dh, sums = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights)), x)
-    (dstate, dweights), dx = jax.lax.scan(chunk, ((dh, dc), sums), (*pieces, starts, cut(length, by)), reverse=True)
-    return dweights, joined(len(x), dx), dstate
+    starts = first + length * jnp.arange(count, dtype=jnp.int32)
+    carry, dx = jax.lax.scan(chunk, ((dh, dc), sums), starts, reverse=True)
+    dx = dx.reshape(count * length, *x.shape[1:])
+    if first:
+        carry, dx_first = chunk(carry, jnp.int32(0), first)
+        dx = jnp.concatenate([dx_first, dx])
+    dstate, dweights = carry
+    return dweights, dx, dstate
 
 
-def _backward_chunk(cell: LSTM, panels, weights: Weights, x, steps: Steps, state: State, states: State, by, later: State):
-    """The cotangents of weights, x and the state before a chunk, given those of h after each of its steps, and of the last state."""
-    given = [*_arguments(cell, panels, weights, x, steps, state), panels[2], *states, by, *later]
-    hidden, width = state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
-    shape = *x.shape[:2], width
-    apart = shape if cell.separate else (1,)  # else both terms have one cotangent
-    shapes = [shape, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
-    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, given, _attributes(cell, state))
+def _backward_chunk(cell: LSTM, start: jax.Array, length: int, residuals, by: jax.Array, later: State):
+    """The cotangents of weights, x and the state before some steps, given those of h after every step, and of the state after these.
+
+    Barriers keep the order: in any other XLA's copies and products push what they share out of the cache.
+    """
+    panels, weights, x, steps, state, (hs, *rest) = residuals
+    given = [*_arguments(cell, panels, weights, x, steps, state), panels[2], hs, *rest, by, *later]
+    (batch, hidden), width = state[0].shape, weights["recurrent_kernel"].shape[-1]
+    h = jnp.where(start > 0, hs[jnp.maximum(start - 1, 0)], state[0])
+    x, steps, hs = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, length), (x, steps, hs))
+    rows = before(steps, (h,), (hs,))[0].reshape(-1, hidden)
+    x, rows, start = jax.lax.optimization_barrier((x, rows, start))
+    apart = (length, batch, width) if cell.separate else (1,)  # else both terms have one cotangent
+    shapes = [(length, batch, width), apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
+    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, start], _attributes(cell, state))
     dx, by_input = jax.vjp(partial(read, steps), x, weights["input_kernel"])[1](da_x if cell.separate else da)
-    rows = before(steps, state, states)[0].reshape(-1, hidden)
     if cell.separate:
+        by_input, rows, da = jax.lax.optimization_barrier((by_input, rows, da))
         by_recurrent = rows.T @ da.reshape(-1, width)
     else:  # one product of both
         rows = jnp.concatenate([rows, masked(steps, x).reshape(-1, x.shape[-1])], -1)
@@ -150,7 +165,8 @@ def _batched(facts, size):
     return facts[0], facts[1] + 1
 
 
-_whole = differentiable("jaxnorm_native_lstm", _forward, _jvp, _batched, results=3)
+_whole = differentiable("jaxnorm_native_lstm", partial(_forward, False), partial(_jvp, False), _batched, results=2)
+_kept = differentiable("jaxnorm_native_lstm_kept", partial(_forward, True), partial(_jvp, True), _batched, results=4)
 _apply_tangent = linear(
     "jaxnorm_native_lstm_tangent",
     _tangent,
