@@ -9,13 +9,13 @@
 
 namespace {
 
-constexpr int64_t kBlock = 8;  // sequences whose sums of gradients are added before those of others
+constexpr int64_t kBlock = 4;  // sequences whose sums of gradients are added before those of others
 
-// Sequences in blocks, up to four of them side by side: the kernel is then read less often. Every thread gets as many.
+// Sequences in blocks, up to eight of them side by side: the kernel is then read less often. Every thread gets as many.
 template <typename F>
 void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
   const int64_t blocks = (batch + kBlock - 1) / kBlock, threads = std::max<int64_t>(1, pool.num_threads());
-  const int64_t tasks = std::min(blocks, (blocks + 4 * threads - 1) / (4 * threads) * threads);
+  const int64_t tasks = std::min(blocks, (blocks + 8 * threads - 1) / (8 * threads) * threads);
   in_parallel(pool, tasks, [&](int64_t task) {
     const int64_t first = blocks * task / tasks * kBlock, end = std::min(batch, blocks * (task + 1) / tasks * kBlock);
     run(first, end - first);
