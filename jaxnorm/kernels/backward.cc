@@ -1,5 +1,6 @@
 // The transpose of the tangent of forward.cc: the gradients of x, scale and bias.
 
+#include "pages.h"
 #include "sets.h"
 
 namespace {
@@ -169,7 +170,7 @@ ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 fac
                     q.typed_data(),      by_offset.typed_data(), by_var.typed_data(), recompute};
   return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
     backward(pool, shape, centered, (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), scale.typed_data(), given,
-             (decltype(of_x))dx->untyped_data(), dscale->typed_data(), dbias->typed_data());
+             (decltype(of_x))in_large_pages(dx), dscale->typed_data(), dbias->typed_data());
   });
 }
 

@@ -3,6 +3,7 @@
 // through all positions, so that sums have one order. Per (n, c) arrays are (N, C).
 
 #include "numbers.h"
+#include "pages.h"
 #include "parallel.h"
 
 namespace {
@@ -123,7 +124,7 @@ ffi::Error moments_call(ffi::ThreadPool pool, Any x, F32 factor, ffi::Result<F32
 ffi::Error apply_call(ffi::ThreadPool pool, Any x, F32 factor, F32 pivot, F32 mean, F32 slope, F32 shift, ffi::Result<Any> y, int64_t c) {
   return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     apply(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), factor.typed_data(), pivot.typed_data(), mean.typed_data(),
-          slope.typed_data(), shift.typed_data(), (decltype(of_y))y->untyped_data());
+          slope.typed_data(), shift.typed_data(), (decltype(of_y))in_large_pages(y));
   });
 }
 
@@ -140,7 +141,7 @@ ffi::Error back_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot,
   return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
     back(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), factor.typed_data(),
          pivot.typed_data(), offset.typed_data(), slope.typed_data(), spread.typed_data(), shift.typed_data(),
-         (decltype(of_x))dx->untyped_data());
+         (decltype(of_x))in_large_pages(dx));
   });
 }
 

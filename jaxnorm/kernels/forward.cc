@@ -1,5 +1,6 @@
 // Standardizing, with scale and bias, and the frame, mean and variance of every set.
 
+#include "pages.h"
 #include "sets.h"
 
 namespace {
@@ -192,7 +193,7 @@ ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::R
   const Stats stats{pivot->typed_data(), offset->typed_data(), var->typed_data(), power->typed_data()};
   return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     forward(pool, shape, rule, (decltype(of_x))x.untyped_data(), scale.typed_data(), bias.typed_data(), stats,
-            (decltype(of_y))y->untyped_data());
+            (decltype(of_y))in_large_pages(y));
   });
 }
 

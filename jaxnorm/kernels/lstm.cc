@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lstm.h"
+#include "pages.h"
 #include "parallel.h"
 
 namespace {
@@ -210,6 +211,7 @@ ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale,
                         int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
                            joint, cell, centered, carried, epsilon);
+  for (Result* large : {&hs, &cs, &gates}) in_large_pages(*large);
   forward(pool, net, h.typed_data(), c.typed_data(), hs->typed_data(), last->typed_data(), given(*cs), given(*gates));
   return ffi::Error::Success();
 }
@@ -223,6 +225,7 @@ ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale
                            joint, cell, centered, carried, epsilon);
   const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
                    dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
+  for (Result* large : {&da, &dx}) in_large_pages(*large);
   backward(pool, net, *begin.typed_data(), da->element_count() / (batch * net.packed()), transposed.typed_data(), h.typed_data(),
            c.typed_data(), hs.typed_data(), cs.typed_data(), given(gates), by_h.typed_data(), later_h.typed_data(), later_c.typed_data(), to);
   return ffi::Error::Success();
