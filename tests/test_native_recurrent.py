@@ -11,7 +11,7 @@ from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
 from test_native import close as close_to
 
 import jaxnorm as jn
-from jaxnorm.recurrent import native, scan
+from jaxnorm.recurrent import native
 
 OURS = [case for case in CASES if case.cell == "lstm" and case.norm != "batch" and case.projection is None]
 FEW = [Case("lstm"), Case("lstm", "rms", "sum"), Case("lstm", "layer", "gate"), Case("lstm", None)]
@@ -22,9 +22,20 @@ pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks
 
 
 @pytest.fixture(autouse=True)
-def _kernels(use, monkeypatch):
+def _kernels(use):
     use("native")
-    monkeypatch.setattr(native, "WIDE", 30)  # features, of which wide() has more
+
+
+@pytest.fixture
+def gates_from(monkeypatch):
+    """``gates_from(features)``: networks without a norm keep their gates from so many features on."""
+
+    def choose(features):
+        monkeypatch.setattr(native, "WIDE", features)
+        jax.clear_caches()  # else what was traced before stays
+
+    yield choose
+    jax.clear_caches()
 
 
 def gradient(case, weights, implementation=None, **options):
@@ -89,9 +100,9 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
 
 
 @by_few
-def test_transformations(case, rng, monkeypatch):
+def test_transformations(case, rng, gates_from):
     """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
-    monkeypatch.setattr(native, "WIDE", 1)
+    gates_from(1)
     x, params = sequences(rng, 2, 3, 5), [case.params(seed=seed) for seed in range(2)]
     weights = weights_for(case, rng, x[0], params[0])
     ours, plain = (gradient(case, weights, implementation) for implementation in ("native", "chunked"))
@@ -171,9 +182,8 @@ def test_float64_is_left_to_plain_jax(rng, x64):
     assert case.call(x, params)[1].dtype == jnp.float64
 
 
-def kept_by(case, features, rng, monkeypatch):
+def kept_by(case, features, rng):
     """How many numbers for each feature and step the backward pass keeps, found by making sequences four times as long."""
-    monkeypatch.setattr(scan, "chunk_length", lambda *_: 20)
     params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, features, **case.options)
     call = partial(case.call, implementation="native")
     kept = [
@@ -184,24 +194,27 @@ def kept_by(case, features, rng, monkeypatch):
     return (kept[1] - kept[0]) / (240 * 4 * features * 4)
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
-def test_the_backward_pass_keeps_states_alone(case, rng, monkeypatch):
+@by_few
+def test_the_backward_pass_keeps_states_alone(case, rng):
     """As in plain JAX: of every step h, c and x."""
-    monkeypatch.setattr(native, "WIDE", 256)
-    assert kept_by(case, 64, rng, monkeypatch) == 2 + FEATURES / 64
+    assert kept_by(case, 64, rng) == 2 + FEATURES / 64
 
 
-def test_without_a_norm_wide_networks_keep_their_gates(rng, monkeypatch):
-    assert kept_by(Case("lstm", None), native.WIDE, rng, monkeypatch) == 6 + FEATURES / native.WIDE
+def test_without_a_norm_wide_networks_keep_their_gates(rng, gates_from):
+    gates_from(64)
+    assert kept_by(Case("lstm", None), 64, rng) == 6 + FEATURES / 64
+    assert kept_by(Case("lstm", None), 63, rng) == 2 + FEATURES / 63
 
 
 @pytest.mark.parametrize("steps", [5, 7])
-def test_gates_that_were_kept_give_the_same_gradients(steps, rng, monkeypatch):
+def test_gates_that_were_kept_give_the_same_gradients(steps, rng, gates_from):
     """To the bit, of sequences cut evenly and not, with steps that are not taken."""
     case = Case("lstm", None)
     x, params, where = sequences(rng, 13, steps), wide(rng, case), jnp.asarray(rng.random((13, steps)) < 0.8)
-    found = []
+    weights, found, kept = weights_for(case, rng, x, params), [], []
     for features in (1, 256):
-        monkeypatch.setattr(native, "WIDE", features)
-        found.append(gradient(case, weights_for(case, np.random.default_rng(0), x, params), where=where)(x, params))
+        gates_from(features)
+        kept.append(kept_by(case, 37, rng))
+        found.append(gradient(case, weights, where=where)(x, params))
+    assert kept[0] > kept[1]
     jax.tree.map(np.testing.assert_array_equal, *found)
