@@ -25,7 +25,7 @@ void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
 
 // Of each step c and the gates are written down where a transpose needs them.
 void forward(ffi::ThreadPool& pool, const Lstm& net, const float* h0, const float* c0, float* hs, float* last, float* cs, float* gates) {
-  const int64_t hidden = net.hidden, stride = net.batch * hidden, n = net.packed();
+  const int64_t hidden = net.hidden, n = net.packed();
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
     std::vector<float> a(rows * net.padded()), x(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
     const float* h = h0 + first * hidden;

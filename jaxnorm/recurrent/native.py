@@ -114,14 +114,16 @@ def _backward(facts, residuals, cotangents):
     cell, axes = facts
     if axes:
         return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
-    weights, x, state = residuals[1], residuals[2], residuals[4]
+    panels, weights, x, steps, state, states = residuals
     by, dc = cotangents
+    arguments = jax.lax.optimization_barrier(_arguments(cell, panels, weights, x, steps, state))  # else constants are made by chunk
+    given = [*arguments, panels[2], *states, by]
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
 
     def chunk(carry, start, length=length):
         later, sums = carry
-        dweights, dx, dstate = _backward_chunk(cell, start, length, residuals, by, later)
+        dweights, dx, dstate = _backward_chunk(cell, given, start, length, residuals, later)
         return (dstate, jax.tree.map(jnp.add, sums, dweights)), dx
 
     dh, sums = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights)), x)
@@ -135,13 +137,12 @@ def _backward(facts, residuals, cotangents):
     return dweights, dx, dstate
 
 
-def _backward_chunk(cell: LSTM, start: jax.Array, length: int, residuals, by: jax.Array, later: State):
-    """The cotangents of weights, x and the state before some steps, given those of h after every step, and of the state after these.
+def _backward_chunk(cell: LSTM, given: list[jax.Array], start: jax.Array, length: int, residuals, later: State):
+    """The cotangents of weights, x and the state before some steps, from what the kernel takes of all and those of the state after.
 
     Barriers keep the order: in any other XLA's copies and products push what they share out of the cache.
     """
-    panels, weights, x, steps, state, (hs, *rest) = residuals
-    given = [*_arguments(cell, panels, weights, x, steps, state), panels[2], hs, *rest, by, *later]
+    _, weights, x, steps, state, (hs, *_) = residuals
     (batch, hidden), width = state[0].shape, weights["recurrent_kernel"].shape[-1]
     h = jnp.where(start > 0, hs[jnp.maximum(start - 1, 0)], state[0])
     x, steps, hs = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, length), (x, steps, hs))
@@ -149,7 +150,7 @@ def _backward_chunk(cell: LSTM, start: jax.Array, length: int, residuals, by: ja
     x, rows, start = jax.lax.optimization_barrier((x, rows, start))
     apart = (length, batch, width) if cell.separate else (1,)  # else both terms have one cotangent
     shapes = [(length, batch, width), apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
-    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, start], _attributes(cell, state))
+    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, *later, start], _attributes(cell, state))
     dx, by_input = jax.vjp(partial(read, steps), x, weights["input_kernel"])[1](da_x if cell.separate else da)
     if cell.separate:
         by_input, rows, da = jax.lax.optimization_barrier((by_input, rows, da))

@@ -21,7 +21,7 @@ from jax import lax
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 from jaxnorm.varying import vary, varying_axes
 
-# Gives the state after the last step and, after each step, the parts of the state; of these h alone need have a derivative.
+# Gives the state after the last step, and h after every step; what more of the state it gives of them need have no derivative.
 Loop = Callable[[Cell, Weights, jax.Array, Steps, State], tuple[State, State]]
 CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
 SHORT = 8  # steps, up to which a sequence need not be cut
