@@ -148,6 +148,33 @@ def test_saturated_gates_and_tiny_numbers(rng):
     assert np.isnan(c).all()
 
 
+@by_few
+def test_either_order_of_axes_gives_the_same(case, rng):
+    """Outputs to the bit; sums of gradients have another order. Sequences that are not cut evenly, with steps that are not taken."""
+    x, params, where = sequences(rng, 13, 7), wide(rng, case), jnp.asarray(rng.random((13, 7)) < 0.8)
+    weight = jnp.asarray(rng.standard_normal((13, 7, 37)).astype(np.float32))
+
+    def found(turn):
+        def total(x, params):
+            (h, c), y = case.call(x, params, where=turn(where), time_major=turn is not jnp.asarray, implementation="native")
+            return (turn(weight) * y).sum() + (h * c).sum(), turn(y)
+
+        return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(turn(x), params)
+
+    ((dx, dparams), y), ((dx_by_time, dparams_by_time), y_by_time) = found(jnp.asarray), found(lambda a: jnp.swapaxes(a, 0, 1))
+    np.testing.assert_array_equal(y_by_time, y)
+    close((jnp.swapaxes(dx_by_time, 0, 1), dparams_by_time), (dx, dparams), 2e-6)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_sequences_are_read_as_they_lie(time_major, rng):
+    """Outputs need no memory beside them but for the kernels: nothing as large as x is transposed."""
+    case, shape = Case("lstm"), (64, 64, FEATURES)
+    run = jax.jit(lambda x, params: case.call(x, params, time_major=time_major, implementation="native")[1])
+    needed = run.lower(sequences(rng, 64, 64), case.params()).compile().memory_analysis().temp_size_in_bytes
+    assert needed < 4 * np.prod(shape) / 2
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
 def test_nothing_gives_the_initial_state(shape, rng):
     case = Case("lstm")

@@ -23,30 +23,38 @@ void over_sequences(ffi::ThreadPool& pool, int64_t batch, F run) {
   });
 }
 
+// What some sequences set out from at a step: one vector in every so many numbers.
+struct States {
+  const float* of;
+  int64_t stride;
+};
+
+States states(const Lstm& net, int64_t step, int64_t first, const float* start, const float* after_steps) {
+  if (step) return {after_steps + net.row(step - 1, first) * net.hidden, net.apart_by(net.time) * net.hidden};
+  return {start + first * net.hidden, net.hidden};
+}
+
 // Of each step c and the gates are written down where a transpose needs them.
 void forward(ffi::ThreadPool& pool, const Lstm& net, const float* h0, const float* c0, float* hs, float* last, float* cs, float* gates) {
   const int64_t hidden = net.hidden, n = net.packed();
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
     std::vector<float> a(rows * net.padded()), x(rows * net.padded()), t(net.packed()), u(hidden), shown(hidden);
-    const float* h = h0 + first * hidden;
     float* c = last + first * hidden;
     std::copy_n(c0 + first * hidden, rows * hidden, c);
     for (int64_t step = 0; step < net.time; ++step) {
-      const int64_t at = step * net.batch + first;
-      float* next_h = hs + at * hidden;
-      net.products(at, rows, h, x.data(), a.data());
+      const States h = states(net, step, first, h0, hs);
+      net.products(step, first, rows, h.of, h.stride, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t row = r * hidden, wide = r * net.padded();
-        float* of_gates = gates ? gates + (at + r) * n : t.data();
-        if (net.taken[at + r]) {
-          net.step(&a[wide], &x[wide], c + row, of_gates, u.data(), shown.data(), next_h + row);
+        const int64_t at = net.row(step, first + r), wide = r * net.padded();
+        float *next_h = hs + at * hidden, *of_gates = gates ? gates + at * n : t.data();
+        if (net.taken[at]) {
+          net.step(&a[wide], &x[wide], c + r * hidden, of_gates, u.data(), shown.data(), next_h);
         } else {
-          std::copy_n(h + row, hidden, next_h + row);
+          std::copy_n(h.of + r * h.stride, hidden, next_h);
           if (gates) std::fill_n(of_gates, n, 0.f);
         }
+        if (cs) std::copy_n(c + r * hidden, hidden, cs + at * hidden);
       }
-      if (cs) std::copy_n(c, rows * hidden, cs + at * hidden);
-      h = next_h;
     }
   });
 }
@@ -141,7 +149,7 @@ struct Results {
 void backward(ffi::ThreadPool& pool, const Lstm& net, int64_t begin, int64_t steps, const float* transposed, const float* h0,
               const float* c0, const float* hs, const float* cs, const float* gates, const float* by_h, const float* later_h,
               const float* later_c, const Results& to) {
-  const int64_t hidden = net.hidden, n = net.packed(), all = net.batch * hidden, of_block = 3 * n + 2 * hidden;
+  const int64_t hidden = net.hidden, n = net.packed(), of_block = 3 * n + 2 * hidden;
   const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
   const bool apart = net.apart();  // dx differs from da
   std::vector<float> sums(blocks * of_block);
@@ -152,30 +160,29 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, int64_t begin, int64_t ste
     std::copy_n(later_c + first * hidden, rows * hidden, dc);
     for (int64_t r = 0; r < rows; ++r) std::copy_n(later_h + (first + r) * hidden, hidden, &dh[r * padded]);
     for (int64_t step = begin + steps - 1; step >= begin; --step) {
-      const int64_t at = step * net.batch + first, to_at = at - begin * net.batch;
-      const float *h = step ? hs + (step - 1) * all + first * hidden : h0 + first * hidden;
-      const float *c = step ? cs + (step - 1) * all + first * hidden : c0 + first * hidden;
-      float* da = to.da + to_at * n;
-      if (!gates) net.products(at, rows, h, x.data(), a.data());
+      const States h = states(net, step, first, h0, hs), c = states(net, step, first, c0, cs);
+      if (!gates) net.products(step, first, rows, h.of, h.stride, x.data(), a.data());
       for (int64_t r = 0; r < rows; ++r) {
-        float *products = &a[r * net.padded()], *by = &dh[r * padded], *by_cell = dc + r * hidden;
-        for (int64_t k = 0; k < hidden; ++k) by[k] += by_h[(at + r) * hidden + k];
-        float* dx = apart ? to.dx + (to_at + r) * n : da + r * n;
-        if (net.taken[at + r]) {
+        const int64_t at = net.row(step, first + r), to_at = net.row(step - begin, first + r, steps);
+        float *products = &a[r * net.padded()], *by = &dh[r * padded];
+        for (int64_t k = 0; k < hidden; ++k) by[k] += by_h[at * hidden + k];
+        float *da = to.da + to_at * n, *dx = apart ? to.dx + to_at * n : da;
+        if (net.taken[at]) {
           float* sum = &sums[(first + r) / kBlock * of_block];
-          const float* of_gates = gates ? gates + (at + r) * n : nullptr;
-          cotangents.step(products, &x[r * net.padded()], of_gates, at + r, c + r * hidden, by, by_cell, dx, sum);
-          if (net.sets) std::copy_n(products, n, da + r * n);
+          const float* of_gates = gates ? gates + at * n : nullptr;
+          cotangents.step(products, &x[r * net.padded()], of_gates, at, c.of + r * c.stride, by, dc + r * hidden, dx, sum);
+          if (net.sets) std::copy_n(products, n, da);
         } else {
-          std::fill_n(da + r * n, n, 0.f);
+          std::fill_n(da, n, 0.f);
           if (apart) std::fill_n(dx, n, 0.f);
         }
       }
       // Sequences whose step is not taken keep their dh.
       std::vector<float>& next = a;
-      product(rows, n, padded / kPanel, da, n, transposed, next.data(), padded);
+      const float* da = to.da + net.row(step - begin, first, steps) * n;
+      product(rows, n, padded / kPanel, da, net.apart_by(steps) * n, transposed, next.data(), padded);
       for (int64_t r = 0; r < rows; ++r)
-        if (net.taken[at + r]) std::copy_n(&next[r * padded], hidden, &dh[r * padded]);
+        if (net.taken[net.row(step, first + r)]) std::copy_n(&next[r * padded], hidden, &dh[r * padded]);
     }
     for (int64_t r = 0; r < rows; ++r) std::copy_n(&dh[r * padded], hidden, to.dh + (first + r) * hidden);
   });
@@ -196,9 +203,9 @@ using Result = ffi::Result<F32>;
 
 Lstm network(const F32& x, const F32& scale, const F32& input_scale, const F32& bias, const F32& cell_scale, const F32& cell_bias,
              const Flags& taken, const F32& input_kernel, const F32& kernel, int64_t hidden, int64_t batch, int64_t sets,
-             bool joint, bool cell, bool centered, bool carried, double epsilon) {
+             bool joint, bool cell, bool centered, bool carried, bool time_major, double epsilon) {
   const int64_t steps = taken.element_count();
-  return {steps / batch, batch, hidden, int64_t(x.element_count()) / steps, sets, joint, cell, centered, carried, float(epsilon),
+  return {steps / batch, batch, hidden, int64_t(x.element_count()) / steps, sets, joint, cell, centered, carried, time_major, float(epsilon),
           x.typed_data(), scale.typed_data(), input_scale.typed_data(), bias.typed_data(), cell_scale.typed_data(), cell_bias.typed_data(),
           taken.typed_data(), input_kernel.typed_data(), kernel.typed_data()};
 }
@@ -208,9 +215,9 @@ float* given(F32& buffer) { return buffer.element_count() ? buffer.typed_data() 
 
 ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
                         F32 input_kernel, F32 kernel, F32 h, F32 c, Result hs, Result last, Result cs, Result gates, int64_t hidden,
-                        int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
+                        int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried, bool time_major, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
-                           joint, cell, centered, carried, epsilon);
+                           joint, cell, centered, carried, time_major, epsilon);
   for (Result* large : {&hs, &cs, &gates}) in_large_pages(*large);
   forward(pool, net, h.typed_data(), c.typed_data(), hs->typed_data(), last->typed_data(), given(*cs), given(*gates));
   return ffi::Error::Success();
@@ -220,9 +227,9 @@ ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale
                          F32 input_kernel, F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 gates, F32 by_h, F32 later_h,
                          F32 later_c, ffi::Buffer<ffi::S32> begin, Result da, Result dx, Result dh, Result dc, Result dscale,
                          Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
-                         int64_t sets, bool joint, bool cell, bool centered, bool carried, double epsilon) {
+                         int64_t sets, bool joint, bool cell, bool centered, bool carried, bool time_major, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
-                           joint, cell, centered, carried, epsilon);
+                           joint, cell, centered, carried, time_major, epsilon);
   const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
                    dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
   for (Result* large : {&da, &dx}) in_large_pages(*large);
@@ -241,6 +248,7 @@ auto facts(Binding binding) {
       .template Attr<bool>("cell")
       .template Attr<bool>("centered")
       .template Attr<bool>("carried")
+      .template Attr<bool>("time_major")
       .template Attr<double>("epsilon");
 }
 

@@ -25,10 +25,16 @@ struct Lstm {
   int64_t sets;  // of the pre-activations: none, one, or one for each gate
   bool joint;    // input and recurrent term have one norm, else each its own
   bool cell, centered, carried;  // c is normalized, with its mean taken away, and so is carried on
+  bool time_major;               // steps lie one after the other, else sequences do
   float epsilon;
   const float *x, *scale, *input_scale, *bias, *cell_scale, *cell_bias;
   const bool* taken;
   const float *input_kernel, *kernel;  // in panels
+
+  // Where a sequence's vector of a step lies, in arrays of so many steps.
+  int64_t row(int64_t step, int64_t sequence, int64_t steps) const { return time_major ? step * batch + sequence : sequence * steps + step; }
+  int64_t row(int64_t step, int64_t sequence) const { return row(step, sequence, time); }
+  int64_t apart_by(int64_t steps) const { return time_major ? 1 : steps; }  // two sequences' rows of a step
 
   int64_t packed() const { return 4 * hidden; }
   int64_t padded() const { return (packed() + kPanel - 1) / kPanel * kPanel; }
@@ -39,9 +45,9 @@ struct Lstm {
   bool apart() const { return sets && !joint; }
 
   // Both terms of some sequences at a step: the products of x, and of h, with their kernels.
-  void products(int64_t at, int64_t rows, const float* h, float* of_x, float* of_h) const {
-    product(rows, inputs, panels(), x + at * inputs, inputs, input_kernel, of_x, padded());
-    product(rows, hidden, panels(), h, hidden, kernel, of_h, padded());
+  void products(int64_t step, int64_t first, int64_t rows, const float* h, int64_t h_stride, float* of_x, float* of_h) const {
+    product(rows, inputs, panels(), x + row(step, first) * inputs, apart_by(time) * inputs, input_kernel, of_x, padded());
+    product(rows, hidden, panels(), h, h_stride, kernel, of_h, padded());
   }
 
   // Whether there is nothing to read: then norms of nothing have no gradient.

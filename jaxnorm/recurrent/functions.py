@@ -82,11 +82,11 @@ def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
     return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
 
 
-def _loop(implementation: str) -> scan.Loop | None:
+def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
     if implementation == "native":
         from jaxnorm.recurrent import native  # as little is imported as is used
 
-        return native.whole
+        return partial(native.whole, layout.time_major)
     return None if implementation == "xla" else scan.chunked
 
 
@@ -99,7 +99,7 @@ def _run(static: Static, x, params, state, mask, segment_ids, table, key):
     keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
     steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
     inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
-    final, histories = run(cell, weights, inward, steps, state, _loop(static.implementation))
+    final, histories = run(cell, weights, inward, steps, state, _loop(static.implementation, layout))
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
     found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
     final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)

@@ -6,6 +6,7 @@ there is no norm it keeps the gates of wide networks: 4 H floats a step, which s
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, masked, read
-from jaxnorm.recurrent.scan import Chunks, before, chunk_length, chunked, varying_alike
+from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
 
 WIDE = 256  # features, from which on gates are made in more time than they are read
 PANEL = 32  # columns of a kernel that lie together
@@ -35,11 +36,24 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 
 
-def whole(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
-    """All steps in one call."""
+class Facts(NamedTuple):
+    """What the primitives depend on beside the shapes."""
+
+    cell: LSTM
+    time_axis: int  # of arrays as the kernels take them: what is transposed for the rest is transposed back for nothing
+    axes: int = 0  # in front, which vmap adds
+
+    def lying(self, a: jax.Array) -> jax.Array:
+        """Time first as the kernels take it, and the inverse."""
+        return jnp.moveaxis(a, 0, self.time_axis)
+
+
+def whole(time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
+    """All steps in one call, of arrays that are best read with time first, or with sequences first."""
     assert isinstance(cell, LSTM)
     kernels = [jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")]
-    hs, c = _whole((cell, 0), ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
+    facts = Facts(cell, 0 if time_major else 1)
+    hs, c = _whole(facts, ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
     return (hs[-1], c), (hs,)
 
 
@@ -49,10 +63,12 @@ def _panels(kernel: jax.Array) -> jax.Array:
     return kernel.reshape(len(kernel), columns, PANEL).transpose(1, 0, 2).reshape(-1)
 
 
-def _attributes(cell: LSTM, state: State) -> dict:
+def _attributes(facts: Facts, state: State) -> dict:
+    cell = facts.cell
     batch, hidden = state[0].shape
     sets = 0 if cell.norm is None else len(cell.sets)
     flags = {"joint": cell.joint, "cell": cell.normalizes_cell, "centered": cell.norm == "layer", "carried": cell.carries}
+    flags["time_major"] = facts.time_axis == 0
     return {"hidden": np.int64(hidden), "batch": np.int64(batch), "sets": np.int64(sets), "epsilon": np.float64(cell.epsilon), **flags}
 
 
@@ -61,28 +77,29 @@ def _names(cell: LSTM) -> tuple[str, ...]:
     return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
 
 
-def _arguments(cell: LSTM, panels, weights: Weights, x: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
+def _arguments(facts: Facts, panels, weights: Weights, x: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
     """What both kernels take; what a cell has no use for, and a gain or shift that is left out, is filled up."""
-    hidden, packed = state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
+    cell, hidden, packed = facts.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
     vectors = [
         weights[name] if name in weights else jnp.full(size, value, x.dtype)
         for name, (value, size) in zip(_names(cell), absent, strict=True)
     ]
     taken = jnp.ones(x.shape[:2], bool) if steps.mask is None else steps.mask[..., 0]
-    return [x, *vectors, taken, *panels[:2], *state]
+    return [facts.lying(x), *vectors, facts.lying(taken), *panels[:2], *state]
 
 
-def _forward(kept: bool, facts, arguments):
-    cell, axes = facts
-    if axes:
-        return jax.vmap(partial(_forward, kept, (cell, axes - 1)))(arguments)
-    given = _arguments(cell, *arguments)
+def _forward(kept: bool, facts: Facts, arguments):
+    if facts.axes:
+        return jax.vmap(partial(_forward, kept, facts._replace(axes=facts.axes - 1)))(arguments)
+    given = _arguments(facts, *arguments)
     weights, x, _, state = arguments[1:]
-    nothing, shape, (hidden, packed) = (0,), (len(x), *state[1].shape), weights["recurrent_kernel"].shape
-    gates = (*x.shape[:2], packed) if cell.norm is None and hidden >= WIDE else nothing
-    shapes = [shape, state[1].shape, *((shape, gates) if kept else (nothing, nothing))]
-    return _call("JaxnormLstmForward", shapes, given, _attributes(cell, state))[: 4 if kept else 2]
+    (batch, hidden), packed = state[1].shape, weights["recurrent_kernel"].shape[-1]
+    nothing, rows = (0,), (len(x), batch) if facts.time_axis == 0 else (batch, len(x))
+    gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
+    shapes = [(*rows, hidden), (batch, hidden), *(((*rows, hidden), gates) if kept else (nothing, nothing))]
+    hs, c, *rest = _call("JaxnormLstmForward", shapes, given, _attributes(facts, state))
+    return facts.lying(hs), c, *(rest if kept else ())
 
 
 def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attributes: dict) -> list[jax.Array]:
@@ -99,58 +116,59 @@ def _jvp(kept: bool, facts, arguments, tangents):
     return ((hs, c, *rest), (dhs, dc, *map(jnp.zeros_like, rest))) if kept else ((hs, c), (dhs, dc))
 
 
-def _tangent(facts, residuals, arguments):
+def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
-    cell, axes = facts
-    if axes:
-        return jax.vmap(partial(_tangent, (cell, axes - 1)))(residuals, arguments)
+    if facts.axes:
+        return jax.vmap(partial(_tangent, facts._replace(axes=facts.axes - 1)))(residuals, arguments)
     _, weights, x, steps, state, _ = residuals
-    (_, dc), (dhs, _) = jax.jvp(lambda weights, x, state: chunked(cell, weights, x, steps, state), (weights, x, state), arguments)[1]
+    loop = lambda weights, x, state: chunked(facts.cell, weights, x, steps, state)  # noqa: E731
+    (_, dc), (dhs, _) = jax.jvp(loop, (weights, x, state), arguments)[1]
     return dhs, dc
 
 
-def _backward(facts, residuals, cotangents):
+def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, chunk by chunk."""
-    cell, axes = facts
-    if axes:
-        return jax.vmap(partial(_backward, (cell, axes - 1)))(residuals, cotangents)
-    panels, weights, x, steps, state, states = residuals
+    if facts.axes:
+        return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(residuals, cotangents)
+    panels, weights, x, steps, state, (hs, *rest) = residuals
     by, dc = cotangents
-    arguments = jax.lax.optimization_barrier(_arguments(cell, panels, weights, x, steps, state))  # else constants are made by chunk
-    given = [*arguments, panels[2], *states, by]
+    arguments = jax.lax.optimization_barrier(_arguments(facts, panels, weights, x, steps, state))  # else constants are made by chunk
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
+    hs, by, steps = jax.tree.map(facts.lying, (hs, by, steps))
+    given = [*arguments, panels[2], hs, *rest, by]
 
     def chunk(carry, start, length=length):
-        later, sums = carry
-        dweights, dx, dstate = _backward_chunk(cell, given, start, length, residuals, later)
-        return (dstate, jax.tree.map(jnp.add, sums, dweights)), dx
+        later, sums, dx = carry
+        dweights, of_chunk, dstate = _backward_chunk(facts, given, start, length, (weights, steps, state, hs), later)
+        dx = jax.lax.dynamic_update_slice_in_dim(dx, of_chunk, start, facts.time_axis)
+        return (dstate, jax.tree.map(jnp.add, sums, dweights), dx), None
 
-    dh, sums = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights)), x)
+    x = arguments[0]
+    dh, sums, dx = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights, x)), x)
     starts = first + length * jnp.arange(count, dtype=jnp.int32)
-    carry, dx = jax.lax.scan(chunk, ((dh, dc), sums), starts, reverse=True)
-    dx = dx.reshape(count * length, *x.shape[1:])
+    carry, _ = jax.lax.scan(chunk, ((dh, dc), sums, dx), starts, reverse=True)
     if first:
-        carry, dx_first = chunk(carry, jnp.int32(0), first)
-        dx = jnp.concatenate([dx_first, dx])
-    dstate, dweights = carry
-    return dweights, dx, dstate
+        carry, _ = chunk(carry, jnp.int32(0), first)
+    dstate, dweights, dx = carry
+    return dweights, facts.lying(dx), dstate
 
 
-def _backward_chunk(cell: LSTM, given: list[jax.Array], start: jax.Array, length: int, residuals, later: State):
+def _backward_chunk(facts: Facts, given: list[jax.Array], start: jax.Array, length: int, residuals, later: State):
     """The cotangents of weights, x and the state before some steps, from what the kernel takes of all and those of the state after.
 
     Barriers keep the order: in any other XLA's copies and products push what they share out of the cache.
     """
-    _, weights, x, steps, state, (hs, *_) = residuals
-    (batch, hidden), width = state[0].shape, weights["recurrent_kernel"].shape[-1]
-    h = jnp.where(start > 0, hs[jnp.maximum(start - 1, 0)], state[0])
-    x, steps, hs = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, length), (x, steps, hs))
-    rows = before(steps, (h,), (hs,))[0].reshape(-1, hidden)
+    (cell, axis, _), (weights, steps, state, hs), x = facts, residuals, given[0]
+    hidden, width = hs.shape[-1], weights["recurrent_kernel"].shape[-1]
+    h = jnp.where(start > 0, jax.lax.dynamic_index_in_dim(hs, jnp.maximum(start - 1, 0), axis, keepdims=False), state[0])
+    x, steps, hs = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, length, axis), (x, steps, hs))
+    rows = jnp.concatenate([jnp.expand_dims(h, axis), jax.lax.slice_in_dim(hs, 0, length - 1, axis=axis)], axis).reshape(-1, hidden)
     x, rows, start = jax.lax.optimization_barrier((x, rows, start))
-    apart = (length, batch, width) if cell.separate else (1,)  # else both terms have one cotangent
-    shapes = [(length, batch, width), apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
-    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, *later, start], _attributes(cell, state))
+    wide = (*x.shape[:2], width)
+    apart = wide if cell.separate else (1,)  # else both terms have one cotangent
+    shapes = [wide, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
+    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, *later, start], _attributes(facts, state))
     dx, by_input = jax.vjp(partial(read, steps), x, weights["input_kernel"])[1](da_x if cell.separate else da)
     if cell.separate:
         by_input, rows, da = jax.lax.optimization_barrier((by_input, rows, da))
@@ -163,7 +181,7 @@ def _backward_chunk(cell: LSTM, given: list[jax.Array], start: jax.Array, length
 
 
 def _batched(facts, size):
-    return facts[0], facts[1] + 1
+    return facts._replace(axes=facts.axes + 1)
 
 
 _whole = differentiable("jaxnorm_native_lstm", partial(_forward, False), partial(_jvp, False), _batched, results=2)
