@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jaxnorm as jn
+from bench.speed import sample
 from bench.stamp import commit, versions
 from jaxnorm import kernels
 from jaxnorm.experiments.report import machine
@@ -135,13 +136,12 @@ def measure(shape: str, repeats: int, only: list[str] | None, console: Console) 
         calls |= {name: pair for name, pair in torch_calls(batch, steps, IN, HIDDEN[0]).items() if not only or name in only}
     times: dict[tuple[str, int], list[float]] = {(name, which): [] for name in calls for which in (0, 1)}
     order, rng = list(times), random.Random(0)
-    for repeat in track(range(repeats + 2), shape, console=console):
+    for repeat in track(range(repeats + 1), shape, console=console):
         rng.shuffle(order)  # threads of one peer may still spin when the next one begins
         for name, which in order:
-            started = time.perf_counter()
-            jax.block_until_ready(calls[name][which]())
-            if repeat > 1:
-                times[name, which].append(1e3 * (time.perf_counter() - started))
+            seconds, *_ = sample(calls[name][which], 1)
+            if repeat:
+                times[name, which].append(1e3 * seconds)
     rows = []
     for name in calls:
         numbers = {

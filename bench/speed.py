@@ -151,7 +151,12 @@ def repeats_for(call: Callable) -> int:
 
 
 def sample(call: Callable, repeats: int) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and page faults of a call."""
+    """Seconds, CPU seconds and page faults of a call that follows one of its own, as the steps of a training do.
+
+    That one is not counted: it may be the first in a while to need so much memory, which a virtual machine gives back to its
+    host when nothing has used it for two seconds, and gets again more slowly than the system clears it.
+    """
+    jax.block_until_ready(call())
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     for _ in range(repeats):
         jax.block_until_ready(call())
