@@ -141,8 +141,9 @@ struct Cotangents {
   }
 };
 
+// The rows are what the kernels were multiplied with, h and x: side by side, unless their products have cotangents apart.
 struct Results {
-  float *da, *dx, *dh, *dc, *dscale, *dinput_scale, *dbias, *dcell_scale, *dcell_bias;
+  float *da, *dx, *rows, *inputs, *dh, *dc, *dscale, *dinput_scale, *dbias, *dcell_scale, *dcell_bias;
 };
 
 // Over some steps, from the cotangents of h after each and of the state after the last.
@@ -152,6 +153,7 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, int64_t begin, int64_t ste
   const int64_t hidden = net.hidden, n = net.packed(), of_block = 3 * n + 2 * hidden;
   const int64_t padded = (hidden + kPanel - 1) / kPanel * kPanel, blocks = (net.batch + kBlock - 1) / kBlock;
   const bool apart = net.apart();  // dx differs from da
+  const int64_t width = apart ? hidden : hidden + net.inputs;
   std::vector<float> sums(blocks * of_block);
   over_sequences(pool, net.batch, [&](int64_t first, int64_t rows) {
     std::vector<float> a(rows * net.padded()), x(rows * net.padded()), dh(rows * padded);
@@ -167,12 +169,16 @@ void backward(ffi::ThreadPool& pool, const Lstm& net, int64_t begin, int64_t ste
         float *products = &a[r * net.padded()], *by = &dh[r * padded];
         for (int64_t k = 0; k < hidden; ++k) by[k] += by_h[at * hidden + k];
         float *da = to.da + to_at * n, *dx = apart ? to.dx + to_at * n : da;
+        float *row = to.rows + to_at * width, *input = apart ? to.inputs + to_at * net.inputs : row + hidden;
+        std::copy_n(h.of + r * h.stride, hidden, row);
         if (net.taken[at]) {
           float* sum = &sums[(first + r) / kBlock * of_block];
           const float* of_gates = gates ? gates + at * n : nullptr;
           cotangents.step(products, &x[r * net.padded()], of_gates, at, c.of + r * c.stride, by, dc + r * hidden, dx, sum);
           if (net.sets) std::copy_n(products, n, da);
+          std::copy_n(net.x + at * net.inputs, net.inputs, input);
         } else {
+          std::fill_n(input, net.inputs, 0.f);
           std::fill_n(da, n, 0.f);
           if (apart) std::fill_n(dx, n, 0.f);
         }
@@ -225,14 +231,16 @@ ffi::Error forward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale,
 
 ffi::Error backward_call(ffi::ThreadPool pool, F32 x, F32 scale, F32 input_scale, F32 bias, F32 cell_scale, F32 cell_bias, Flags taken,
                          F32 input_kernel, F32 kernel, F32 h, F32 c, F32 transposed, F32 hs, F32 cs, F32 gates, F32 by_h, F32 later_h,
-                         F32 later_c, ffi::Buffer<ffi::S32> begin, Result da, Result dx, Result dh, Result dc, Result dscale,
-                         Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias, int64_t hidden, int64_t batch,
-                         int64_t sets, bool joint, bool cell, bool centered, bool carried, bool time_major, double epsilon) {
+                         F32 later_c, ffi::Buffer<ffi::S32> begin, Result da, Result dx, Result rows, Result inputs, Result dh,
+                         Result dc, Result dscale, Result dinput_scale, Result dbias, Result dcell_scale, Result dcell_bias,
+                         int64_t hidden, int64_t batch, int64_t sets, bool joint, bool cell, bool centered, bool carried,
+                         bool time_major, double epsilon) {
   const Lstm net = network(x, scale, input_scale, bias, cell_scale, cell_bias, taken, input_kernel, kernel, hidden, batch, sets,
                            joint, cell, centered, carried, time_major, epsilon);
-  const Results to{da->typed_data(),           dx->typed_data(),    dh->typed_data(),          dc->typed_data(),        dscale->typed_data(),
-                   dinput_scale->typed_data(), dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
-  for (Result* large : {&da, &dx}) in_large_pages(*large);
+  const Results to{da->typed_data(),    dx->typed_data(),          rows->typed_data(),   inputs->typed_data(),
+                   dh->typed_data(),    dc->typed_data(),          dscale->typed_data(), dinput_scale->typed_data(),
+                   dbias->typed_data(), dcell_scale->typed_data(), dcell_bias->typed_data()};
+  for (Result* large : {&da, &dx, &rows}) in_large_pages(*large);
   backward(pool, net, *begin.typed_data(), da->element_count() / (batch * net.packed()), transposed.typed_data(), h.typed_data(),
            c.typed_data(), hs.typed_data(), cs.typed_data(), given(gates), by_h.typed_data(), later_h.typed_data(), later_c.typed_data(), to);
   return ffi::Error::Success();
@@ -258,4 +266,4 @@ auto network_and_start() { return taking<4>(taking<6>(on_threads()).template Arg
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmForward, forward_call, (facts(giving<4>(network_and_start()))));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormLstmBackward, backward_call,
-                              (facts(giving<9>(taking<7>(network_and_start()).template Arg<ffi::Buffer<ffi::S32>>()))));
+                              (facts(giving<11>(taking<7>(network_and_start()).template Arg<ffi::Buffer<ffi::S32>>()))));

@@ -15,7 +15,7 @@ import numpy as np
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
-from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights, masked, read
+from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
 
 WIDE = 256  # features, from which on gates are made in more time than they are read
@@ -135,12 +135,11 @@ def _backward(facts: Facts, residuals, cotangents):
     arguments = jax.lax.optimization_barrier(_arguments(facts, panels, weights, x, steps, state))  # else constants are made by chunk
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
-    hs, by, steps = jax.tree.map(facts.lying, (hs, by, steps))
-    given = [*arguments, panels[2], hs, *rest, by]
+    given = [*arguments, panels[2], facts.lying(hs), *rest, facts.lying(by)]
 
     def chunk(carry, start, length=length):
         later, sums, dx = carry
-        dweights, of_chunk, dstate = _backward_chunk(facts, given, start, length, (weights, steps, state, hs), later)
+        dweights, of_chunk, dstate = _backward_chunk(facts, given, start, length, weights, later)
         dx = jax.lax.dynamic_update_slice_in_dim(dx, of_chunk, start, facts.time_axis)
         return (dstate, jax.tree.map(jnp.add, sums, dweights), dx), None
 
@@ -154,30 +153,23 @@ def _backward(facts: Facts, residuals, cotangents):
     return dweights, facts.lying(dx), dstate
 
 
-def _backward_chunk(facts: Facts, given: list[jax.Array], start: jax.Array, length: int, residuals, later: State):
-    """The cotangents of weights, x and the state before some steps, from what the kernel takes of all and those of the state after.
-
-    Barriers keep the order: in any other XLA's copies and products push what they share out of the cache.
-    """
-    (cell, axis, _), (weights, steps, state, hs), x = facts, residuals, given[0]
-    hidden, width = hs.shape[-1], weights["recurrent_kernel"].shape[-1]
-    h = jnp.where(start > 0, jax.lax.dynamic_index_in_dim(hs, jnp.maximum(start - 1, 0), axis, keepdims=False), state[0])
-    x, steps, hs = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, length, axis), (x, steps, hs))
-    rows = jnp.concatenate([jnp.expand_dims(h, axis), jax.lax.slice_in_dim(hs, 0, length - 1, axis=axis)], axis).reshape(-1, hidden)
-    x, rows, start = jax.lax.optimization_barrier((x, rows, start))
-    wide = (*x.shape[:2], width)
-    apart = wide if cell.separate else (1,)  # else both terms have one cotangent
-    shapes = [wide, apart, *(part.shape for part in state), *[(width,)] * 3, *[(hidden,)] * 2]
-    da, da_x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, *later, start], _attributes(facts, state))
-    dx, by_input = jax.vjp(partial(read, steps), x, weights["input_kernel"])[1](da_x if cell.separate else da)
+def _backward_chunk(facts: Facts, given: list[jax.Array], start: jax.Array, length: int, weights: Weights, later: State):
+    """The cotangents of weights, x and the state before some steps, from what the kernel takes of all and those of the state after."""
+    cell, (batch, hidden), (inputs, packed) = facts.cell, later[0].shape, weights["input_kernel"].shape
+    count = length * batch
+    widths = (packed, packed, hidden, inputs) if cell.separate else (packed, 0, hidden + inputs, 0)
+    vectors = packed, packed, packed, hidden, hidden
+    shapes = [*((count, width) for width in widths), *[later[0].shape] * 2, *((width,) for width in vectors)]
+    da, da_x, rows, x, dh, dc, *sums = _call("JaxnormLstmBackward", shapes, [*given, *later, start], _attributes(facts, later))
     if cell.separate:
-        by_input, rows, da = jax.lax.optimization_barrier((by_input, rows, da))
-        by_recurrent = rows.T @ da.reshape(-1, width)
+        by_recurrent, da_x = jax.lax.optimization_barrier((rows.T @ da, da_x))  # in any other order caches are left too early
+        by_input = x.T @ da_x
     else:  # one product of both
-        rows = jnp.concatenate([rows, masked(steps, x).reshape(-1, x.shape[-1])], -1)
-        by_recurrent, by_input = jnp.split(rows.T @ da.reshape(-1, width), [hidden])
+        by_recurrent, by_input = jnp.split(rows.T @ da, [hidden])
+    dx = (da_x if cell.separate else da) @ weights["input_kernel"].T
     found = {**dict(zip(_names(cell), sums, strict=True)), "input_kernel": by_input, "recurrent_kernel": by_recurrent}
-    return {name: found[name] for name in weights}, dx, (dh, dc)
+    shape = (length, batch) if facts.time_axis == 0 else (batch, length)
+    return {name: found[name] for name in weights}, dx.reshape(*shape, inputs), (dh, dc)
 
 
 def _batched(facts, size):
