@@ -133,14 +133,15 @@ FINDINGS = {
         "jaxnorm explain --variant conv --seeds 3",
     ),
     "permuted": Finding(
-        "Digits read pixel by pixel, in order and permuted",
+        "Digits read pixel by pixel: in order, embedded, permuted",
         "Normalization helps LSTMs on permuted pixels most: 90.2 to 95.4 % on MNIST with recurrent batch norm (Cooijmans et al. 2016).",
         "Layer norm as in Ba et al. 2016 hinders here, in either order, with gains of 1 and of 0.3: it normalizes W x over the units, and "
         "where x is a single number that leaves the sign of x alone, so that a pixel is black or not. With the norm over the sum of both "
-        'terms (placement "sum", here layer-sum) it does not: in order it tests better than without a norm in every seed, permuted as '
-        "well. Inputs of one feature want that placement, or to be embedded first. [MNIST](../permuted-mnist/README.md) has twelve "
-        "times as many steps.",
-        f"{COMPARE} sequential --variants lstm-pixels,lstm-permuted --norms none,layer,layer-0.3,layer-sum --epochs 20 --seeds 3",
+        'terms (placement "sum", here layer-sum) it does not: in order it tests better than without a norm in every seed, permuted about '
+        "as well. Embedded first, in 16 features, pixels keep their brightness: its training loss falls, with gains of 0.3 by a third, "
+        "but so does that without a norm, which stays ahead. [MNIST](../permuted-mnist/README.md) has twelve times as many steps.",
+        f"{COMPARE} sequential --variants lstm-pixels,lstm-embedded,lstm-permuted --norms none,layer,layer-0.3,layer-sum --epochs 20 "
+        "--seeds 3",
     ),
     "permuted-mnist": Finding(
         "MNIST read pixel by pixel, permuted",

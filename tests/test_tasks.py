@@ -9,7 +9,7 @@ from scipy import stats
 from jaxnorm.experiments import data, data_sequences, figures, report, samples
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.painter import SIDE, Painter, filters
-from jaxnorm.experiments.sequences import permuted
+from jaxnorm.experiments.sequences import ImageReader, permuted
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, some_points
@@ -232,6 +232,19 @@ def test_filters_look_where_they_are_told():
     along_y, along_x, _ = filters(narrow, 5)
     assert along_y[0].argmax(-1).tolist() == [11] * 5
     assert along_x[0].argmax(-1).tolist() == [17] * 5
+
+
+def test_layer_norm_tells_the_brightness_of_pixels_that_are_embedded_alone(rng):
+    """Of a single number it keeps the sign; epsilon tells the rest."""
+    images = jnp.asarray(rng.uniform(0.5, 1, (2, 8, 8, 1)).astype(np.float32))
+
+    def change(variant):
+        model = ImageReader(norm="layer", variant=variant)
+        variables = model.init(jax.random.key(0), images, evaluating=True)
+        return float(jnp.abs(model.apply(variables, images, evaluating=True) - model.apply(variables, images / 2, evaluating=True)).max())
+
+    assert change("lstm-pixels") < 1e-3
+    assert change("lstm-embedded") > 0.1
 
 
 def test_the_order_of_permuted_pixels_is_the_same_for_all(rng):

@@ -30,7 +30,9 @@ READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "rows": lambda images: images.reshape(*images.shape[:-1]),
     "pixels": lambda images: images.reshape(len(images), -1, 1),
     "permuted": lambda images: permuted(images.reshape(len(images), -1, 1)),
+    "embedded": lambda images: images.reshape(len(images), -1, 1),
 }
+EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
 
 
 def permuted(pixels: jax.Array) -> jax.Array:
@@ -75,7 +77,10 @@ def unseen(steps: int, features: int) -> Moments:
 
 
 class ImageReader(nn.Module):
-    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as ``lstm-rows``."""
+    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as ``lstm-rows``.
+
+    ``embedded`` pixels go through a dense layer and tanh first.
+    """
 
     norm: str = "none"
     variant: str = "lstm-rows"
@@ -85,7 +90,9 @@ class ImageReader(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, evaluating: bool) -> jax.Array:
         cell, way = self.variant.split("-")
-        h = Reader(cell, self.norm, self.features, self.momentum)(READ[way](images), None, evaluating=evaluating)
+        x = READ[way](images)
+        x = nn.tanh(nn.Dense(EMBEDDED)(x)) if way == "embedded" else x
+        h = Reader(cell, self.norm, self.features, self.momentum)(x, None, evaluating=evaluating)
         return nn.Dense(10)(h)
 
 
