@@ -26,18 +26,24 @@ NORMS: dict[str, dict[str, Any]] = {
     "rms": {"norm": "rms"},
     "batch": {"norm": "batch"},
 }
-READ: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "rows": lambda images: images.reshape(*images.shape[:-1]),
-    "pixels": lambda images: images.reshape(len(images), -1, 1),
-    "permuted": lambda images: permuted(images.reshape(len(images), -1, 1)),
-    "embedded": lambda images: images.reshape(len(images), -1, 1),
-}
-EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
+
+
+def pixels(images: jax.Array) -> jax.Array:
+    return images.reshape(len(images), -1, 1)
 
 
 def permuted(pixels: jax.Array) -> jax.Array:
     """In an order without sense, the same for all images (Le et al. 2015, arXiv:1504.00941)."""
     return pixels[:, np.random.default_rng(0).permutation(pixels.shape[1])]
+
+
+READ: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "rows": lambda images: images.reshape(*images.shape[:-1]),
+    "pixels": pixels,
+    "permuted": lambda images: permuted(pixels(images)),
+    "embedded": pixels,
+}
+EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
 
 
 class Reader(nn.Module):

@@ -47,6 +47,10 @@ class Facts(NamedTuple):
         """Time first as the kernels take it, and the inverse."""
         return jnp.moveaxis(a, 0, self.time_axis)
 
+    def rows(self, steps: int, batch: int) -> tuple[int, int]:
+        """The axes in front of features, lying so."""
+        return (batch, steps) if self.time_axis else (steps, batch)
+
 
 def whole(time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
     """All steps in one call, of arrays that are best read with time first, or with sequences first."""
@@ -95,7 +99,7 @@ def _forward(kept: bool, facts: Facts, arguments):
     given = _arguments(facts, *arguments)
     weights, x, _, state = arguments[1:]
     (batch, hidden), packed = state[1].shape, weights["recurrent_kernel"].shape[-1]
-    nothing, rows = (0,), (len(x), batch) if facts.time_axis == 0 else (batch, len(x))
+    nothing, rows = (0,), facts.rows(len(x), batch)
     gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
     shapes = [(*rows, hidden), (batch, hidden), *(((*rows, hidden), gates) if kept else (nothing, nothing))]
     hs, c, *rest = _call("JaxnormLstmForward", shapes, given, _attributes(facts, state))
@@ -168,8 +172,7 @@ def _backward_chunk(facts: Facts, given: list[jax.Array], start: jax.Array, leng
         by_recurrent, by_input = jnp.split(rows.T @ da, [hidden])
     dx = (da_x if cell.separate else da) @ weights["input_kernel"].T
     found = {**dict(zip(_names(cell), sums, strict=True)), "input_kernel": by_input, "recurrent_kernel": by_recurrent}
-    shape = (length, batch) if facts.time_axis == 0 else (batch, length)
-    return {name: found[name] for name in weights}, dx.reshape(*shape, inputs), (dh, dc)
+    return {name: found[name] for name in weights}, dx.reshape(*facts.rows(length, batch), inputs), (dh, dc)
 
 
 def _batched(facts, size):
