@@ -110,7 +110,8 @@ def table(results: dict) -> Table:
     )
     columns = _columns(results)
     for name in (*shown_keys(settings, ("variant", "batch", "norm")), *columns, "steps/s"):
-        result.add_column(name, justify="left" if name in ("variant", "norm") else "right", no_wrap=True)
+        named = name in ("variant", "norm")  # where 80 columns don't do, names are folded, numbers whole
+        result.add_column(name.replace(" ", "\n"), justify="left" if named else "right", no_wrap=not named, overflow="fold")
     for key, runs in groups(results["runs"]).items():
         speed = f"{np.median([run['steps_per_second'] for run in runs]):.0f}"
         cells = [_cell(runs, *column) for column in columns.values()]
