@@ -15,8 +15,9 @@ from recurrent_cases import small_chunks
 from jaxnorm import kernels
 from jaxnorm.kernels import build, native
 
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
+STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
+for name, strict in STRICT:
+    jax.config.update(name, strict)
 
 
 @pytest.fixture
@@ -75,8 +76,11 @@ def several_chunks(monkeypatch):
 @pytest.fixture
 def ordinary_promotion():
     """The library is strict; optax and the user's own code need not be."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+    for name, usual in (("jax_numpy_dtype_promotion", "standard"), ("jax_numpy_rank_promotion", "allow")):
+        jax.config.update(name, usual)  # not by contexts, which are of one thread
+    yield
+    for name, strict in STRICT:
+        jax.config.update(name, strict)
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,8 @@ COMMANDS = [
     (
         ["compare", "sequential", "--norms", "group"],
         2,
-        "'group' for lstm-rows, gru-rows, rnn-rows: choose from none, layer, layer-0.3, layer-sum, layer-sum-0.3, rms, batch.",
+        "'group' for lstm-rows, gru-rows, rnn-rows, lstm-embedded, gru-embedded, rnn-embedded: "
+        "choose from none, layer, layer-0.3, layer-sum, layer-sum-0.3, rms, batch.",
     ),
     (["compare", "--norms", "none,,batch"], 2, "must be names with commas between them: got 'none,,batch'."),
     (["compare", "--batch-sizes", "8,x"], 2, "must be an integer: got 'x'."),

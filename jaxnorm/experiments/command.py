@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "explain":
             return _explain(options, console)
-        results = compare(_settings(options), options.out, console, data_dir=options.data_dir, resume=options.resume)
+        jobs = options.jobs or TASKS[options.data].jobs
+        results = compare(_settings(options), options.out, console, data_dir=options.data_dir, resume=options.resume, jobs=jobs)
     except (DataError, report.ResultsError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
         return 1
@@ -71,10 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
     add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")
-    add("--learning-rate", metavar="RATE", default=1e-3, type=_positive(float), help="1e-3 by default")
+    add("--learning-rate", metavar="RATE", type=_positive(float), help="of the optimizer")
     add("--optimizer", metavar="NAME", default="adam", type=_one_of("optimizer", OPTIMIZERS), help="adam (default) or sgd")
     add("--momentum", metavar="M", type=_momentum, help="weight of the old value in batch norm's running average")
     add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
+    several = [name for name, task in TASKS.items() if task.jobs > 1]
+    usual = f"1 by default, {TASKS[several[0]].jobs} of {', '.join(several)}"
+    add("--jobs", metavar="N", type=_positive(int), help=f"runs at a time: same numbers, fewer steps/s each; {usual}")
     add(
         "--out",
         metavar="DIR",
@@ -135,7 +139,7 @@ def _settings(options: argparse.Namespace) -> Settings:
             other = [variant for variant, norms in task.variants.items() if norm in norms]
             hint = f" {norm} is for --variants {','.join(other)}." if other else ""
             _parser().error(f"unknown norm {norm!r} for {', '.join(chosen['variants'])}: choose from {', '.join(known)}.{hint}")
-    shared = {"learning_rate": options.learning_rate, "optimizer": options.optimizer, "train_examples": options.train_examples}
+    shared = {"optimizer": options.optimizer, "train_examples": options.train_examples}
     return Settings(data=options.data, **(shared | chosen))
 
 

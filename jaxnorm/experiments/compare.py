@@ -36,8 +36,10 @@ class Settings:
         return [Run(norm, size, seed, variant, *rest) for seed, variant, size, norm in choices if norm in known[variant]]
 
 
-def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
+def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, jobs: int = 1) -> dict:
     """Trains what is not there yet, writing ``results.json`` after every run and the curves at the end.
+
+    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do.
 
     Raises:
       DataError: the data cannot be had.
@@ -57,7 +59,7 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     def told(found: dict) -> str:
         return report.told(found["epochs"][-1])
 
-    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, loss=task.unit)
+    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, jobs=jobs, loss=task.unit)
     figures.plot(out, results)
     samples.plot(out, results, data)
     return results

@@ -145,6 +145,8 @@ def _caption(results: dict) -> str:
     words = [f"losses: {results['loss']}"] if results.get("loss", "cross entropy") != "cross entropy" else []
     if "batch stats" in _columns(results):
         words.append("accuracy with running statistics, and with those of test batches as large as in training")
+    if results.get("jobs", 1) > 1:
+        words.append(f"steps/s of {results['jobs']} runs at a time")
     return "; ".join(words)
 
 

@@ -1,13 +1,15 @@
-"""Runs made one after the other and kept as they finish: interrupted, they go on where they were."""
+"""Runs made some at a time and kept as they finish: interrupted, they go on where they were."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jaxnorm.experiments import report
 
@@ -24,47 +26,74 @@ def carry_out(
     console: Console,
     *,
     resume: bool,
+    jobs: int = 1,
     **facts,
 ) -> dict:
-    """Measures the runs of ``settings`` that are not in ``results.json`` yet, and writes it after each.
+    """Measures the runs of ``settings`` that are not in ``results.json`` yet, ``jobs`` at a time, and writes it after each.
 
-    ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes ``key``; ``told`` says
-    in a line what was found; ``facts`` stand in the results beside the settings.
+    ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes ``key`` and the order
+    of the results; ``told`` says in a line what was found; ``facts`` stand in the results beside the settings.
 
     Raises:
       ResultsError: there is nothing to resume, or it was made with other settings.
       KeyboardInterrupt: after a word on how to go on.
     """
-    results = report.begin(_as_json(settings), out, console, resume, **facts)
+    results = report.begin(_as_json(settings), out, console, resume, jobs=jobs, **facts)
     identify = lambda run: {name: getattr(run, name) for name in key}  # noqa: E731
-    finished = [{name: run[name] for name in key} for run in results["runs"]]
-    todo = [run for run in settings.runs() if identify(run) not in finished]
+    order = [identify(run) for run in settings.runs()]
+    place = lambda found: order.index({name: found[name] for name in key})  # noqa: E731
+    finished = {place(found) for found in results["runs"]}
+    todo = {_named(identify(run)): run for index, run in enumerate(settings.runs()) if index not in finished}
     report.write(out, results)
     try:
-        with _progress_on(console) as progress:
-            overall = progress.add_task("all runs", total=len(finished) + len(todo), completed=len(finished))
-            for run in todo:
-                name = ", ".join(f"{SAID.get(word, '')}{value}" for word, value in identify(run).items())
-                shown = progress.add_task(name, total=None)
-                found = measure(run, partial(_show, progress, shown))
-                results["runs"].append(identify(run) | found)
+        with _progress_on(console) as progress, closing(_measured(todo, measure, progress, jobs)) as measured:
+            overall = progress.add_task("all runs", total=len(order), completed=len(finished))
+            for name, found in measured:
+                results["runs"] = sorted([*results["runs"], identify(todo[name]) | found], key=place)
                 report.write(out, results)
-                progress.remove_task(shown)
                 progress.advance(overall)
                 if not console.is_terminal:
                     console.print(f"{name}: {told(found)}")
     except KeyboardInterrupt:
-        console.print(f"Stopped. {len(results['runs'])} of {len(settings.runs())} runs are in {out / report.RESULTS}; --resume goes on.")
+        console.print(f"Stopped. {len(results['runs'])} of {len(order)} runs are in {out / report.RESULTS}; --resume goes on.")
         raise
     return report.read(out)
 
 
+def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jobs: int) -> Generator[tuple[str, dict]]:
+    """Names and what was found, as the runs finish; where one fails, or nobody waits any more, the others stop, too."""
+    stop = Event()
+
+    def carry(name: str) -> tuple[str, dict]:
+        shown = progress.add_task(name, total=None)
+
+        def on_progress(step: int, steps: int) -> None:
+            if stop.is_set():
+                raise CancelledError
+            progress.update(shown, completed=step, total=steps)
+
+        found = measure(todo[name], on_progress)
+        progress.remove_task(shown)
+        return name, found
+
+    if jobs == 1:  # in this thread, whose JAX settings then hold, and which an interrupt reaches at once
+        yield from map(carry, todo)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            for future in as_completed([pool.submit(carry, name) for name in todo]):
+                yield future.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _named(identity: dict) -> str:
+    return ", ".join(f"{SAID.get(word, '')}{value}" for word, value in identity.items())
+
+
 def _as_json(settings: Any) -> dict:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(settings).items()}
-
-
-def _show(progress: Progress, task: TaskID, step: int, steps: int) -> None:
-    progress.update(task, completed=step, total=steps)
 
 
 def _progress_on(console: Console) -> Progress:

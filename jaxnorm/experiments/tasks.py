@@ -24,14 +24,15 @@ class Task:
     defaults: Mapping[str, Any]
     losses: Losses = cross_entropy
     unit: str = "cross entropy"  # of the loss
+    jobs: int = 1  # runs at a time: more where networks are too small for all cores
 
 
-SEED = {"batch_sizes": (128,), "seeds": 1, "momentum": 0.9}
+SEED = {"batch_sizes": (128,), "seeds": 1, "learning_rate": 1e-3, "momentum": 0.9}
 CELLS = {cell: tuple(sequences.NORMS) for cell in sequences.LAYERS}
 WRITERS = {cell: tuple(norm for norm in norms if norm != "batch") for cell, norms in CELLS.items()}
 WAYS = {f"{cell}-{way}": norms for way in sequences.READ for cell, norms in CELLS.items()}
-ROWS = tuple(variant for variant in WAYS if variant.endswith("rows"))
-LENET = {"variants": ("dense",), "norms": ("none", "batch", "layer"), "batch_sizes": (128, 8), "seeds": 3, "momentum": 0.99}
+READERS = tuple(variant for variant in WAYS if variant.endswith(("rows", "embedded")))
+LENET = SEED | {"variants": ("dense",), "norms": ("none", "batch", "layer"), "batch_sizes": (128, 8), "seeds": 3, "momentum": 0.99}
 WRITING = SEED | {"variants": ("lstm",), "norms": ("none", "layer"), "batch_sizes": (64,), "epochs": 3}
 
 TASKS = {
@@ -51,7 +52,8 @@ TASKS = {
         data.small_digits,
         sequences.ImageReader,
         WAYS,
-        SEED | {"variants": ROWS, "norms": ("none", "layer", "batch"), "epochs": 15},
+        SEED | {"variants": READERS, "norms": ("none", "layer", "batch"), "epochs": 6, "learning_rate": 1e-2},
+        jobs=2,
     ),
     "sequential-mnist": Task(
         "the same on MNIST",

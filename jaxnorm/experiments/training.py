@@ -19,6 +19,7 @@ Losses = Callable[[Any, Any], jax.Array]  # of outputs and labels: one per examp
 
 POINTS = 20  # of the learning curve, per epoch
 TABLES = {"embedding"}  # variables that are neither learned nor statistics, but given with the data
+AHEAD = 8  # steps that may wait for the device: few, so that progress and interrupts are prompt
 PREDICTED = 1000  # test examples at a time
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 
@@ -73,9 +74,8 @@ def train(
         for indices in order:
             state, loss = step(state, inputs, labels, indices)
             queue.append(loss)
-            if len(queue) % 50 == 0:
-                loss.block_until_ready()  # keeps the queue short, so that progress and interrupts are prompt
-                on_progress(done + len(queue), total)
+            queue[-AHEAD:][0].block_until_ready()
+            on_progress(done + len(queue), total)
         found = np.asarray(jnp.stack(queue), np.float64)
         seconds += time.perf_counter() - started
         for part in np.array_split(np.arange(len(found)), min(POINTS, len(found))):
@@ -83,7 +83,6 @@ def train(
             curve["loss"].append(float(found[part].mean()))
         done += len(found)
         epochs.append({"train_loss": float(found.mean()), **evaluate(run, model, state[:2], data, losses)})
-        on_progress(done, total)
     last = finish(model, {"params": state[0], "batch_stats": state[1]})
     return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds, **last}
 

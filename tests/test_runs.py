@@ -1,0 +1,105 @@
+"""Runs made some at a time: what is kept, in which order, and who stops when."""
+
+import io
+from dataclasses import dataclass
+from threading import Barrier, Event
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from jaxnorm.experiments import report
+from jaxnorm.experiments.command import main
+from jaxnorm.experiments.runs import carry_out
+
+
+@dataclass(frozen=True)
+class Settings:
+    numbers: tuple[int, ...]
+
+    def runs(self):
+        return [SimpleNamespace(number=number) for number in self.numbers]
+
+
+def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False):
+    console = Console(file=io.StringIO())
+    try:
+        return carry_out(Settings(numbers), ("number",), measure, str, tmp_path, console, resume=resume, jobs=jobs)
+    finally:
+        tmp_path.joinpath("shown").write_text(console.file.getvalue())
+
+
+def numbers_of(results):
+    return [(run["number"], run["square"]) for run in results["runs"]]
+
+
+def test_so_many_runs_are_made_at_a_time(tmp_path):
+    together = Barrier(2, timeout=60)  # passed by two at a time only
+
+    def measure(run, on_progress):
+        together.wait()
+        return {"square": run.number**2}
+
+    results = carried_out(tmp_path, measure)
+    assert numbers_of(results) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+    assert results["jobs"] == 2
+
+
+def test_results_are_in_the_order_of_the_settings_whatever_finishes_first(tmp_path):
+    second_is_done = Event()
+
+    def measure(run, on_progress):
+        if run.number == 0:
+            assert second_is_done.wait(60)
+        if run.number == 3:
+            second_is_done.set()
+        return {"square": run.number**2}
+
+    assert numbers_of(carried_out(tmp_path, measure)) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+    shown = (tmp_path / "shown").read_text().splitlines()
+    assert shown[-1].startswith("0: ")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, report.ResultsError])
+def test_where_one_fails_the_others_stop_and_the_finished_are_kept(tmp_path, error):
+    first_is_kept, stopped = Event(), Event()
+
+    def measure(run, on_progress):
+        if run.number == 0:
+            return {"square": 0}
+        if run.number == 1:
+            assert first_is_kept.wait(60)
+            raise error
+        if run.number == 3:
+            pytest.fail("begun though the one before had failed")
+        while not report.read(tmp_path)["runs"]:
+            on_progress(0, 1)
+        first_is_kept.set()
+        try:
+            while True:
+                on_progress(1, 2)
+        finally:
+            stopped.set()
+
+    with pytest.raises(error):
+        carried_out(tmp_path, measure)
+    assert stopped.is_set()
+    assert numbers_of(report.read(tmp_path)) == [(0, 0)]
+    assert ("Stopped. 1 of 4 runs are in" in (tmp_path / "shown").read_text()) == (error is KeyboardInterrupt)
+
+    def go_on(run, on_progress):
+        return {"square": run.number**2}
+
+    assert numbers_of(carried_out(tmp_path, go_on, resume=True)) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+
+
+@pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
+    small = ["compare", "sequential", "--epochs", "1", "--train-examples", "64", "--batch-sizes", "32", "--variants", "rnn-rows,gru-rows"]
+    for jobs in "12":
+        assert main([*small, "--norms", "none,layer", "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+    one, two = (report.read(tmp_path / jobs) for jobs in "12")
+    assert (one["jobs"], two["jobs"]) == (1, 2)
+    for run in one["runs"] + two["runs"]:
+        del run["steps_per_second"]
+    assert one["runs"] == two["runs"]
