@@ -118,3 +118,16 @@ def test_initial_kernels_are_decomposed_one_at_a_time(name):
     calls = [line for line in jax.jit(init).lower(jax.random.key(0)).as_text().splitlines() if "geqrf" in line or "orgqr" in line]
     assert len(calls) == 2
     assert all("tensor<4x4xf32>" in line and not re.search(r"tensor<\d+x\d+x\d+xf32>", line) for line in calls)
+
+
+def test_initializers_are_compiled_once():
+    """Every layer of the same sizes starts by the same program: the second draws other numbers and traces nothing."""
+    traced = []
+
+    def draw(key, shape, dtype):
+        traced.append(shape)
+        return jax.random.normal(key, shape, dtype)
+
+    first, second = (recurrent.init_gru(jax.random.key(seed), 3, 4, recurrent_kernel_init=draw) for seed in (0, 1))
+    assert traced == [(4, 4)]
+    np.testing.assert_array_less(0, np.abs(first["recurrent_kernel"] - second["recurrent_kernel"]).max())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ class Start:
         return [name for name in shapes if not (name == "cell_bias" and cell.norm == "rms")]
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3, 4))
 def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> jax.Array:
     rows, features = shape[0], shape[1] // blocks
     # One after the other: a stack of QR decompositions waits for threads of XLA's pool, and two of them stop one another for
