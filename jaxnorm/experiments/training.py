@@ -21,7 +21,6 @@ POINTS = 20  # of the learning curve, per epoch
 TABLES = {"embedding"}  # variables that are neither learned nor statistics, but given with the data
 AHEAD = 8  # steps that may wait for the device: few, so that progress and interrupts are prompt
 PREDICTED = 1000  # test examples at a time
-ONCE = {"xla_backend_optimization_level": 1}  # of what runs once: compiled in half the time, to the same bits
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 
 
@@ -65,7 +64,7 @@ def train(
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
-    state = _given(start(jax.random.key(run.seed), inputs), data)
+    state = _given(start(jax.random.key(run.seed)), data)
     steps_per_epoch = len(inputs) // run.batch_size
     total = steps_per_epoch * run.epochs
     curve: dict[str, list] = {"step": [], "loss": []}
@@ -104,7 +103,7 @@ def watched(run: Run, model: nn.Module, data: Dataset, every: int) -> Iterator[t
     """Trains a classifier; yields step, parameters and statistics at the start and after every so many steps."""
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(model, cross_entropy, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
-    state, done = _given(start(jax.random.key(run.seed), inputs), data), 0
+    state, done = _given(start(jax.random.key(run.seed)), data), 0
     for order in _orders(run, len(inputs), len(inputs) // run.batch_size):
         for indices in order:
             if done % every == 0:
@@ -139,15 +138,15 @@ def _compiled(model: nn.Module, losses: Losses, optimizer_name: str, learning_ra
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return (optax.apply_updates(params, updates), stats, optimizer_state, key), loss
 
-    def start(key, inputs):
-        variables = model.init(key, inputs[:2], evaluating=True)
+    def start(key):
+        """Made leaf by leaf, nothing computed from inputs: programs of one leaf are compiled once for all networks."""
+        variables = model.lazy_init(key, jax.ShapeDtypeStruct((2, *shape[1:]), dtype), evaluating=True)
         return variables["params"], variables.get("batch_stats", {}), optimizer.init(variables["params"]), key
 
     inputs, labels = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[:1], jnp.int32)
-    state = jax.eval_shape(start, jax.random.key(0), inputs)
+    state = jax.eval_shape(start, jax.random.key(0))
     indices = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    compiled = jax.jit(step, donate_argnums=0).lower(state, inputs, labels, indices).compile()
-    return compiled, jax.jit(start, compiler_options=ONCE if jax.default_backend() == "cpu" else None)
+    return jax.jit(step, donate_argnums=0).lower(state, inputs, labels, indices).compile(), start
 
 
 def evaluate(run: Run, model: nn.Module, state, data: Dataset, losses: Losses = cross_entropy) -> dict[str, float]:
