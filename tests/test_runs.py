@@ -90,7 +90,10 @@ def test_where_one_fails_the_others_stop_and_the_finished_are_kept(tmp_path, err
     def go_on(run, on_progress):
         return {"square": run.number**2}
 
-    assert numbers_of(carried_out(tmp_path, go_on, resume=True)) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+    resumed = carried_out(tmp_path, go_on, jobs=3, resume=True)
+    assert numbers_of(resumed) == [(0, 0), (1, 1), (2, 4), (3, 9)]
+    assert resumed["jobs"] == 3
+    assert carried_out(tmp_path, go_on, jobs=4, resume=True) == resumed  # nothing was left to do
 
 
 @pytest.mark.usefixtures("quick_compile", "ordinary_promotion")

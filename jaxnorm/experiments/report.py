@@ -146,7 +146,7 @@ def _caption(results: dict) -> str:
     if "batch stats" in _columns(results):
         words.append("accuracy with running statistics, and with those of test batches as large as in training")
     if results.get("jobs", 1) > 1:
-        words.append(f"steps/s of {results['jobs']} runs at a time")
+        words.append(f"steps/s of up to {results['jobs']} runs at a time")
     return "; ".join(words)
 
 

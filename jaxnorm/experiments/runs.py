@@ -38,12 +38,14 @@ def carry_out(
       ResultsError: there is nothing to resume, or it was made with other settings.
       KeyboardInterrupt: after a word on how to go on.
     """
-    results = report.begin(_as_json(settings), out, console, resume, jobs=jobs, **facts)
+    results = report.begin(_as_json(settings), out, console, resume, **facts)
     identify = lambda run: {name: getattr(run, name) for name in key}  # noqa: E731
     order = [identify(run) for run in settings.runs()]
     place = lambda found: order.index({name: found[name] for name in key})  # noqa: E731
     finished = {place(found) for found in results["runs"]}
     todo = {_named(identify(run)): run for index, run in enumerate(settings.runs()) if index not in finished}
+    if todo:
+        results["jobs"] = max(jobs, results.get("jobs", 1))  # of which its speeds are
     report.write(out, results)
     try:
         with _progress_on(console) as progress, closing(_measured(todo, measure, progress, jobs)) as measured:
