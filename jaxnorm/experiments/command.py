@@ -76,9 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--optimizer", metavar="NAME", default="adam", type=_one_of("optimizer", OPTIMIZERS), help="adam (default) or sgd")
     add("--momentum", metavar="M", type=_momentum, help="weight of the old value in batch norm's running average")
     add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
-    several = [name for name, task in TASKS.items() if task.jobs > 1]
-    usual = f"1 by default, {TASKS[several[0]].jobs} of {', '.join(several)}"
-    add("--jobs", metavar="N", type=_positive(int), help=f"runs at a time: same numbers, fewer steps/s each; {usual}")
+    several = ", ".join(f"{task.jobs} of {name}" for name, task in TASKS.items() if task.jobs > 1)
+    add("--jobs", metavar="N", type=_positive(int), help=f"runs at a time: same numbers, fewer steps/s each; 1 by default, {several}")
     add(
         "--out",
         metavar="DIR",

@@ -1,5 +1,6 @@
 """Runs made some at a time and kept as they finish: interrupted, they go on where they were."""
 
+from bisect import insort
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import closing
@@ -40,24 +41,25 @@ def carry_out(
     """
     results = report.begin(_as_json(settings), out, console, resume, **facts)
     identify = lambda run: {name: getattr(run, name) for name in key}  # noqa: E731
-    order = [identify(run) for run in settings.runs()]
-    place = lambda found: order.index({name: found[name] for name in key})  # noqa: E731
+    runs = {_named(identify(run)): run for run in settings.runs()}
+    places = {name: place for place, name in enumerate(runs)}
+    place = lambda found: places[_named({name: found[name] for name in key})]  # noqa: E731
     finished = {place(found) for found in results["runs"]}
-    todo = {_named(identify(run)): run for index, run in enumerate(settings.runs()) if index not in finished}
+    todo = {name: run for name, run in runs.items() if places[name] not in finished}
     if todo:
         results["jobs"] = max(jobs, results.get("jobs", 1))  # of which its speeds are
     report.write(out, results)
     try:
         with _progress_on(console) as progress, closing(_measured(todo, measure, progress, jobs)) as measured:
-            overall = progress.add_task("all runs", total=len(order), completed=len(finished))
+            overall = progress.add_task("all runs", total=len(runs), completed=len(finished))
             for name, found in measured:
-                results["runs"] = sorted([*results["runs"], identify(todo[name]) | found], key=place)
+                insort(results["runs"], identify(todo[name]) | found, key=place)
                 report.write(out, results)
                 progress.advance(overall)
                 if not console.is_terminal:
                     console.print(f"{name}: {told(found)}")
     except KeyboardInterrupt:
-        console.print(f"Stopped. {len(results['runs'])} of {len(order)} runs are in {out / report.RESULTS}; --resume goes on.")
+        console.print(f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}; --resume goes on.")
         raise
     return report.read(out)
 
