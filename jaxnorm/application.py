@@ -22,6 +22,7 @@ from jaxnorm.frame import (
     estimate_tangent,
     local,
     needs_power,
+    power_of_two,
     valid,
 )
 
@@ -51,11 +52,13 @@ class Rule:
         return 2 if self.epsilon_in == "var" else 1
 
     def scaled_epsilon(self, frame: Frame, dtype) -> jax.Array:
-        """epsilon in the units of the frame."""
-        if frame.power is None:
-            return jnp.asarray(self.epsilon, dtype)
+        """epsilon in the units of the frame, and 0 only if it is 0."""
+        info = jnp.finfo(dtype)
+        if self.epsilon == 0 or frame.power is None:
+            return jnp.asarray(max(self.epsilon, float(info.tiny)) if self.epsilon else 0, dtype)
         fraction, exponent = math.frexp(self.epsilon)
-        return jnp.ldexp(jnp.asarray(fraction, dtype), exponent - self.degree * frame.power.astype(jnp.int32))
+        exponents = exponent - self.degree * frame.power.astype(jnp.int32)
+        return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -63,8 +66,9 @@ def inverse_root(rule: Rule, var: jax.Array, epsilon: jax.Array, count) -> jax.A
     """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
     var = var * _unbias(rule, var, count)
     total = var + epsilon if rule.epsilon_in == "var" else jnp.sqrt(var) + epsilon
-    safe = jnp.where(total == 0, 1, total)
-    return jnp.where(total == 0, 0, lax.rsqrt(safe) if rule.epsilon_in == "var" else 1 / safe)
+    safe = total if rule.epsilon > 0 else jnp.where(total == 0, 1, total)
+    root = lax.rsqrt(safe) if rule.epsilon_in == "var" else 1 / safe
+    return root if rule.epsilon > 0 else jnp.where(total == 0, 0, root)
 
 
 @inverse_root.defjvp

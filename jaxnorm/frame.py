@@ -19,6 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.axes import Pooling
+from jaxnorm.varying import vary, varying_axes
+
+SMALL = 1 << 15  # elements: of fewer XLA's CPU back-end makes loops as simple as they come
 
 nothing_saved = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
@@ -46,6 +49,12 @@ class Sets:
     def axes(self) -> tuple[int, ...]:
         return self.pooling.axes
 
+    @property
+    def rows(self) -> bool:
+        """Whether every set is a row, with all of the last axis and nothing of another."""
+        split = self.pooling.split
+        return [axis for axis in self.axes if split[axis] > 1] == [len(split) - 1]
+
     def across(self, collective, value):
         """``collective`` of ``value`` over ``axis_name``."""
         if self.axis_name is None:
@@ -54,6 +63,10 @@ class Sets:
             groups = [list(group) for group in self.axis_name.groups]
             return collective(value, self.axis_name.axis_name, axis_index_groups=groups)
         return collective(value, self.axis_name)
+
+    def count(self, where: jax.Array | None, size) -> jax.Array | float:
+        """How many elements, or how much weight, a set has: ``size``, of which JAX forgets that it is static without a mask."""
+        return float(self.pooling.size * self.across(lax.psum, 1)) if where is None else size
 
     def sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
         """Weighted sum over each set."""
@@ -122,25 +135,42 @@ def needs_power(dtype) -> bool:
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
 
 
+def apart(*arrays: jax.Array | None) -> tuple:
+    """The same arrays, which XLA's CPU back-end takes for others, and for different ones in other company.
+
+    It makes one loop of all that is done with an array and the means of its rows, if no other loop needs any of it: what
+    they have in common, be it no more than a cast, it keeps, as large as the array. Of these it shares nothing. Of small
+    arrays, which the cache holds, it may.
+    """
+    given = [a for a in arrays if a is not None]
+    if all(a.size < SMALL for a in given):
+        return arrays
+    varying = frozenset().union(*map(varying_axes, given))
+    alike = (None if a is None else vary(a, varying) for a in arrays)  # over the axes of shard_map, as the barrier has it
+    return lax.platform_dependent(*alike, cpu=lambda *a: lax.optimization_barrier(a), default=lambda *a: a)
+
+
 def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None, alike: Sets | None = None) -> Frame:
     """The frame of each set; ``lowest_power`` None leaves the scale alone, which is the same for sets within one of ``alike``."""
     x = lax.stop_gradient(x).reshape(sets.pooling.split)
-    count: jax.Array | float
-    if where is None:
-        count = float(sets.pooling.size * sets.across(lax.psum, 1))
-    else:
+    count = None
+    if where is not None:
         weights = jnp.broadcast_to(where, x.shape).astype(real(compute_dtype(x.dtype)))
         count = sets.sum(lax.stop_gradient(weights), None)
     power = None if lowest_power is None else largest_power(alike or sets, x, where, lowest_power)
-    frame = Frame(count, power, None)
-    if not sets.centered:
-        return frame
-    return frame._replace(pivot=divide(sets.careful_sum(local(sets, x, where, frame), where), count))
+    frame = Frame(sets.count(where, count), power, None)
+    return with_pivot(sets, x, where, frame) if sets.centered else frame
+
+
+def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> Frame:
+    """The frame, with the mean of each set, as far as sums give it, as the pivot."""
+    total = sets.careful_sum(local(sets, x, where, frame), where)
+    return frame._replace(pivot=divide(total, sets.count(where, frame.size)))
 
 
 def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each set, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(x).astype(real(compute_dtype(x.dtype)))
+    size = jnp.abs(apart(x)[0] if where is None else x).astype(real(compute_dtype(x.dtype)))
     shown = None if where is None else valid(where)
     largest = sets.across(lax.pmax, jnp.max(size, sets.axes, keepdims=True, initial=0, where=shown))
     limit = jnp.finfo(size.dtype).maxexp - 2
@@ -149,7 +179,10 @@ def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
-    return jnp.ldexp(jnp.ones((), real(dtype)), exponent.astype(jnp.int32))
+    """2**exponent, where that is a normal number, from its bits: a loop over x then computes no powers on its way."""
+    info = jnp.finfo(real(dtype))
+    bits = jnp.int64 if info.bits == 64 else jnp.int32
+    return lax.bitcast_convert_type((exponent.astype(bits) + (info.maxexp - 1)) << info.nmant, info.dtype)
 
 
 def local(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
@@ -164,32 +197,46 @@ def local(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> ja
 
 def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> jax.Array:
     """Weighted mean over each set, 0 for an empty one."""
-    return _divide(sets.sum(values, where), count)
+    total = sets.sum(values, where)
+    return total / divisor(count, total)
 
 
 def divide(total: jax.Array, count) -> jax.Array:
     """The same number wherever it is used, and exactly the constant for sums of a constant.
 
     A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
-    what is done with it: the count is hidden from it.
+    what is done with it. So the count is hidden from it behind a zero that it cannot know to be one; on a CPU, which goes on
+    in one loop only with a sum that is used once, behind a barrier.
     """
-    return _divide(total, jnp.where(jnp.isnan(total), jnp.nan, count))
+
+    def behind_zero(total, size):
+        return total / (size + jnp.minimum(jnp.abs(total), 0).astype(total.dtype))
+
+    def behind_barrier(total, size):
+        return total / lax.optimization_barrier(jnp.broadcast_to(size, total.shape))
+
+    cpu = behind_barrier if isinstance(count, float) else behind_zero
+    return lax.platform_dependent(total, divisor(count, total), cpu=cpu, default=behind_zero)
 
 
-def _divide(total: jax.Array, count) -> jax.Array:
+def divisor(count, total: jax.Array) -> jax.Array:
+    """The count, 1 for an empty set, of the dtype of the total."""
+    if isinstance(count, float):
+        return jnp.asarray(count if count > 0 else 1, total.dtype)
     count = jnp.asarray(count, real(total.dtype))
-    return total / jnp.where(count > 0, count, 1).astype(total.dtype)
+    return jnp.where(count > 0, count, 1).astype(total.dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
-    u = local(sets, x, where, frame)
-    square = divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), frame.size)
+    u, count = local(sets, x, where, frame), sets.count(where, frame.size)
+    square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
     if not sets.centered:
+        square = divide(square, count)
         return jnp.zeros_like(square, u.dtype), square
-    offset = divide(sets.careful_sum(u, where), frame.size)
-    return offset, jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
+    offset = divide(sets.careful_sum(u, where), count)
+    return offset, jnp.maximum(divide(square, count) - jnp.real(offset * jnp.conj(offset)), 0)
 
 
 @estimate.defjvp

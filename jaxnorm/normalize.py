@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxnorm import checks, kernels
 from jaxnorm.application import Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, resolve
-from jaxnorm.frame import Frame, Sets, compute_dtype, estimate, make_frame, nothing_saved, real
+from jaxnorm.frame import SMALL, Frame, Sets, compute_dtype, estimate, make_frame, nothing_saved, real
 from jaxnorm.moments import Moments, assemble
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
@@ -123,13 +123,22 @@ def standardize(
     rule = make_rule(epsilon, correction, epsilon_in, dtype)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     sets = Sets(pooling, axis_name, bool(centered))
-    return fused(sets, rule, x, where, scale, bias, implementation=implementation)[0]
+    return fused(sets, rule, x, where, scale, bias, implementation=implementation)
 
 
-def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> tuple[jax.Array, Moments]:
-    """Output and Moments of arguments that have been checked."""
-    chosen = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
-    return _fused(sets, rule, chosen, x, where, scale, bias)
+def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> jax.Array:
+    """The output, of arguments that have been checked."""
+    return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias))[0]
+
+
+def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
+    """Output and Moments, of arguments that have been checked."""
+    return _fused(*_chosen(None, sets, rule, x, where, scale, bias), moments=True)
+
+
+def _chosen(implementation, sets, rule, x, where, scale, bias):
+    found = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
+    return sets, rule, found, x, where, scale, bias
 
 
 def make_rule(epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
@@ -174,28 +183,33 @@ def _own_statistics_jvp(sets, rule, applied, primals, tangents):
     y, offset, var = own_statistics(sets, rule, applied, *primals)
     kept = None if _recompute_offset(sets, where) else offset
     dx, _, _, *others = tangents
-    if _has_closed_transpose(sets, y.dtype, scale, bias) and getattr(applied, "axis_name", None) is None:
-        from jaxnorm.transposed import pooled_tangent  # loads parts of JAX that values alone do without
+    if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):
+        from jaxnorm import transposed  # loads parts of JAX that values alone do without
 
         size = None if where is None else frame.size
-        residuals = x, where, frame.power, frame.pivot, size, kept, var, extra, scale, bias
-        return (y, offset, var), pooled_tangent((sets, rule, applied), residuals, (dx, *others))
+        alike = scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype)
+        like_bias = scale if alike else bias  # of which only that is looked at
+        residuals = x, where, frame.power, frame.pivot, size, kept, var, extra, scale, like_bias
+        return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, (dx, *others))
     step = nothing_saved(partial(tangent, sets, rule, applied))
     return (y, offset, var), step(x, where, frame, kept, var, extra, scale, bias, dx, *others)
 
 
-def _has_closed_transpose(sets: Sets, dtype, scale, bias) -> bool:
-    """Whether sums over axes that scale and bias share are all that the transpose needs; for rows it is no gain."""
-    shared = math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias))
-    return sets.axis_name is None and not jnp.issubdtype(dtype, jnp.complexfloating) and shared > 1
+def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
+    """That of transposed.py which is a gain: for large rows, or for sets over axes that scale and bias share."""
+    if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
+        return None
+    if where is None and sets.rows and math.prod(sets.pooling.shape) >= SMALL:
+        return "row_tangent"
+    return "pooled_tangent" if math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) > 1 else None
 
 
 def _recompute_offset(sets: Sets, where) -> bool:
     return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias):
+@partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
+def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *, moments: bool = False):
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
@@ -206,7 +220,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias):
     else:
         frame = make_frame(sets, x, where, lowest)
         y, offset, var = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var))
+    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var)) if moments else None
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -15,7 +15,7 @@ from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
 from jaxnorm.frame import Sets
 from jaxnorm.moments import Moments
-from jaxnorm.normalize import fused, make_rule, normalize, standardize
+from jaxnorm.normalize import fused_with_moments, make_rule, normalize, standardize
 
 
 def batch_norm(
@@ -70,7 +70,7 @@ def by_feature(x, features, pooled, *, scale, bias, epsilon, where, axis_name, d
     """Batch and instance norm with their axes known; ``pooled`` may be empty: every element is a set of its own."""
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
-    return fused(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
+    return fused_with_moments(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
 
 
 def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:

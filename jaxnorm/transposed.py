@@ -17,10 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxnorm.application import Rule, inverse_root, own, shared_axes, steepness, tangent
+from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, Sets, average, local, power_of_two, valid
+from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, local, power_of_two, valid, with_pivot
 from jaxnorm.primitives import linear
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
@@ -33,6 +34,42 @@ def _frame(sets: Sets, power, pivot, size) -> Frame:
 def tangent_of(facts: Facts, residuals, arguments):
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
     return tangent(sets, rule, applied, x, where, _frame(sets, power, pivot, size), offset, var, extra, scale, bias, *arguments)
+
+
+def transpose_of_rows(facts: Facts, residuals, cotangents):
+    """The same for rows without a mask, each result by a loop of its own (see apart)."""
+    (sets, rule, applied), (x, _, power, pivot, _, offset, var, extra, scale, bias), (by_y, *rest) = facts, residuals, cotangents
+    own_x, own_y, own_power, own_scale = apart(x, by_y, power, scale)
+    by_output = own_y.astype(var.dtype).reshape(sets.pooling.split)
+    by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
+    frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
+    seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
+    by_x, by_extra, *_ = transpose_of((_products, _back), facts, seen, (by_output, *rest))
+    by_scale = by_bias = None
+    if scale is not None:
+        own_x, own_y, own_power = apart(x, by_y, power)
+        frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
+        mean, spread = applied(*found, extra)
+        output = apply(sets, replace(rule, dtype=var.dtype), None, frame, own_x, mean, spread, None, None)
+        by_scale = _fitted(sets, (own_y.astype(var.dtype) * output).reshape(sets.pooling.split), scale)
+    if bias is not None:
+        by_bias = _fitted(sets, apart(by_y)[0].astype(var.dtype).reshape(sets.pooling.split), bias)
+    return by_x, by_extra, by_scale, by_bias
+
+
+def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, jax.Array]:
+    """Frame, offset and variance: on a CPU computed once more, in the loop that needs them, instead of those that were kept."""
+
+    def computed(x, *_):
+        alone = frame._replace(pivot=None)
+        found = with_pivot(sets, x, None, alone) if sets.centered else alone
+        return found.pivot, *estimate(sets, x, None, found)
+
+    def kept(x, pivot, offset, var):
+        return pivot, average(sets, local(sets, x, None, frame), None, frame.size) if offset is None else offset, var
+
+    pivot, offset, var = lax.platform_dependent(x, frame.pivot, offset, var, cpu=computed, default=kept)
+    return frame._replace(pivot=pivot), offset, var
 
 
 def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cotangents):
@@ -51,8 +88,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     by_spread = -0.5 * (steepness(rule, spread, r, frame.size) * _sum(sets, gain * product, rest) * r) * r
     *by_own, by_extra = pull_back((-r * _sum(sets, gain * alone, rest), by_spread))
     by_offset, by_var = by_offset + by_own[0], by_var + by_own[1]
-    count = jnp.asarray(frame.size, r.dtype)
-    count = jnp.where(count > 0, count, 1)
+    count = divisor(frame.size, r)
     shift = by_offset / count if sets.centered else jnp.zeros_like(by_offset)
     by_x = back(sets, x, where, frame, offset, by_y, r * gain, 2 * by_var / count, shift)
     by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
@@ -64,7 +100,8 @@ def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[j
     u = local(sets, x, where, frame)
     by_y = _shown(by_y, where, u)
     alone = _sum(sets, by_y, shared)
-    return alone, _sum(sets, by_y * u, shared) - mean * alone
+    product = _sum(sets, by_y * u, shared)
+    return alone, product - mean * alone if sets.centered else product
 
 
 def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
@@ -107,3 +144,4 @@ def arguments_like(residuals):
 pooled_tangent = linear(
     "jaxnorm_standardize", tangent_of, partial(transpose_of, (_products, _back)), like=arguments_like, batched=batched, results=3
 )
+row_tangent = linear("jaxnorm_standardize_rows", tangent_of, transpose_of_rows, like=arguments_like, batched=batched, results=3)

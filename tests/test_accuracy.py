@@ -1,7 +1,7 @@
 """Hard inputs: every norm against the float64 oracle on the same rounded input, output and gradient."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,14 @@ def test_hard_inputs(case, hard, masked, rng):
     epsilon = case.epsilon * hard.unit**2
     options = {"where": np.ones(case.shape, bool)} if masked else {}
     check(case, x, rng, hard.bounds, epsilon=epsilon, **options)
+
+
+@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, hard, rng):
+    case = replace(BY_NAME[name], shape=(4096, 96), param=(96,), param_split=(1, 96))
+    x = hard.make(rng, *case.sets).astype(np.float32)
+    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
 
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
