@@ -164,7 +164,7 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
 
 def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> Frame:
     """The frame, with the mean of each set, as far as sums give it, as the pivot."""
-    total = sets.careful_sum(local(sets, x, where, frame), where)
+    total = sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where)
     return frame._replace(pivot=divide(total, sets.count(where, frame.size)))
 
 
@@ -193,6 +193,17 @@ def local(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> ja
     if frame.power is not None:
         u = u * power_of_two(-frame.power.astype(jnp.int32), u.dtype)
     return u if frame.pivot is None else u - frame.pivot
+
+
+def in_a_pass(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame, *others: jax.Array) -> tuple:
+    """The arguments, as one pass over x sees them: of halves without a mask, whose casts are not kept, each pass its own.
+
+    Rows have but one pass, and where the last axis is split the loops are the faster for what they share.
+    """
+    if where is not None or sets.rows or len(sets.pooling.parts[-1]) > 1 or jnp.finfo(x.dtype).bits >= 32:
+        return x, where, frame, *others
+    x, power, pivot, *rest = apart(x, frame.power, frame.pivot, *others)
+    return x, where, frame._replace(power=power, pivot=pivot), *rest
 
 
 def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> jax.Array:
@@ -230,13 +241,14 @@ def divisor(count, total: jax.Array) -> jax.Array:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
-    u, count = local(sets, x, where, frame), sets.count(where, frame.size)
-    square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
-    if not sets.centered:
-        square = divide(square, count)
+    count, offset = sets.count(where, frame.size), None
+    if sets.centered:
+        offset = divide(sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where), count)
+    u = local(sets, *in_a_pass(sets, x, where, frame, *([] if offset is None else [offset]))[:3])
+    square = divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), count)
+    if offset is None:
         return jnp.zeros_like(square, u.dtype), square
-    offset = divide(sets.careful_sum(u, where), count)
-    return offset, jnp.maximum(divide(square, count) - jnp.real(offset * jnp.conj(offset)), 0)
+    return offset, jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
 
 
 @estimate.defjvp

@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, local, power_of_two, valid, with_pivot
+from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, in_a_pass, local, power_of_two, valid, with_pivot
 from jaxnorm.primitives import linear
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
@@ -40,7 +40,7 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
     """The same for rows without a mask, each result by a loop of its own (see apart)."""
     (sets, rule, applied), (x, _, power, pivot, _, offset, var, extra, scale, bias), (by_y, *rest) = facts, residuals, cotangents
     own_x, own_y, own_power, own_scale = apart(x, by_y, power, scale)
-    by_output = own_y.astype(var.dtype).reshape(sets.pooling.split)
+    by_output = _shown(sets, own_y, None, var.dtype)
     by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
     frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
     seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
@@ -51,9 +51,9 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
         frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
         mean, spread = applied(*found, extra)
         output = apply(sets, replace(rule, dtype=var.dtype), None, frame, own_x, mean, spread, None, None)
-        by_scale = _fitted(sets, (own_y.astype(var.dtype) * output).reshape(sets.pooling.split), scale)
+        by_scale = _fitted(sets, _shown(sets, own_y, None, var.dtype) * output.reshape(sets.pooling.split), scale)
     if bias is not None:
-        by_bias = _fitted(sets, apart(by_y)[0].astype(var.dtype).reshape(sets.pooling.split), bias)
+        by_bias = _fitted(sets, _shown(sets, apart(by_y)[0], None, var.dtype), bias)
     return by_x, by_extra, by_scale, by_bias
 
 
@@ -78,7 +78,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     (by_y, by_offset, by_var), (products, back) = cotangents, passes
     frame = _frame(sets, power, pivot, size)
     if offset is None:
-        offset = average(sets, local(sets, x, where, frame), where, frame.size)
+        offset = average(sets, local(sets, *in_a_pass(sets, x, where, frame, var)[:3]), where, frame.size)
     (mean, spread), pull_back = jax.vjp(applied, offset, var, extra)
     r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
@@ -97,27 +97,28 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
 
 def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[jax.Array, jax.Array]:
     """The sums of c(y) and of c(y) (u - mean)."""
-    u = local(sets, x, where, frame)
-    by_y = _shown(by_y, where, u)
-    alone = _sum(sets, by_y, shared)
-    product = _sum(sets, by_y * u, shared)
+    own_x, _, own_frame, own_y = in_a_pass(sets, x, where, frame, by_y)
+    u = local(sets, own_x, where, own_frame)
+    shown = _shown(sets, own_y, where, u.dtype)
+    product = _sum(sets, shown * u, shared)
+    alone = _sum(sets, shown if own_y is by_y else _shown(sets, in_a_pass(sets, by_y, where, frame)[0], where, u.dtype), shared)
     return alone, product - mean * alone if sets.centered else product
 
 
 def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
     """c(x) = c(y) slope + (u - offset) spread + shift"""
-    u = local(sets, x, where, frame)
+    u = local(sets, *in_a_pass(sets, x, where, frame, spread)[:3])
     through = spread * (u - offset) + shift
     if where is not None:
         through = jnp.where(where, through, 0) if where.dtype == jnp.bool_ else through * where.astype(u.dtype)
-    by_u = _shown(by_y, where, u) * slope + through
+    by_u = _shown(sets, by_y, where, u.dtype) * slope + through
     if frame.power is not None:
         by_u = by_u * power_of_two(-frame.power.astype(jnp.int32), u.dtype)
     return by_u.astype(x.dtype)
 
 
-def _shown(by_y: jax.Array, where, u: jax.Array) -> jax.Array:
-    by_y = by_y.astype(u.dtype).reshape(u.shape)
+def _shown(sets: Sets, by_y: jax.Array, where, dtype) -> jax.Array:
+    by_y = by_y.astype(dtype).reshape(sets.pooling.split)
     return by_y if where is None else jnp.where(valid(where), by_y, 0)
 
 
