@@ -212,22 +212,15 @@ def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> ja
     return total / divisor(count, total)
 
 
-def divide(total: jax.Array, count) -> jax.Array:
+def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array:
     """The same number wherever it is used, and exactly the constant for sums of a constant.
 
     A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
-    what is done with it. So the count is hidden from it behind a zero that it cannot know to be one; on a CPU, which goes on
-    in one loop only with a sum that is used once, behind a barrier.
+    what is done with it. So the count is hidden from it behind a zero, made of the shade, that it cannot know to be one.
+    Without a shade it is made of the total: XLA's CPU back-end then ends its loop there if that is its last sum.
     """
-
-    def behind_zero(total, size):
-        return total / (size + jnp.minimum(jnp.abs(total), 0).astype(total.dtype))
-
-    def behind_barrier(total, size):
-        return total / lax.optimization_barrier(jnp.broadcast_to(size, total.shape))
-
-    cpu = behind_barrier if isinstance(count, float) else behind_zero
-    return lax.platform_dependent(total, divisor(count, total), cpu=cpu, default=behind_zero)
+    zero = jnp.minimum(jnp.abs(total if shade is None else shade), 0)
+    return total / (divisor(count, total) + zero.astype(total.dtype))
 
 
 def divisor(count, total: jax.Array) -> jax.Array:
@@ -242,13 +235,20 @@ def divisor(count, total: jax.Array) -> jax.Array:
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
     count, offset = sets.count(where, frame.size), None
+    shade = frame.pivot if where is None else None
     if sets.centered:
-        offset = divide(sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where), count)
+        offset = divide(sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where), count, shade)
     u = local(sets, *in_a_pass(sets, x, where, frame, *([] if offset is None else [offset]))[:3])
-    square = divide(sets.careful_sum(jnp.real(u * jnp.conj(u)), where), count)
+    square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
     if offset is None:
-        return jnp.zeros_like(square, u.dtype), square
-    return offset, jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
+        return jnp.zeros_like(square, u.dtype), mean_square(square, count)
+    return offset, jnp.maximum(divide(square, count, shade) - jnp.real(offset * jnp.conj(offset)), 0)
+
+
+def mean_square(square: jax.Array, count) -> jax.Array:
+    """Their mean, rounded by itself (see divide): a bound that it keeps anyway stands between it and what is done with it."""
+    inverse = 1 / divisor(count, square)
+    return jnp.maximum(square * lax.optimization_barrier(jnp.broadcast_to(inverse, square.shape)), 0)
 
 
 @estimate.defjvp

@@ -13,6 +13,8 @@ from jaxnorm.frame import SMALL, Frame, Sets, compute_dtype, estimate, make_fram
 from jaxnorm.moments import Moments, assemble
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
+WIDE = 256  # from it on, the arithmetic on the statistics of a row does not show beside that on its elements
+LARGE = 1 << 22  # elements
 
 
 def normalize(
@@ -196,10 +198,14 @@ def _own_statistics_jvp(sets, rule, applied, primals, tangents):
 
 
 def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
-    """That of transposed.py which is a gain: for large rows, or for sets over axes that scale and bias share."""
+    """That of transposed.py which is a gain: for rows, or for sets over axes that scale and bias share.
+
+    Of rows it computes statistics again, which weighs where they are narrow, unless the memory for what is kept instead
+    weighs more: from 16 MiB on glibc returns it to the system after every use.
+    """
     if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    if where is None and sets.rows and math.prod(sets.pooling.shape) >= SMALL:
+    if where is None and sets.rows and math.prod(sets.pooling.shape) >= (SMALL if sets.pooling.shape[-1] >= WIDE else LARGE):
         return "row_tangent"
     return "pooled_tangent" if math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) > 1 else None
 
