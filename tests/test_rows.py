@@ -1,0 +1,100 @@
+"""Gradients of large rows, each result in a loop of its own, held to the laws on rows small enough for them."""
+
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_NAME
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+from test_accuracy import B32, HARD, check
+from test_transforms import shard_map, ulps
+
+import jaxnorm as jn
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+NORMS = {
+    "layer": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b),
+    "layer alone": lambda x, s, b: jn.layer_norm(x),
+    "layer by std": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b, correction=1, epsilon_in="std"),
+    "rms": lambda x, s, b: jn.rms_norm(x, scale=s),
+    "gain per row": lambda x, s, b: jn.standardize(x, -1, scale=x[..., :1], bias=b),
+}
+
+
+@pytest.fixture(autouse=True, params=["cpu", "default"])
+def as_if_large(request, monkeypatch):
+    """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
+    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("frame", "SMALL")):
+        monkeypatch.setattr(import_module(f"jaxnorm.{module}"), name, 0)  # the package's attribute is the function
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.fixture
+def arguments(rng):
+    return [jnp.asarray(rng.standard_normal(shape)) for shape in ((2, 3, 6), (6,), (6,))]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_they_are_computed_as_large_ones(name, arguments):
+    jaxpr = str(jax.make_jaxpr(jax.grad(lambda *a: NORMS[name](*a).sum()))(*arguments))
+    assert "jaxnorm_standardize_rows_transpose" in jaxpr
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_derivatives_of_both_modes_and_two_orders(name, x64, rng):
+    arguments = [jnp.asarray(rng.standard_normal(shape)) for shape in ((2, 3, 6), (6,), (6,))]
+    check_grads(jax.jit(lambda *a: jnp.sin(NORMS[name](*a))), arguments, order=2)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_vmap_and_shard_map_and_scan_equal_a_loop(name, arguments):
+    x, scale, bias = arguments
+    gradients = jax.grad(lambda *a: jnp.sin(NORMS[name](*a)).sum(), (0, 1, 2))
+    alone = [gradients(one, scale, bias) for one in x]
+    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    mesh = jax.make_mesh((2,), ("n",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.jit(shard_map(gradients, mesh=mesh, in_specs=(P("n"), P(), P()), out_specs=(P("n"), P(), P())))
+    same(jax.vmap(gradients, (0, None, None))(x, scale, bias), expected)
+    same(jax.lax.scan(lambda c, one: (c, gradients(one, scale, bias)), 0, x)[1], expected)
+    same(sharded(x, scale, bias), gradients(x, scale, bias))
+
+
+def same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert ulps(one, other) <= 4 if other.any() else not one.any()
+
+
+@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("name", ["layer", "rms"])
+def test_hard_inputs(name, hard, rng):
+    case = BY_NAME[name]
+    check(case, hard.make(rng, *case.sets).astype(np.float32), rng, B32, epsilon=case.epsilon * hard.unit**2)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_bfloat16_are_those_of_float32_rounded(name, arguments):
+    rounded = [a.astype(jnp.bfloat16).astype(jnp.float32) for a in arguments]
+    cotangent = jnp.ones_like(rounded[0])
+    want = jax.vjp(NORMS[name], *rounded)[1](cotangent)
+    found = jax.vjp(NORMS[name], rounded[0].astype(jnp.bfloat16), *rounded[1:])[1](cotangent.astype(jnp.bfloat16))
+    for one, other in zip(found, want, strict=True):
+        bound = 2**-8 if one.dtype == jnp.bfloat16 else 1e-6
+        assert jnp.abs(one.astype(jnp.float32) - other).max() <= bound * jnp.abs(other).max() + 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3.3, 1e6 + 0.3, 1e10])
+def test_constant_rows_give_the_bias_and_finite_gradients(value):
+    x, bias = jnp.full((4, 77), value, jnp.float32), jnp.linspace(0, 1, 77)
+    one = lambda x: jn.layer_norm(x, bias=bias)  # noqa: E731
+    for norm in (one, jax.vmap(one)):
+        y, pullback = jax.vjp(norm, x)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
+        assert jnp.isfinite(pullback(jnp.ones_like(y))[0]).all()
