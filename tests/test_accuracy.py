@@ -87,7 +87,7 @@ def test_hard_inputs(case, hard, masked, rng):
 @pytest.mark.parametrize("hard", HARD, ids=str)
 @pytest.mark.parametrize("name", ["layer", "rms"])
 def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, hard, rng):
-    case = replace(BY_NAME[name], shape=(4096, 96), param=(96,), param_split=(1, 96))
+    case = replace(BY_NAME[name], shape=(4096, 256), param=(256,), param_split=(1, 256))
     x = hard.make(rng, *case.sets).astype(np.float32)
     check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
 
