@@ -66,10 +66,15 @@ def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, 
         return found.pivot, *estimate(sets, x, None, found)
 
     def kept(x, pivot, offset, var):
-        return pivot, average(sets, local(sets, x, None, frame), None, frame.size) if offset is None else offset, var
+        return pivot, _offset(sets, x, None, frame, offset, var), var
 
     pivot, offset, var = lax.platform_dependent(x, frame.pivot, offset, var, cpu=computed, default=kept)
     return frame._replace(pivot=pivot), offset, var
+
+
+def _offset(sets: Sets, x, where, frame: Frame, offset, var) -> jax.Array:
+    """The one that was kept, or else estimated again."""
+    return average(sets, local(sets, *in_a_pass(sets, x, where, frame, var)[:3]), where, frame.size) if offset is None else offset
 
 
 def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cotangents):
@@ -77,8 +82,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
     (by_y, by_offset, by_var), (products, back) = cotangents, passes
     frame = _frame(sets, power, pivot, size)
-    if offset is None:
-        offset = average(sets, local(sets, *in_a_pass(sets, x, where, frame, var)[:3]), where, frame.size)
+    offset = _offset(sets, x, where, frame, offset, var)
     (mean, spread), pull_back = jax.vjp(applied, offset, var, extra)
     r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
