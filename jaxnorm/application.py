@@ -125,6 +125,7 @@ def own(offset, var, extra):
 
 def tangent(sets: Sets, rule: Rule, applied: Callable, x, where, frame: Frame, offset, var, extra, scale, bias, dx, dextra, dscale, dbias):
     """The tangents of output, offset and variance; an ``offset`` of None is estimated again."""
+    frame, offset, var = jax.tree.map(sets.each, (frame, offset, var))
     if offset is None:
         offset = average(sets, local(sets, x, where, frame), where, frame.size)
     doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)

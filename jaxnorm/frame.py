@@ -10,7 +10,8 @@ The pair (pivot, offset) holds the mean to twice the precision of one number, so
 The frame is constant under differentiation: no result depends on its choice.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import Pooling
+from jaxnorm.axes import Pooling, unsplit
 from jaxnorm.varying import vary, varying_axes
 
 SMALL = 1 << 15  # elements: of fewer XLA's CPU back-end makes loops as simple as they come
+POSITIONS = 16  # of so many or more, numbers for every channel weigh little
 
 nothing_saved = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
@@ -40,6 +42,7 @@ class Sets:
     pooling: Pooling
     axis_name: str | tuple[str, ...] | AxisGroups | None = None
     centered: bool = True
+    groups: int | None = None  # of neighbours on the last axis, which are pooled as well: each of them has the numbers of all
 
     def __post_init__(self):
         if isinstance(self.axis_name, list):  # these facts are hashed
@@ -48,6 +51,46 @@ class Sets:
     @property
     def axes(self) -> tuple[int, ...]:
         return self.pooling.axes
+
+    @property
+    def size(self) -> int:
+        """How many elements each set has."""
+        return self.pooling.size * (1 if self.groups is None else self.pooling.shape[-1] // self.groups)
+
+    def by_channel(self, dtype) -> "Sets":
+        """The same sets of numbers of this dtype, where they pool positions and groups of channels; each channel has its own.
+
+        XLA's CPU back-end sums parts of the last axis in loops that find halves cast in memory, and sums of positions in
+        faster ones that cast what they read. Of few positions the numbers for every channel weigh more than that.
+        """
+        pooling, last = self.pooling, len(self.pooling.split) - 1
+        positions = tuple(axis for axis in self.axes if axis < last)
+        grouped = len(pooling.parts[-1]) == 2 and last == len(pooling.shape) and last in self.axes and last - 1 not in self.axes
+        if jnp.finfo(dtype).bits >= 32 or not grouped or math.prod(pooling.split[axis] for axis in positions) < POSITIONS:
+            return self
+        return replace(self, pooling=unsplit(pooling.shape, positions), groups=pooling.split[-2])
+
+    def shared(self, values: jax.Array, pooled) -> jax.Array:
+        """What is ``pooled`` of the values of each group, for all of its channels."""
+        if self.groups is None:
+            return values
+        split = values.reshape(*values.shape[:-1], self.groups, values.shape[-1] // self.groups)
+        return jnp.broadcast_to(pooled(split, axis=-1, keepdims=True), split.shape).reshape(values.shape)
+
+    def once(self, values):
+        """The numbers of every group, without those that repeat them."""
+        return values if self.groups is None or jnp.ndim(values) == 0 else values[..., :: values.shape[-1] // self.groups]
+
+    def each(self, values):
+        """The inverse of :meth:`once`: those of its group for every channel, which a loop over x reads."""
+        if self.groups is None or jnp.ndim(values) == 0:
+            return values
+        repeated = jnp.repeat(values, self.pooling.shape[-1] // self.groups, -1, total_repeat_length=self.pooling.shape[-1])
+        return hold(repeated) if jnp.issubdtype(repeated.dtype, jnp.inexact) else repeated
+
+    def gathered(self, values: jax.Array) -> jax.Array:
+        """Their sum over each group, which a loop over x reads; not linear to JAX."""
+        return values if self.groups is None else hold(self.shared(values, jnp.sum))
 
     @property
     def rows(self) -> bool:
@@ -66,13 +109,13 @@ class Sets:
 
     def count(self, where: jax.Array | None, size) -> jax.Array | float:
         """How many elements, or how much weight, a set has: ``size``, of which JAX forgets that it is static without a mask."""
-        return float(self.pooling.size * self.across(lax.psum, 1)) if where is None else size
+        return float(self.size * self.across(lax.psum, 1)) if where is None else size
 
     def sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
         """Weighted sum over each set."""
         if where is not None and where.dtype != jnp.bool_:
             values, where = values * where.astype(values.dtype), None
-        return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True, where=where))
+        return self.across(lax.psum, self.shared(jnp.sum(values, self.axes, keepdims=True, where=where), jnp.sum))
 
     def careful_sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
         """The same, one axis after the other, the last axis last; not differentiable in reverse mode.
@@ -87,7 +130,7 @@ class Sets:
             values = jnp.sum(values, axis, keepdims=True)
             if len(self.axes) > 1:
                 values = lax.optimization_barrier(values)  # or the sums are merged again
-        return self.across(lax.psum, values)
+        return self.across(lax.psum, self.gathered(values))
 
 
 class Frame(NamedTuple):
@@ -172,7 +215,8 @@ def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int
     """The exponent of the largest element of each set, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(apart(x)[0] if where is None else x).astype(real(compute_dtype(x.dtype)))
     shown = None if where is None else valid(where)
-    largest = sets.across(lax.pmax, jnp.max(size, sets.axes, keepdims=True, initial=0, where=shown))
+    largest = sets.shared(jnp.max(size, sets.axes, keepdims=True, initial=0, where=shown), jnp.max)
+    largest = sets.across(lax.pmax, largest)
     limit = jnp.finfo(size.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
@@ -190,9 +234,16 @@ def local(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> ja
     u = x.astype(compute_dtype(x.dtype)).reshape(sets.pooling.split)
     if where is not None:
         u = jnp.where(valid(where), u, 0)
-    if frame.power is not None:
-        u = u * power_of_two(-frame.power.astype(jnp.int32), u.dtype)
+    u = scaled_down(sets, frame, u)
     return u if frame.pivot is None else u - frame.pivot
+
+
+def scaled_down(sets: Sets, frame: Frame, u: jax.Array) -> jax.Array:
+    """``u / 2**power``"""
+    if frame.power is None:
+        return u
+    factor = power_of_two(-frame.power.astype(jnp.int32), u.dtype)
+    return u * (factor if sets.rows else hold(factor))
 
 
 def in_a_pass(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame, *others: jax.Array) -> tuple:
@@ -219,8 +270,13 @@ def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array
     what is done with it. So the count is hidden from it behind a zero, made of the shade, that it cannot know to be one.
     Without a shade it is made of the total: XLA's CPU back-end then ends its loop there if that is its last sum.
     """
-    zero = jnp.minimum(jnp.abs(total if shade is None else shade), 0)
+    zero = jnp.minimum(jnp.abs(lax.stop_gradient(total if shade is None else shade)), 0)
     return total / (divisor(count, total) + zero.astype(total.dtype))
+
+
+def hold(values: jax.Array) -> jax.Array:
+    """The same, as the result of a division: XLA's CPU back-end lets a loop over x read those, and compute others each time."""
+    return divide(values, 1.0)
 
 
 def divisor(count, total: jax.Array) -> jax.Array:

@@ -183,7 +183,7 @@ def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extr
 def _own_statistics_jvp(sets, rule, applied, primals, tangents):
     x, where, frame, extra, scale, bias = primals
     y, offset, var = own_statistics(sets, rule, applied, *primals)
-    kept = None if _recompute_offset(sets, where) else offset
+    frame, kept, spread = jax.tree.map(sets.once, (frame, None if _recompute_offset(sets, where) else offset, var))
     dx, _, _, *others = tangents
     if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):
         from jaxnorm import transposed  # loads parts of JAX that values alone do without
@@ -191,10 +191,10 @@ def _own_statistics_jvp(sets, rule, applied, primals, tangents):
         size = None if where is None else frame.size
         alike = scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype)
         like_bias = scale if alike else bias  # of which only that is looked at
-        residuals = x, where, frame.power, frame.pivot, size, kept, var, extra, scale, like_bias
+        residuals = x, where, frame.power, frame.pivot, size, kept, spread, extra, scale, like_bias
         return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, (dx, *others))
     step = nothing_saved(partial(tangent, sets, rule, applied))
-    return (y, offset, var), step(x, where, frame, kept, var, extra, scale, bias, dx, *others)
+    return (y, offset, var), step(x, where, frame, kept, spread, extra, scale, bias, dx, *others)
 
 
 def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
@@ -216,6 +216,7 @@ def _recompute_offset(sets: Sets, where) -> bool:
 
 @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
 def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *, moments: bool = False):
+    sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype)
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")

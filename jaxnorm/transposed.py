@@ -21,14 +21,14 @@ from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, in_a_pass, local, power_of_two, valid, with_pivot
+from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, in_a_pass, local, scaled_down, valid, with_pivot
 from jaxnorm.primitives import linear
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
 
 
 def _frame(sets: Sets, power, pivot, size) -> Frame:
-    return Frame(float(sets.pooling.size) if size is None else size, power, pivot)
+    return Frame(float(sets.size) if size is None else size, power, pivot)
 
 
 def tangent_of(facts: Facts, residuals, arguments):
@@ -81,7 +81,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     """Its transpose; ``passes`` are the two over x, :func:`_products` and :func:`_back`."""
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
     (by_y, by_offset, by_var), (products, back) = cotangents, passes
-    frame = _frame(sets, power, pivot, size)
+    frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
     offset = _offset(sets, x, where, frame, offset, var)
     (mean, spread), pull_back = jax.vjp(applied, offset, var, extra)
     r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
@@ -91,7 +91,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     gain = jnp.ones((), r.dtype) if scale is None else scale.astype(mean.dtype)
     by_spread = -0.5 * (steepness(rule, spread, r, frame.size) * _sum(sets, gain * product, rest) * r) * r
     *by_own, by_extra = pull_back((-r * _sum(sets, gain * alone, rest), by_spread))
-    by_offset, by_var = by_offset + by_own[0], by_var + by_own[1]
+    by_offset, by_var = (sets.gathered(a) for a in (by_offset + by_own[0], by_var + by_own[1]))
     count = divisor(frame.size, r)
     shift = by_offset / count if sets.centered else jnp.zeros_like(by_offset)
     by_x = back(sets, x, where, frame, offset, by_y, r * gain, 2 * by_var / count, shift)
@@ -111,14 +111,12 @@ def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[j
 
 def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
     """c(x) = c(y) slope + (u - offset) spread + shift"""
-    u = local(sets, *in_a_pass(sets, x, where, frame, spread)[:3])
+    own_x, _, own_frame, spread = in_a_pass(sets, x, where, frame, spread)
+    u = local(sets, own_x, where, own_frame)
     through = spread * (u - offset) + shift
     if where is not None:
         through = jnp.where(where, through, 0) if where.dtype == jnp.bool_ else through * where.astype(u.dtype)
-    by_u = _shown(sets, by_y, where, u.dtype) * slope + through
-    if frame.power is not None:
-        by_u = by_u * power_of_two(-frame.power.astype(jnp.int32), u.dtype)
-    return by_u.astype(x.dtype)
+    return scaled_down(sets, frame, _shown(sets, by_y, where, u.dtype) * slope + through).astype(x.dtype)
 
 
 def _shown(sets: Sets, by_y: jax.Array, where, dtype) -> jax.Array:

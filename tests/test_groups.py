@@ -1,0 +1,140 @@
+"""Group norm with numbers for every channel, as of halves, held to the laws in every dtype."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import BY_NAME
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+from test_accuracy import HARD, check
+from test_transforms import shard_map, ulps
+
+import jaxnorm as jn
+from jaxnorm.frame import Sets
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+SHAPE = (3, 5, 4, 12)
+NORMS = {
+    "group": lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o),
+    "group alone": lambda x, s, b, **o: jn.group_norm(x, 4, **o),
+    "group by std": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, correction=1, epsilon_in="std", **o),
+    "not centered": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, bias=b, centered=False, **o),
+    "of a batch": lambda x, s, b, **o: jn.standardize(x, "[n h w] (g [c])", g=4, scale=s, bias=b, **o),
+}
+BY_CHANNEL = Sets.by_channel
+
+
+@pytest.fixture(autouse=True)
+def as_if_halves(monkeypatch):
+    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+    by_channel(monkeypatch, lambda sets, dtype: BY_CHANNEL(sets, jnp.float16))
+    yield
+    jax.clear_caches()
+
+
+def by_channel(monkeypatch, rule):
+    monkeypatch.setattr(Sets, "by_channel", rule)
+    jax.clear_caches()
+
+
+def given(rng, shape=SHAPE):
+    return [jnp.asarray(rng.standard_normal(size)) for size in (shape, shape[-1:], shape[-1:])]
+
+
+def mask(rng):
+    return jnp.asarray(rng.random(SHAPE) < 0.7).at[1, ..., :3].set(False)
+
+
+def test_only_groups_of_channels_and_positions_are_taken_so():
+    def groups(shape, axes, dtype=jnp.bfloat16, **sizes):
+        return BY_CHANNEL(Sets(jn.axes.resolve(axes, shape, sizes)), dtype).groups
+
+    assert groups((2, 4, 4, 8), "n [h w] (g [c])", g=2) == 2
+    assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float16, g=4) == 4
+    assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float32, g=2) is None
+    assert groups((2, 4, 3, 8), "n [h w] (g [c])", g=2) is None
+    assert groups((2, 8, 4, 4), "n (g [c]) [h w]", g=2) is None
+    assert groups((2, 4, 4, 8), "n [h w] c") is None
+    assert groups((2, 4, 4, 8), "n [h w c]") is None
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("name", NORMS)
+def test_values_and_gradients_are_those_of_sets_by_groups(name, masked, rng, monkeypatch, x64):
+    arguments, where = given(rng), mask(rng) if masked else None
+    norm = lambda *a: jnp.sin(NORMS[name](*a, where=where)).sum()  # noqa: E731
+    found = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
+    by_channel(monkeypatch, lambda sets, dtype: sets)
+    want = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("name", NORMS)
+def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
+    where = mask(rng) if masked else None
+    check_grads(jax.jit(lambda *a: jnp.sin(NORMS[name](*a, where=where))), given(rng), order=2)
+
+
+@pytest.mark.parametrize("name", [name for name in NORMS if name != "of a batch"])
+def test_vmap_and_shard_map_and_scan_equal_a_loop(name, rng):
+    x, scale, bias = given(rng, (2, *SHAPE))
+    gradients = jax.grad(lambda *a: jnp.sin(NORMS[name](*a)).sum(), (0, 1, 2))
+    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gradients(one, scale, bias) for one in x))
+    same(jax.vmap(gradients, (0, None, None))(x, scale, bias), expected)
+    same(jax.lax.scan(lambda c, one: (c, gradients(one, scale, bias)), 0, x)[1], expected)
+    mesh = jax.make_mesh((2,), ("n",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    both = jax.jit(shard_map(gradients, mesh=mesh, in_specs=(P("n"), P(), P()), out_specs=(P("n"), P(), P())))
+    whole = x.reshape(-1, *SHAPE[1:])
+    same(both(whole, scale, bias), gradients(whole, scale, bias))
+
+
+def test_positions_over_devices_are_pooled(rng):
+    x, scale, bias = given(rng, (2, 8, 4, 12))
+    mesh = jax.make_mesh((2,), ("h",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    norm = partial(NORMS["group"], axis_name="h")
+    whole = shard_map(norm, mesh=mesh, in_specs=(P(None, "h"), P(), P()), out_specs=P(None, "h"))
+    np.testing.assert_allclose(whole(x, scale, bias), NORMS["group"](x, scale, bias), atol=1e-6)
+
+
+def same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert ulps(one, other) <= 8 if other.any() else not one.any()
+
+
+@pytest.mark.parametrize("hard", HARD, ids=str)
+def test_hard_inputs(hard, rng):
+    case = BY_NAME["group"]
+    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_halves_are_those_of_float32_rounded(dtype, rng):
+    rounded = [a.astype(dtype).astype(jnp.float32) for a in given(rng)]
+    cotangent = jnp.ones(SHAPE)
+    want = jax.vjp(NORMS["group"], *rounded)[1](cotangent)
+    found = jax.vjp(NORMS["group"], rounded[0].astype(dtype), *rounded[1:])[1](cotangent.astype(dtype))
+    for one, other in zip(found, want, strict=True):
+        bound = float(jnp.finfo(dtype).eps) if one.dtype == dtype else 1e-6
+        assert jnp.abs(one.astype(jnp.float32) - other).max() <= bound * jnp.abs(other).max() + 1e-6
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3.3, 1e6 + 0.3, 1e10])
+def test_constant_groups_give_the_bias_and_finite_gradients(value):
+    x, bias = jnp.full(SHAPE, value, jnp.float32), jnp.linspace(0, 1, SHAPE[-1])
+    one = lambda x: jn.group_norm(x, 4, bias=bias)  # noqa: E731
+    for norm in (one, jax.vmap(lambda x: one(x[None])[0])):
+        y, pullback = jax.vjp(norm, x)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
+        assert jnp.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
+def test_a_norm_without_channels_or_examples_is_empty():
+    for shape in ((0, 4, 4, 8), (2, 4, 4, 0)):
+        assert jn.group_norm(jnp.zeros(shape), 4).shape == shape
