@@ -3,11 +3,11 @@
 from importlib import import_module
 
 from jaxnorm import recurrent
-from jaxnorm.frame import AxisGroups
 from jaxnorm.moments import Moments, merge, moments
 from jaxnorm.normalize import normalize, standardize
 from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from jaxnorm.running import ema
+from jaxnorm.sets import AxisGroups
 from jaxnorm.switchable import switchable_norm
 from jaxnorm.weights import spectral_norm, weight_norm
 

@@ -14,17 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.frame import (
-    Frame,
-    Sets,
-    average,
-    compute_dtype,
-    estimate_tangent,
-    local,
-    needs_power,
-    power_of_two,
-    valid,
-)
+from jaxnorm.dtypes import compute_dtype, needs_power, power_of_two
+from jaxnorm.frame import Frame, average, estimate_tangent, local
+from jaxnorm.sets import Sets, valid
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 
 from jaxnorm import checks
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.frame import Frame, Sets, estimate, make_frame, needs_power, power_of_two, real
+from jaxnorm.dtypes import needs_power, power_of_two, real
+from jaxnorm.frame import Frame, estimate, make_frame
+from jaxnorm.sets import Sets
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var"), meta_fields=())

@@ -9,8 +9,11 @@ import jax.numpy as jnp
 from jaxnorm import checks, kernels
 from jaxnorm.application import Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, resolve
-from jaxnorm.frame import SMALL, Frame, Sets, compute_dtype, estimate, make_frame, nothing_saved, real
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.frame import Frame, estimate, make_frame, nothing_saved
+from jaxnorm.loops import SMALL
 from jaxnorm.moments import Moments, assemble
+from jaxnorm.sets import Sets
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 WIDE = 256  # from it on, the arithmetic on the statistics of a row does not show beside that on its elements

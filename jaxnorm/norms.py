@@ -13,9 +13,9 @@ import jax
 from jaxnorm import checks
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.frame import Sets
 from jaxnorm.moments import Moments
 from jaxnorm.normalize import fused_with_moments, make_rule, normalize, standardize
+from jaxnorm.sets import Sets
 
 
 def batch_norm(

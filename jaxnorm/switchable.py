@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jaxnorm import checks, kernels
 from jaxnorm.axes import unsplit
 from jaxnorm.features import aligned, like_batch, spatial_axes
-from jaxnorm.frame import Frame, Sets, divide, largest_power, make_frame
+from jaxnorm.frame import Frame, largest_power, make_frame
+from jaxnorm.loops import divide
 from jaxnorm.moments import Moments, assemble, into_frame
 from jaxnorm.normalize import make_rule, own_statistics
+from jaxnorm.sets import Sets
 
 
 def switchable_norm(

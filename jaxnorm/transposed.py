@@ -21,8 +21,10 @@ from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, Sets, apart, average, divisor, estimate, in_a_pass, local, scaled_down, valid, with_pivot
+from jaxnorm.frame import Frame, average, estimate, in_a_pass, local, scaled_down, with_pivot
+from jaxnorm.loops import apart, divisor
 from jaxnorm.primitives import linear
+from jaxnorm.sets import Sets, valid
 
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
 

@@ -8,9 +8,10 @@ from jax import lax
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import aligned
-from jaxnorm.frame import Sets, compute_dtype
 from jaxnorm.normalize import fused, make_rule
+from jaxnorm.sets import Sets
 
 
 def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:

@@ -13,7 +13,7 @@ from test_accuracy import HARD, check
 from test_transforms import shard_map, ulps
 
 import jaxnorm as jn
-from jaxnorm.frame import Sets
+from jaxnorm.sets import Sets
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

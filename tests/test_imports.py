@@ -12,7 +12,9 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "checks", "varying"],
+    ["axes", "checks", "dtypes", "varying"],
+    ["loops"],
+    ["sets"],
     ["frame", "primitives"],
     ["moments", "application"],
     ["transposed"],

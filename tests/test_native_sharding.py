@@ -12,7 +12,7 @@ import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.application import Rule
 from jaxnorm.axes import resolve
-from jaxnorm.frame import Sets
+from jaxnorm.sets import Sets
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
 

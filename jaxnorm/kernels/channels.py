@@ -9,12 +9,14 @@ import numpy as np
 
 from jaxnorm import transposed
 from jaxnorm.application import Rule, inverse_root
-from jaxnorm.frame import Frame, Sets, power_of_two
+from jaxnorm.dtypes import power_of_two
+from jaxnorm.frame import Frame
 from jaxnorm.kernels import native
 from jaxnorm.kernels.layout import find
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
+from jaxnorm.sets import Sets
 
 
 def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:

@@ -12,11 +12,13 @@ import numpy as np
 
 from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
-from jaxnorm.frame import Frame, Sets, power_of_two
+from jaxnorm.dtypes import power_of_two
+from jaxnorm.frame import Frame
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
 from jaxnorm.primitives import differentiable, linear
+from jaxnorm.sets import Sets
 
 DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per row weighs more than recomputing it

@@ -9,11 +9,11 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.frame import bound
 from jaxnorm.linen.layers import affine
 from jaxnorm.moments import Moments
 from jaxnorm.norms import by_feature, with_running
 from jaxnorm.running import ema
+from jaxnorm.sets import bound
 from jaxnorm.switchable import switchable_norm
 
 

@@ -14,8 +14,8 @@ from jax.nn import initializers
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
 from jaxnorm.features import group_axes, group_count, instance_axes, promoted
-from jaxnorm.frame import bound
 from jaxnorm.norms import by_axes, by_feature, group_norm
+from jaxnorm.sets import bound
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})

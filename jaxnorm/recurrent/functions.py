@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
+from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import promoted
-from jaxnorm.frame import compute_dtype
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.parameters import checked, initialize, make_cell

@@ -1,0 +1,58 @@
+"""What XLA's CPU back-end makes of passes over an array: loops that compute what they need, and need not keep it.
+
+Nothing here changes a value, on any back-end.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.dtypes import real
+from jaxnorm.varying import vary, varying_axes
+
+SMALL = 1 << 15  # elements: of fewer it makes loops as simple as they come
+
+
+def apart(*arrays: jax.Array | None) -> tuple:
+    """The same arrays, which XLA's CPU back-end takes for others, and for different ones in other company.
+
+    It makes one loop of all that is done with an array and the means of its rows, if no other loop needs any of it: what
+    they have in common, be it no more than a cast, it keeps, as large as the array. Of these it shares nothing. Of small
+    arrays, which the cache holds, it may.
+    """
+    given = [a for a in arrays if a is not None]
+    if all(a.size < SMALL for a in given):
+        return arrays
+    varying = frozenset().union(*map(varying_axes, given))
+    alike = (None if a is None else vary(a, varying) for a in arrays)  # over the axes of shard_map, as the barrier has it
+    return lax.platform_dependent(*alike, cpu=lambda *a: lax.optimization_barrier(a), default=lambda *a: a)
+
+
+def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array:
+    """The same number wherever it is used, and exactly the constant for sums of a constant.
+
+    A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
+    what is done with it. So the count is hidden from it behind a zero, made of the shade, that it cannot know to be one.
+    Without a shade it is made of the total: XLA's CPU back-end then ends its loop there if that is its last sum.
+    """
+    zero = jnp.minimum(jnp.abs(lax.stop_gradient(total if shade is None else shade)), 0)
+    return total / (divisor(count, total) + zero.astype(total.dtype))
+
+
+def hold(values: jax.Array) -> jax.Array:
+    """The same, as the result of a division: XLA's CPU back-end lets a loop over x read those, and compute others each time."""
+    return divide(values, 1.0)
+
+
+def divisor(count, total: jax.Array) -> jax.Array:
+    """The count, 1 for an empty set, of the dtype of the total."""
+    if isinstance(count, float):
+        return jnp.asarray(count if count > 0 else 1, total.dtype)
+    count = jnp.asarray(count, real(total.dtype))
+    return jnp.where(count > 0, count, 1).astype(total.dtype)
+
+
+def mean_square(square: jax.Array, count) -> jax.Array:
+    """Their mean, rounded by itself (see divide): a bound that it keeps anyway stands between it and what is done with it."""
+    inverse = 1 / divisor(count, square)
+    return jnp.maximum(square * lax.optimization_barrier(jnp.broadcast_to(inverse, square.shape)), 0)
