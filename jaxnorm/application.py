@@ -110,7 +110,7 @@ def shared_axes(sets: Sets, *params: jax.Array | None) -> tuple[int, ...]:
     return tuple(axis for axis in sets.axes if all(a is None or a.shape[axis] == 1 for a in params))
 
 
-def own(offset, var, extra):
+def own(pivot, offset, var, extra):
     """What most norms apply of the statistics of a set: just those."""
     return offset, var
 
@@ -121,6 +121,6 @@ def tangent(sets: Sets, rule: Rule, applied: Callable, x, where, frame: Frame, o
     if offset is None:
         offset = average(sets, local(sets, x, where, frame), where, frame.size)
     doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-    (mean, spread), (dmean, dspread) = jax.jvp(applied, (offset, var, extra), (doffset, dvar, dextra))
+    (mean, spread), (dmean, dspread) = jax.jvp(partial(applied, frame.pivot), (offset, var, extra), (doffset, dvar, dextra))
     _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, mean, spread, scale, bias), (dx, dmean, dspread, dscale, dbias))
     return dy, doffset, dvar

@@ -1,7 +1,4 @@
-"""What XLA's CPU back-end makes of passes over an array: loops that compute what they need, and need not keep it.
-
-Nothing here changes a value, on any back-end.
-"""
+"""How XLA's CPU back-end comes to make one loop of a pass over an array; elsewhere the same numbers come of it."""
 
 import jax
 import jax.numpy as jnp

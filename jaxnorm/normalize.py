@@ -172,13 +172,13 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extra, scale, bias):
-    """Output, offset and variance of every set; applied are ``applied(offset, var, extra)``.
+    """Output, offset and variance of every set; applied are ``applied(pivot, offset, var, extra)``.
 
     Reverse mode keeps ``x`` in its own dtype and a few numbers per set instead of every intermediate: the transpose is
     written down, or the tangent rematerialized.
     """
     offset, var = estimate(sets, x, where, frame)
-    mean, spread = applied(offset, var, extra)
+    mean, spread = applied(frame.pivot, offset, var, extra)
     return apply(sets, rule, where, frame, x, mean, spread, scale, bias), offset, var
 
 

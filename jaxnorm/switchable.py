@@ -10,7 +10,7 @@ from jaxnorm import checks, kernels
 from jaxnorm.axes import unsplit
 from jaxnorm.features import aligned, like_batch, spatial_axes
 from jaxnorm.frame import Frame, largest_power, make_frame
-from jaxnorm.loops import divide
+from jaxnorm.loops import divide, hold
 from jaxnorm.moments import Moments, assemble, into_frame
 from jaxnorm.normalize import make_rule, own_statistics
 from jaxnorm.sets import Sets
@@ -92,19 +92,18 @@ def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logi
     else:
         frame = make_frame(own, x, where, lowest, alike=everything)
     # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
-    count = jnp.broadcast_to(jnp.asarray(frame.size, frame.pivot.real.dtype), frame.pivot.shape)
-    middle = frame._replace(pivot=divide(everything.sum(frame.pivot, count), everything.sum(count, None)))
+    count = None if where is None else jnp.broadcast_to(frame.size, frame.pivot.shape)
+    middle = frame._replace(pivot=_average(frame.pivot, count, tuple(range(x.ndim)), axis_name)[0])
     mean_weights, var_weights = (
-        list(jax.nn.softmax(logits.astype(count.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
+        list(jax.nn.softmax(logits.astype(frame.pivot.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
     )
     blend = Blend(features, 0, axis_name, float(own.pooling.size))
-    given = None if where is None else count
-    extra = frame.pivot, middle.pivot, given, None if running is None else into_frame(running, middle), mean_weights, var_weights
+    extra = middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
     if implementation == "native":
         y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
     else:
         y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
-    _, _, batch = blend.parts(offset, var, extra)
+    _, _, batch = blend.parts(frame.pivot, offset, var, extra)
     return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
 
 
@@ -117,20 +116,33 @@ class Blend:
     axis_name: object
     size: float  # of every instance, where they have no counts
 
-    def parts(self, offset, var, extra) -> tuple[Moments, Moments, Moments]:
+    def parts(self, pivot, offset, var, extra) -> tuple[Moments, Moments, Moments]:
         """The three, about the middle of all of x."""
-        pivot, middle, count, running, *_ = extra
-        instance = Moments(jnp.full_like(var, self.size) if count is None else count, (pivot - middle) + offset, var)
-        batch = instance.merge(self.examples, axis_name=self.axis_name) if running is None else running
-        return instance, instance.merge(self.features), batch
+        middle, count, running, *_ = extra
+        instance = Moments(count, (pivot - middle) + offset, var)
+        batch = self._merge(instance, (self.examples,), self.axis_name) if running is None else running
+        return instance, self._merge(instance, self.features), batch
 
-    def __call__(self, offset, var, extra):
-        instance, *others = parts = self.parts(offset, var, extra)
+    def _merge(self, parts: Moments, axes: tuple[int, ...], axis_name=None) -> Moments:
+        """Of parts whose means are small: between them is no large number that digits could be lost to."""
+        mean, total = _average(parts.mean, parts.count, axes, axis_name)
+        var, _ = _average(parts.var + (parts.mean - mean) ** 2, parts.count, axes, axis_name)
+        return Moments(total * self.size if parts.count is None else total, mean, var)
+
+    def __call__(self, pivot, offset, var, extra):
+        instance, *others = parts = self.parts(pivot, offset, var, extra)
         *_, mean_weights, var_weights = extra
         # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
         mean = offset + sum(w * (part.mean - instance.mean) for w, part in zip(mean_weights[1:], others, strict=True))
-        return mean, sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
+        return hold(mean), sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
 
     def batched(self) -> "Blend":
         """The same for arrays with one more axis in front."""
         return replace(self, features=tuple(axis + 1 for axis in self.features), examples=self.examples + 1)
+
+
+def _average(values, weights, axes: tuple[int, ...], axis_name) -> tuple[jax.Array, jax.Array]:
+    """The weighted mean, and the sum of the weights, each of them 1 where there are none."""
+    sets = Sets(unsplit(values.shape, axes), axis_name)
+    total = sets.count(weights, None if weights is None else sets.sum(weights, None))
+    return divide(sets.sum(values, weights), total), jnp.asarray(total, values.dtype)

@@ -51,7 +51,7 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
     if scale is not None:
         own_x, own_y, own_power = apart(x, by_y, power)
         frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
-        mean, spread = applied(*found, extra)
+        mean, spread = applied(frame.pivot, *found, extra)
         output = apply(sets, replace(rule, dtype=var.dtype), None, frame, own_x, mean, spread, None, None)
         by_scale = _fitted(sets, _shown(sets, own_y, None, var.dtype) * output.reshape(sets.pooling.split), scale)
     if bias is not None:
@@ -85,7 +85,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     (by_y, by_offset, by_var), (products, back) = cotangents, passes
     frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
     offset = _offset(sets, x, where, frame, offset, var)
-    (mean, spread), pull_back = jax.vjp(applied, offset, var, extra)
+    (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
     r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
     rest = tuple(axis for axis in sets.axes if axis not in shared)

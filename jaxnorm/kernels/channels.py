@@ -53,7 +53,7 @@ def _forward(facts: transposed.Facts, arguments):
     sets, rule, applied = facts
     x, power, pivot, offset, var, extra, scale, bias = arguments
     frame = Frame(float(sets.pooling.size), power, pivot)
-    mean, spread = applied(offset, var, extra)
+    mean, spread = applied(pivot, offset, var, extra)
     slope = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     slope = slope if scale is None else slope * scale.astype(slope.dtype)
     shift = jnp.zeros((1,) * slope.ndim, slope.dtype) if bias is None else bias.astype(slope.dtype)
