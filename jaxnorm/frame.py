@@ -46,7 +46,7 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
 
 def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> Frame:
     """The frame, with the mean of each set, as far as sums give it, as the pivot."""
-    total = sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where)
+    total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
     return frame._replace(pivot=divide(total, sets.count(where, frame.size)))
 
 
@@ -79,14 +79,19 @@ def scaled_down(sets: Sets, frame: Frame, u: jax.Array) -> jax.Array:
 
 
 def in_a_pass(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame, *others: jax.Array) -> tuple:
-    """The arguments, as one pass over x sees them: of halves without a mask, whose casts are not kept, each pass its own.
+    """The arguments, as one pass over x sees them: without a mask each pass its own, so that nothing is kept for the next.
 
-    Rows have but one pass, and where the last axis is split the loops are the faster for what they share.
+    Where the last axis is split the loops are the faster for what they share.
     """
-    if where is not None or sets.rows or len(sets.pooling.parts[-1]) > 1 or jnp.finfo(x.dtype).bits >= 32:
+    if where is not None or (len(sets.pooling.parts[-1]) > 1 and not sets.rows):
         return x, where, frame, *others
     x, power, pivot, *rest = apart(x, frame.power, frame.pivot, *others)
     return x, where, frame._replace(power=power, pivot=pivot), *rest
+
+
+def at_once(sets: Sets, *arguments) -> tuple:
+    """The same for passes that are to be one loop, if there can be one."""
+    return arguments if sets.in_one_loop else in_a_pass(sets, *arguments)
 
 
 def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> jax.Array:
@@ -101,8 +106,8 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     count, offset = sets.count(where, frame.size), None
     shade = frame.pivot if where is None else None
     if sets.centered:
-        offset = divide(sets.careful_sum(local(sets, *in_a_pass(sets, x, where, frame)), where), count, shade)
-    u = local(sets, *in_a_pass(sets, x, where, frame, *([] if offset is None else [offset]))[:3])
+        offset = divide(sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where), count, shade)
+    u = local(sets, *at_once(sets, x, where, frame, *([] if offset is None else [offset]))[:3])
     square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
     if offset is None:
         return jnp.zeros_like(square, u.dtype), mean_square(square, count)

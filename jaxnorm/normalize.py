@@ -1,6 +1,7 @@
 """Applying Moments to data, given ones or its own, as the public functions do it."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -201,16 +202,23 @@ def _own_statistics_jvp(sets, rule, applied, primals, tangents):
 
 
 def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
-    """That of transposed.py which is a gain: for rows, or for sets over axes that scale and bias share.
+    """That of transposed.py which is a gain: for sets over axes that scale and bias share, or for rows and the like.
 
-    Of rows it computes statistics again, which weighs where they are narrow, unless the memory for what is kept instead
+    Of the latter it computes statistics again, which weighs where they are narrow, unless the memory for what is kept instead
     weighs more: from 16 MiB on glibc returns it to the system after every use.
     """
     if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    if where is None and sets.rows and math.prod(sets.pooling.shape) >= (SMALL if sets.pooling.shape[-1] >= WIDE else LARGE):
+    shared = _shared(sets, scale, bias)
+    large = math.prod(sets.pooling.shape) >= (SMALL if sets.size >= WIDE else LARGE)
+    if where is None and large and (sets.rows if scale is bias is None else not shared and (sets.rows or sets.in_one_loop)):
         return "row_tangent"
-    return "pooled_tangent" if math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) > 1 else None
+    return "pooled_tangent" if shared else None
+
+
+def _shared(sets: Sets, scale, bias) -> bool:
+    """Whether a set has numbers with the same scale and bias."""
+    return math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) > 1
 
 
 def _recompute_offset(sets: Sets, where) -> bool:
@@ -219,9 +227,10 @@ def _recompute_offset(sets: Sets, where) -> bool:
 
 @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
 def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype)
+    sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype, scale, bias)
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
+    sets = replace(sets, alone=where is None and not _shared(sets, scale, bias))
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need

@@ -11,7 +11,9 @@ from jax import lax
 from jaxnorm.axes import Pooling, unsplit
 from jaxnorm.loops import hold
 
-POSITIONS = 16  # of so many or more, numbers for every channel weigh little
+MANY = 4096  # of fewer sets XLA's CPU back-end ends its loop with every number that it makes for a set
+LONG = 64  # from it on, sums along the last axis come first
+POSITIONS, POSITIONS_OF_HALVES = 256, 16  # of so many or more, numbers for every channel weigh little
 
 
 class AxisGroups(NamedTuple):
@@ -28,6 +30,7 @@ class Sets:
     pooling: Pooling
     axis_name: str | tuple[str, ...] | AxisGroups | None = None
     centered: bool = True
+    alone: bool = False  # whether no two numbers of a set have the same parameters
     groups: int | None = None  # of neighbours on the last axis, which are pooled as well: each of them has the numbers of all
 
     def __post_init__(self):
@@ -43,18 +46,25 @@ class Sets:
         """How many elements each set has."""
         return self.pooling.size * (1 if self.groups is None else self.pooling.shape[-1] // self.groups)
 
-    def by_channel(self, dtype) -> "Sets":
+    def by_channel(self, dtype, *params: jax.Array | None) -> "Sets":
         """The same sets of numbers of this dtype, where they pool positions and groups of channels; each channel has its own.
 
-        XLA's CPU back-end sums parts of the last axis in loops that find halves cast in memory, and sums of positions in
-        faster ones that cast what they read. Of few positions the numbers for every channel weigh more than that.
+        XLA's CPU back-end sums parts of the last axis in loops that find halves cast in memory and look up what channels
+        share, and sums of positions in faster ones. Of few positions the numbers for every channel weigh more than that. All
+        channels are one group if they are pooled as they are, and have parameters of their own.
         """
-        pooling, last = self.pooling, len(self.pooling.split) - 1
+        pooling, last = self.pooling, len(self.pooling.shape) - 1
         positions = tuple(axis for axis in self.axes if axis < last)
-        grouped = len(pooling.parts[-1]) == 2 and last == len(pooling.shape) and last in self.axes and last - 1 not in self.axes
-        if jnp.finfo(dtype).bits >= 32 or not grouped or math.prod(pooling.split[axis] for axis in positions) < POSITIONS:
+        *others, channels = pooling.parts
+        if any(len(part) > 1 for part in others) or [axis for axis in self.axes if axis >= last] != [last + len(channels) - 1]:
             return self
-        return replace(self, pooling=unsplit(pooling.shape, positions), groups=pooling.split[-2])
+        if math.prod(pooling.shape[axis] for axis in positions) < (POSITIONS_OF_HALVES if jnp.finfo(dtype).bits < 32 else POSITIONS):
+            return self
+        if len(channels) == 1:
+            shapes = [pooling.fit(a.shape) for a in params if a is not None]
+            if not any(shape[last] > 1 for shape in shapes) or any(shape[axis] > 1 for shape in shapes for axis in positions):
+                return self
+        return replace(self, pooling=unsplit(pooling.shape, positions), groups=channels[0] if len(channels) > 1 else 1)
 
     def shared(self, values: jax.Array, pooled) -> jax.Array:
         """What is ``pooled`` of the values of each group, for all of its channels."""
@@ -80,9 +90,15 @@ class Sets:
 
     @property
     def rows(self) -> bool:
-        """Whether every set is a row, with all of the last axis and nothing of another."""
-        split = self.pooling.split
-        return [axis for axis in self.axes if split[axis] > 1] == [len(split) - 1]
+        """Whether every set is a row: all of the last axes, and nothing of another."""
+        longer = [axis for axis, size in enumerate(self.pooling.split) if size > 1]
+        pooled = [axis for axis in longer if axis in self.axes]
+        return bool(pooled) and longer[-len(pooled) :] == pooled
+
+    @property
+    def in_one_loop(self) -> bool:
+        """Whether XLA's CPU back-end makes one loop of all that is done with a set, as it can if they are many."""
+        return (self.rows or self.alone) and math.prod(self.pooling.split_kept) >= MANY
 
     def across(self, collective, value):
         """``collective`` of ``value`` over ``axis_name``."""
@@ -104,15 +120,17 @@ class Sets:
         return self.across(lax.psum, self.shared(jnp.sum(values, self.axes, keepdims=True, where=where), jnp.sum))
 
     def careful_sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
-        """The same, one axis after the other, the last axis last; not differentiable in reverse mode.
+        """The same, of rows at once, else one axis after the other; not differentiable in reverse mode.
 
-        XLA's CPU back-end adds several small axes up in one run, each number to all before it: 1e-5 off for 8000 equal
-        ones. In turn they are off by 5e-7, and where the last axis is split the sum takes half the time.
+        XLA's CPU back-end may add several small axes up in one run, each number to all before it: 1e-5 off for 8000 equal
+        ones. In turn they are off by 5e-7, and where the last axis is split the sum takes half the time if it comes last.
         """
         if where is not None:
             values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
-        last = values.ndim - 1
-        for axis in sorted(self.axes, key=lambda axis: (axis == last, -axis)):
+        if self.rows:
+            return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True))
+        late = values.ndim - 1 if values.shape[-1] < LONG else None
+        for axis in sorted(self.axes, key=lambda axis: (axis == late, -axis)):
             values = jnp.sum(values, axis, keepdims=True)
             if len(self.axes) > 1:
                 values = lax.optimization_barrier(values)  # or the sums are merged again

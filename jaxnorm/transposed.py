@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, average, estimate, in_a_pass, local, scaled_down, with_pivot
+from jaxnorm.frame import Frame, at_once, average, estimate, in_a_pass, local, scaled_down, with_pivot
 from jaxnorm.loops import apart, divisor
 from jaxnorm.primitives import linear
 from jaxnorm.sets import Sets, valid
@@ -46,7 +46,8 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
     by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
     frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
     seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
-    by_x, by_extra, *_ = transpose_of((_products, _back), facts, seen, (by_output, *rest))
+    passes = partial(_products, seen=at_once), partial(_back, seen=at_once)
+    by_x, by_extra, *_ = transpose_of(passes, facts, seen, (by_output, *rest))
     by_scale = by_bias = None
     if scale is not None:
         own_x, own_y, own_power = apart(x, by_y, power)
@@ -101,19 +102,19 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     return by_x.reshape(x.shape), by_extra, *by_params
 
 
-def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared) -> tuple[jax.Array, jax.Array]:
+def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen=in_a_pass) -> tuple[jax.Array, jax.Array]:
     """The sums of c(y) and of c(y) (u - mean)."""
-    own_x, _, own_frame, own_y = in_a_pass(sets, x, where, frame, by_y)
+    own_x, _, own_frame, own_y = seen(sets, x, where, frame, by_y)
     u = local(sets, own_x, where, own_frame)
     shown = _shown(sets, own_y, where, u.dtype)
     product = _sum(sets, shown * u, shared)
-    alone = _sum(sets, shown if own_y is by_y else _shown(sets, in_a_pass(sets, by_y, where, frame)[0], where, u.dtype), shared)
+    alone = _sum(sets, shown if own_y is by_y else _shown(sets, seen(sets, by_y, where, frame)[0], where, u.dtype), shared)
     return alone, product - mean * alone if sets.centered else product
 
 
-def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift) -> jax.Array:
+def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift, seen=in_a_pass) -> jax.Array:
     """c(x) = c(y) slope + (u - offset) spread + shift"""
-    own_x, _, own_frame, spread = in_a_pass(sets, x, where, frame, spread)
+    own_x, _, own_frame, spread = seen(sets, x, where, frame, spread)
     u = local(sets, own_x, where, own_frame)
     through = spread * (u - offset) + shift
     if where is not None:

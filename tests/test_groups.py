@@ -23,6 +23,7 @@ NORMS = {
     "group alone": lambda x, s, b, **o: jn.group_norm(x, 4, **o),
     "group by std": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, correction=1, epsilon_in="std", **o),
     "not centered": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, bias=b, centered=False, **o),
+    "all channels": lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o),
     "of a batch": lambda x, s, b, **o: jn.standardize(x, "[n h w] (g [c])", g=4, scale=s, bias=b, **o),
 }
 BY_CHANNEL = Sets.by_channel
@@ -31,7 +32,7 @@ BY_CHANNEL = Sets.by_channel
 @pytest.fixture(autouse=True)
 def as_if_halves(monkeypatch):
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    by_channel(monkeypatch, lambda sets, dtype: BY_CHANNEL(sets, jnp.float16))
+    by_channel(monkeypatch, lambda sets, dtype, *params: BY_CHANNEL(sets, jnp.float16, *params))
     yield
     jax.clear_caches()
 
@@ -50,16 +51,21 @@ def mask(rng):
 
 
 def test_only_groups_of_channels_and_positions_are_taken_so():
-    def groups(shape, axes, dtype=jnp.bfloat16, **sizes):
-        return BY_CHANNEL(Sets(jn.axes.resolve(axes, shape, sizes)), dtype).groups
+    def groups(shape, axes, dtype=jnp.bfloat16, param=None, **sizes):
+        return BY_CHANNEL(Sets(jn.axes.resolve(axes, shape, sizes)), dtype, None if param is None else jnp.ones(param), None).groups
 
     assert groups((2, 4, 4, 8), "n [h w] (g [c])", g=2) == 2
     assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float16, g=4) == 4
     assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float32, g=2) is None
+    assert groups((2, 16, 16, 8), "n [h w] (g [c])", jnp.float32, g=2) == 2
     assert groups((2, 4, 3, 8), "n [h w] (g [c])", g=2) is None
     assert groups((2, 8, 4, 4), "n (g [c]) [h w]", g=2) is None
     assert groups((2, 4, 4, 8), "n [h w] c") is None
     assert groups((2, 4, 4, 8), "n [h w c]") is None
+    assert groups((2, 4, 4, 8), "n [h w c]", param=(8,)) == 1
+    assert groups((2, 4, 4, 8), "n [h w c]", param=(4, 4, 8)) is None
+    assert groups((2, 4, 4, 8), "n [h w c]", param=(2, 1, 1, 1)) is None
+    assert groups((2, 20, 8), "n t [c]", param=(8,)) is None
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
@@ -68,7 +74,7 @@ def test_values_and_gradients_are_those_of_sets_by_groups(name, masked, rng, mon
     arguments, where = given(rng), mask(rng) if masked else None
     norm = lambda *a: jnp.sin(NORMS[name](*a, where=where)).sum()  # noqa: E731
     found = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
-    by_channel(monkeypatch, lambda sets, dtype: sets)
+    by_channel(monkeypatch, lambda sets, *_: sets)
     want = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)

@@ -21,6 +21,8 @@ NORMS = {
     "layer alone": lambda x, s, b: jn.layer_norm(x),
     "layer by std": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b, correction=1, epsilon_in="std"),
     "rms": lambda x, s, b: jn.rms_norm(x, scale=s),
+    "layer of images": lambda x, s, b: jn.standardize(x, (-2, -1), scale=jnp.cos(x), bias=b[0]),
+    "layer over the middle": lambda x, s, b: jn.standardize(x, -2, scale=s[:3, None], bias=b[:3, None]),
     "gain per row": lambda x, s, b: jn.standardize(x, -1, scale=x[..., :1], bias=b),
 }
 
@@ -29,7 +31,7 @@ NORMS = {
 def as_if_large(request, monkeypatch):
     """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL")):
+    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL"), ("sets", "MANY")):
         monkeypatch.setattr(import_module(f"jaxnorm.{module}"), name, 0)  # the package's attribute is the function
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
     jax.clear_caches()
