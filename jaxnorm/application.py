@@ -16,6 +16,7 @@ from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, needs_power, power_of_two
 from jaxnorm.frame import Frame, average, estimate_tangent, local
+from jaxnorm.loops import flat, hold
 from jaxnorm.sets import Sets, valid
 
 
@@ -50,7 +51,7 @@ class Rule:
             return jnp.asarray(max(self.epsilon, float(info.tiny)) if self.epsilon else 0, dtype)
         fraction, exponent = math.frexp(self.epsilon)
         exponents = exponent - self.degree * frame.power.astype(jnp.int32)
-        return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
+        return hold(fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -88,7 +89,7 @@ def _unbias(rule: Rule, var, count):
 
 def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
     """The one line that everything here is about."""
-    rstd = inverse_root(rule, var, rule.scaled_epsilon(frame, var.dtype), frame.size)
+    rstd = flat(partial(inverse_root, rule))(var, rule.scaled_epsilon(frame, var.dtype), frame.size)
     y = local(sets, x, where, frame) - offset
     y = y * rstd.astype(y.dtype)
     if scale is not None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, power_of_two, real
-from jaxnorm.loops import apart, divide, divisor, hold, mean_square
+from jaxnorm.loops import apart, divide, divisor, flat, hold, mean_square
 from jaxnorm.sets import Sets, valid
 
 nothing_saved = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
@@ -107,11 +107,18 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     shade = frame.pivot if where is None else None
     if sets.centered:
         offset = divide(sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where), count, shade)
-    u = local(sets, *at_once(sets, x, where, frame, *([] if offset is None else [offset]))[:3])
-    square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
     if offset is None:
+        u = local(sets, *at_once(sets, x, where, frame))
+        square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
         return jnp.zeros_like(square, u.dtype), mean_square(square, count)
-    return offset, jnp.maximum(divide(square, count, shade) - jnp.real(offset * jnp.conj(offset)), 0)
+    *seen, own = at_once(sets, x, where, frame, offset)  # another array for XLA only if all that is given is used
+    u = local(sets, *seen)
+    square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
+    return offset, flat(_variance)(divide(square, count, shade), own)
+
+
+def _variance(square: jax.Array, offset: jax.Array) -> jax.Array:
+    return jnp.maximum(square - jnp.real(offset * jnp.conj(offset)), 0)
 
 
 @estimate.defjvp

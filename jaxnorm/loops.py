@@ -1,5 +1,10 @@
 """How XLA's CPU back-end comes to make one loop of a pass over an array; elsewhere the same numbers come of it."""
 
+import math
+from collections.abc import Callable
+from functools import wraps
+from itertools import takewhile
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,6 +13,7 @@ from jaxnorm.dtypes import real
 from jaxnorm.varying import vary, varying_axes
 
 SMALL = 1 << 15  # elements: of fewer it makes loops as simple as they come
+MANY = 4096  # of fewer sets it ends its loop with every number that it makes for a set
 
 
 def apart(*arrays: jax.Array | None) -> tuple:
@@ -25,6 +31,24 @@ def apart(*arrays: jax.Array | None) -> tuple:
     return lax.platform_dependent(*alike, cpu=lambda *a: lax.optimization_barrier(a), default=lambda *a: a)
 
 
+def flat(function: Callable) -> Callable:
+    """``function`` of scalars and arrays with a number for every set, computed without the last axes where those have size one.
+
+    XLA's CPU back-end takes a loop for every last axis, be it of one number: of many sets, that tells.
+    """
+
+    @wraps(function)
+    def call(*values):
+        shapes = [jnp.shape(a) for a in values if jnp.ndim(a) > 0]
+        ones = min((len(list(takewhile(lambda size: size == 1, reversed(shape)))) for shape in shapes), default=0)
+        if not ones or len(set(map(len, shapes))) > 1 or max(map(math.prod, shapes)) < MANY:
+            return function(*values)
+        results = function(*(a.reshape(a.shape[:-ones]) if jnp.ndim(a) > 0 else a for a in values))
+        return jax.tree.map(lambda a: a.reshape(*a.shape, *(1,) * ones), results)
+
+    return call
+
+
 def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array:
     """The same number wherever it is used, and exactly the constant for sums of a constant.
 
@@ -32,8 +56,12 @@ def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array
     what is done with it. So the count is hidden from it behind a zero, made of the shade, that it cannot know to be one.
     Without a shade it is made of the total: XLA's CPU back-end then ends its loop there if that is its last sum.
     """
-    zero = jnp.minimum(jnp.abs(lax.stop_gradient(total if shade is None else shade)), 0)
-    return total / (divisor(count, total) + zero.astype(total.dtype))
+    shade = lax.stop_gradient(total if shade is None else shade)
+    return flat(_divide)(total, divisor(count, total), shade)
+
+
+def _divide(total, divisor, shade):
+    return total / (divisor + jnp.minimum(jnp.abs(shade), 0).astype(total.dtype))
 
 
 def hold(values: jax.Array) -> jax.Array:
@@ -51,5 +79,4 @@ def divisor(count, total: jax.Array) -> jax.Array:
 
 def mean_square(square: jax.Array, count) -> jax.Array:
     """Their mean, rounded by itself (see divide): a bound that it keeps anyway stands between it and what is done with it."""
-    inverse = 1 / divisor(count, square)
-    return jnp.maximum(square * lax.optimization_barrier(jnp.broadcast_to(inverse, square.shape)), 0)
+    return jnp.maximum(square * lax.optimization_barrier(1 / divisor(count, square)), 0)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.axes import Pooling, unsplit
-from jaxnorm.loops import hold
+from jaxnorm.loops import MANY, hold
 
-MANY = 4096  # of fewer sets XLA's CPU back-end ends its loop with every number that it makes for a set
 LONG = 64  # from it on, sums along the last axis come first
 POSITIONS, POSITIONS_OF_HALVES = 256, 16  # of so many or more, numbers for every channel weigh little
 

@@ -22,7 +22,7 @@ from jax import lax
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
 from jaxnorm.frame import Frame, at_once, average, estimate, in_a_pass, local, scaled_down, with_pivot
-from jaxnorm.loops import apart, divisor
+from jaxnorm.loops import apart, divisor, flat
 from jaxnorm.primitives import linear
 from jaxnorm.sets import Sets, valid
 
@@ -87,19 +87,28 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
     offset = _offset(sets, x, where, frame, offset, var)
     (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
-    r = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
+    r = flat(partial(inverse_root, rule))(spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
     rest = tuple(axis for axis in sets.axes if axis not in shared)
     alone, product = products(sets, x, where, frame, mean, by_y, shared)
     gain = jnp.ones((), r.dtype) if scale is None else scale.astype(mean.dtype)
-    by_spread = -0.5 * (steepness(rule, spread, r, frame.size) * _sum(sets, gain * product, rest) * r) * r
-    *by_own, by_extra = pull_back((-r * _sum(sets, gain * alone, rest), by_spread))
-    by_offset, by_var = (sets.gathered(a) for a in (by_offset + by_own[0], by_var + by_own[1]))
-    count = divisor(frame.size, r)
-    shift = by_offset / count if sets.centered else jnp.zeros_like(by_offset)
-    by_x = back(sets, x, where, frame, offset, by_y, r * gain, 2 * by_var / count, shift)
+    totals = _sum(sets, gain * alone, rest), _sum(sets, gain * product, rest)
+    *by_own, by_extra = pull_back(flat(partial(_by_applied, rule))(spread, r, *totals, frame.size))
+    shift, by_u = map(sets.gathered, flat(_by_element)(by_offset, by_var, *by_own, divisor(frame.size, r)))
+    shift = shift if sets.centered else jnp.zeros_like(shift)
+    by_x = back(sets, x, where, frame, offset, by_y, r * gain, by_u, shift)
     by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
     return by_x.reshape(x.shape), by_extra, *by_params
+
+
+def _by_applied(rule: Rule, spread, r, alone, product, size) -> tuple[jax.Array, jax.Array]:
+    """The cotangents of the mean and the variance that are applied."""
+    return -r * alone, -0.5 * (steepness(rule, spread, r, size) * product * r) * r
+
+
+def _by_element(by_offset, by_var, own_offset, own_var, count) -> tuple[jax.Array, jax.Array]:
+    """What those of offset and variance add to c(u): alone, and times d."""
+    return (by_offset + own_offset) / count, 2 * (by_var + own_var) / count
 
 
 def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen=in_a_pass) -> tuple[jax.Array, jax.Array]:
@@ -109,7 +118,7 @@ def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen=in_a_
     shown = _shown(sets, own_y, where, u.dtype)
     product = _sum(sets, shown * u, shared)
     alone = _sum(sets, shown if own_y is by_y else _shown(sets, seen(sets, by_y, where, frame)[0], where, u.dtype), shared)
-    return alone, product - mean * alone if sets.centered else product
+    return alone, flat(lambda product, mean, alone: product - mean * alone)(product, mean, alone) if sets.centered else product
 
 
 def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift, seen=in_a_pass) -> jax.Array:

@@ -31,7 +31,7 @@ NORMS = {
 def as_if_large(request, monkeypatch):
     """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL"), ("sets", "MANY")):
+    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL"), ("sets", "MANY"), ("loops", "MANY")):
         monkeypatch.setattr(import_module(f"jaxnorm.{module}"), name, 0)  # the package's attribute is the function
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
     jax.clear_caches()
