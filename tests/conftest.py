@@ -50,7 +50,7 @@ def quick_options() -> list:
 def quick_compile(quick_options):
     """Machine code without costly passes, for laws in which rounding has no say.
 
-    What it compiled is forgotten after the module, so that tests of the last bit see the usual code.
+    What was compiled is forgotten before and after the module: to the last bit, only code of one kind is alike.
     """
     usual = compiler.get_compile_options
 
@@ -59,6 +59,7 @@ def quick_compile(quick_options):
         result.env_option_overrides = [*result.env_option_overrides, *quick_options]
         return result
 
+    jax.clear_caches()
     jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", quick)
