@@ -103,18 +103,22 @@ def average(sets: Sets, values: jax.Array, where: jax.Array | None, count) -> ja
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each set, in its frame."""
-    count, offset = sets.count(where, frame.size), None
-    shade = frame.pivot if where is None else None
-    if sets.centered:
-        offset = divide(sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where), count, shade)
-    if offset is None:
+    count = sets.count(where, frame.size)
+    if not sets.centered:
         u = local(sets, *at_once(sets, x, where, frame))
         square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
         return jnp.zeros_like(square, u.dtype), mean_square(square, count)
+    offset = estimate_offset(sets, x, where, frame)
     *seen, own = at_once(sets, x, where, frame, offset)  # another array for XLA only if all that is given is used
     u = local(sets, *seen)
     square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
-    return offset, flat(_variance)(divide(square, count, shade), own)
+    return offset, flat(_variance)(divide(square, count, None if where is not None else frame.pivot), own)
+
+
+def estimate_offset(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+    """The mean of each set in its frame: what the rounding of the pivot left over."""
+    total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
+    return divide(total, sets.count(where, frame.size), None if where is not None else frame.pivot)
 
 
 def _variance(square: jax.Array, offset: jax.Array) -> jax.Array:

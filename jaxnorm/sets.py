@@ -80,7 +80,8 @@ class Sets:
         """The inverse of :meth:`once`: those of its group for every channel, which a loop over x reads."""
         if self.groups is None or jnp.ndim(values) == 0:
             return values
-        repeated = jnp.repeat(values, self.pooling.shape[-1] // self.groups, -1, total_repeat_length=self.pooling.shape[-1])
+        repeats = self.pooling.shape[-1] // self.groups
+        repeated = jnp.broadcast_to(values[..., None], (*values.shape, repeats)).reshape(*values.shape[:-1], self.groups * repeats)
         return hold(repeated) if jnp.issubdtype(repeated.dtype, jnp.inexact) else repeated
 
     def gathered(self, values: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
 from jaxnorm.axes import Pooling
-from jaxnorm.frame import Frame, at_once, average, estimate, in_a_pass, local, scaled_down, with_pivot
+from jaxnorm.frame import Frame, at_once, estimate, estimate_offset, in_a_pass, local, scaled_down, with_pivot
 from jaxnorm.loops import apart, divisor, flat
 from jaxnorm.primitives import linear
 from jaxnorm.sets import Sets, valid
@@ -39,7 +39,7 @@ def tangent_of(facts: Facts, residuals, arguments):
 
 
 def transpose_of_rows(facts: Facts, residuals, cotangents):
-    """The same for rows without a mask, each result by a loop of its own (see apart)."""
+    """The same for rows and the like without a mask, each result by a loop of its own (see apart)."""
     (sets, rule, applied), (x, _, power, pivot, _, offset, var, extra, scale, bias), (by_y, *rest) = facts, residuals, cotangents
     own_x, own_y, own_power, own_scale = apart(x, by_y, power, scale)
     by_output = _shown(sets, own_y, None, var.dtype)
@@ -69,15 +69,15 @@ def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, 
         return found.pivot, *estimate(sets, x, None, found)
 
     def kept(x, pivot, offset, var):
-        return pivot, _offset(sets, x, None, frame, offset, var), var
+        return pivot, _offset(sets, x, None, frame, offset), var
 
     pivot, offset, var = lax.platform_dependent(x, frame.pivot, offset, var, cpu=computed, default=kept)
     return frame._replace(pivot=pivot), offset, var
 
 
-def _offset(sets: Sets, x, where, frame: Frame, offset, var) -> jax.Array:
-    """The one that was kept, or else estimated again."""
-    return average(sets, local(sets, *in_a_pass(sets, x, where, frame, var)[:3]), where, frame.size) if offset is None else offset
+def _offset(sets: Sets, x, where, frame: Frame, offset) -> jax.Array:
+    """The one that was kept, or else estimated again, as it was: one program then computes it once."""
+    return estimate_offset(sets, x, where, frame) if offset is None else offset
 
 
 def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cotangents):
@@ -85,7 +85,7 @@ def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cot
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
     (by_y, by_offset, by_var), (products, back) = cotangents, passes
     frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
-    offset = _offset(sets, x, where, frame, offset, var)
+    offset = _offset(sets, x, where, frame, offset)
     (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
     r = flat(partial(inverse_root, rule))(spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
