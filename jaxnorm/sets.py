@@ -63,7 +63,7 @@ class Sets:
             shapes = [pooling.fit(a.shape) for a in params if a is not None]
             if not any(shape[last] > 1 for shape in shapes) or any(shape[axis] > 1 for shape in shapes for axis in positions):
                 return self
-        return replace(self, pooling=unsplit(pooling.shape, positions), groups=channels[0] if len(channels) > 1 else 1)
+        return replace(self, pooling=unsplit(pooling.shape, positions), groups=math.prod(channels[:-1]))
 
     def shared(self, values: jax.Array, pooled) -> jax.Array:
         """What is ``pooled`` of the values of each group, for all of its channels."""

@@ -23,6 +23,7 @@ NORMS = {
     "group alone": lambda x, s, b, **o: jn.group_norm(x, 4, **o),
     "group by std": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, correction=1, epsilon_in="std", **o),
     "not centered": lambda x, s, b, **o: jn.standardize(x, "n [h w] (g [c])", g=4, scale=s, bias=b, centered=False, **o),
+    "of two names": lambda x, s, b, **o: jn.standardize(x, "n [h w] (a b [c])", a=2, b=2, scale=s, bias=b, **o),
     "all channels": lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o),
     "of a batch": lambda x, s, b, **o: jn.standardize(x, "[n h w] (g [c])", g=4, scale=s, bias=b, **o),
 }
@@ -58,6 +59,7 @@ def test_only_groups_of_channels_and_positions_are_taken_so():
     assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float16, g=4) == 4
     assert groups((2, 4, 4, 8), "n [h w] (g [c])", jnp.float32, g=2) is None
     assert groups((2, 16, 16, 8), "n [h w] (g [c])", jnp.float32, g=2) == 2
+    assert groups((2, 4, 4, 8), "n [h w] (a b [c])", a=2, b=2) == 4
     assert groups((2, 4, 3, 8), "n [h w] (g [c])", g=2) is None
     assert groups((2, 8, 4, 4), "n (g [c]) [h w]", g=2) is None
     assert groups((2, 4, 4, 8), "n [h w] c") is None
