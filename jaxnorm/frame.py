@@ -46,8 +46,7 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
 
 def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> Frame:
     """The frame, with the mean of each set, as far as sums give it, as the pivot."""
-    total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
-    return frame._replace(pivot=divide(total, sets.count(where, frame.size)))
+    return frame._replace(pivot=estimate_offset(sets, x, where, frame))
 
 
 def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
@@ -116,7 +115,7 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
 
 
 def estimate_offset(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
-    """The mean of each set in its frame: what the rounding of the pivot left over."""
+    """The mean of each set in its frame: what the rounding of the pivot left over, or, without one, the pivot."""
     total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
     return divide(total, sets.count(where, frame.size), None if where is not None else frame.pivot)
 

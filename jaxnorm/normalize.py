@@ -209,20 +209,14 @@ def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | N
     """
     if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    shared = _shared(sets, scale, bias)
     large = math.prod(sets.pooling.shape) >= (SMALL if sets.size >= WIDE else LARGE)
-    if where is None and large and (sets.rows if scale is bias is None else not shared and (sets.rows or sets.in_one_loop)):
+    if where is None and large and (sets.rows if scale is bias is None else sets.alone and (sets.rows or sets.in_one_loop)):
         return "row_tangent"
-    return "pooled_tangent" if shared else None
-
-
-def _shared(sets: Sets, scale, bias) -> bool:
-    """Whether a set has numbers with the same scale and bias."""
-    return math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) > 1
+    return None if sets.alone else "pooled_tangent"
 
 
 def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and sets.pooling.size < SMALL_SET
+    return sets.centered and sets.axis_name is None and where is None and sets.size < SMALL_SET
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
@@ -230,7 +224,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype, scale, bias)
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
-    sets = replace(sets, alone=where is None and not _shared(sets, scale, bias))
+    sets = replace(sets, alone=math.prod(pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
