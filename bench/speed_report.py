@@ -125,8 +125,8 @@ def missed(results: dict) -> str:
   has most of them), weigh as much as the passes. Next: the blend inside the kernel.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
   loops at every sum, and of rows below 256 numbers the gradients are taken so from 16 MiB on. Over channels every sum is a
-  pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. Every pass casts and shifts
-  what it reads again, so that nothing of the size of x is kept.{pages}"""
+  pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
+  shifts what it reads again, instead of keeping it.{pages}"""
 
 
 def _goal(what: str, most: float, found: dict[str, float]) -> list[str]:
