@@ -43,6 +43,7 @@ READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "permuted": lambda images: permuted(pixels(images)),
     "embedded": pixels,
 }
+START = 0.1  # deviation of the first h for batch norm, as in its paper: equal ones have variance 0, by which gradients are divided
 EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
 
 
@@ -67,10 +68,13 @@ class Reader(nn.Module):
         params = self.param("cell", lambda key: make(key, x.shape[-1], self.features, norm="batch"))
         widths = normalized_widths(make_cell(self.cell, "batch", "ba2016", 0), params["recurrent_kernel"].shape[1])
         running = {name: self.variable("batch_stats", name, unseen, x.shape[1], width) for name, width in widths.items()}
+        h = START * jax.random.normal(self.make_rng("noise"), (len(x), self.features))
+        start = (h, jnp.zeros_like(h)) if self.cell == "lstm" else h
         if evaluating:
-            state, _ = network(x, params, norm="batch", where=mask, running={name: value.value for name, value in running.items()})
+            known = {name: value.value for name, value in running.items()}
+            state, _ = network(x, params, initial=start, norm="batch", where=mask, running=known)
         else:
-            state, _, found = network(x, params, norm="batch", where=mask, return_moments=True)
+            state, _, found = network(x, params, initial=start, norm="batch", where=mask, return_moments=True)
             for name, value in running.items():  # steps beyond those of training are not kept
                 known = jax.tree.map(lambda leaf: leaf[: len(value.value.count)], found[name])  # noqa: B023
                 value.value = ema(value.value, known, momentum=self.momentum)
