@@ -12,7 +12,7 @@ from test_accuracy import HARD, check
 import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.axes import resolve
-from jaxnorm.kernels import build
+from jaxnorm.kernels import build, native
 from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
 
@@ -33,6 +33,10 @@ WIDE = {
     "adaptive": (
         lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
         (7, 300, 24),
+    ),
+    "adaptive, long": (
+        lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
+        (3, 1030, 24),
     ),
     "blend": (lambda x, s, b, **o: jn.switchable_norm(x, *LOGITS, scale=s, bias=b, **o)[0], (3, 13, 17, 200)),
     "without": (lambda x, s, b, **o: jn.standardize(x, "n h w [c]", **o), (7, 5, 3, 33)),
@@ -66,6 +70,26 @@ def test_hard_inputs(name, hard, rng, use):
     use("native")
     case = BY_NAME[name]
     x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+
+
+@pytest.fixture
+def by_xla(monkeypatch):
+    """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
+    jax.clear_caches()
+    monkeypatch.setattr(native, "CHANNEL", 4)
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("name", ["batch_conv", "instance", "group"])
+@pytest.mark.usefixtures("by_xla")
+def test_hard_inputs_of_which_a_kernel_has_the_statistics(name, hard, rng, use):
+    use("native")
+    case = BY_NAME[name]
+    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+    assert "JaxnormStatistics" in jax.jit(case.__call__).lower(x).as_text()
     check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
 
 

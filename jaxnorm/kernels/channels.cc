@@ -61,18 +61,6 @@ void moments(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float*
   });
 }
 
-// y = (u - mean) slope + shift
-template <typename X, typename Y>
-void apply(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float* factor, const float* pivot, const float* mean,
-           const float* slope, const float* shift, Y* y) {
-  over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
-    for (int64_t row = from; row < from + shape.p * shape.c; row += shape.c)
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j)
-        store(y + row + j, ((load(x[row + j]) * factor[at + j] - pivot[at + j]) - mean[at + j]) * slope[at + j] + shift[at + j]);
-  });
-}
-
 // Sums of ct and of ct (u - mean).
 template <typename X, typename Y>
 void products(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* factor, const float* pivot,
@@ -121,13 +109,6 @@ ffi::Error moments_call(ffi::ThreadPool pool, Any x, F32 factor, ffi::Result<F32
   });
 }
 
-ffi::Error apply_call(ffi::ThreadPool pool, Any x, F32 factor, F32 pivot, F32 mean, F32 slope, F32 shift, ffi::Result<Any> y, int64_t c) {
-  return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
-    apply(pool, shape_of(x, factor, c), (decltype(of_x))x.untyped_data(), factor.typed_data(), pivot.typed_data(), mean.typed_data(),
-          slope.typed_data(), shift.typed_data(), (decltype(of_y))in_large_pages(y));
-  });
-}
-
 ffi::Error products_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot, F32 mean, ffi::Result<F32> alone,
                          ffi::Result<F32> product, int64_t c) {
   return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
@@ -148,7 +129,6 @@ ffi::Error back_call(ffi::ThreadPool pool, Any x, Any ct, F32 factor, F32 pivot,
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormMoments, moments_call, giving<3>(taking<1>(on_threads().Arg<Any>())).Attr<int64_t>("c"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormApply, apply_call, taking<5>(on_threads().Arg<Any>()).Ret<Any>().Attr<int64_t>("c"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormProducts, products_call,
                               giving<2>(taking<3>(on_threads().Arg<Any>().Arg<Any>())).Attr<int64_t>("c"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormBack, back_call,

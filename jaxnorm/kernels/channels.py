@@ -1,4 +1,4 @@
-"""Norms that apply a blend of the statistics of several sets, by the CPU kernels of channels.cc: every pass over x."""
+"""Norms that apply a blend of the statistics of several sets, by the CPU kernels of channels.cc: every sum over x."""
 
 import math
 from functools import partial
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm import transposed
-from jaxnorm.application import Rule, inverse_root
+from jaxnorm.application import Rule, apply
 from jaxnorm.dtypes import power_of_two
 from jaxnorm.frame import Frame
 from jaxnorm.kernels import native
@@ -52,14 +52,9 @@ def _call(name: str, results, *given: jax.Array) -> list[jax.Array]:
 def _forward(facts: transposed.Facts, arguments):
     sets, rule, applied = facts
     x, power, pivot, offset, var, extra, scale, bias = arguments
-    frame = Frame(float(sets.pooling.size), power, pivot)
     mean, spread = applied(pivot, offset, var, extra)
-    slope = inverse_root(rule, spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
-    slope = slope if scale is None else slope * scale.astype(slope.dtype)
-    shift = jnp.zeros((1,) * slope.ndim, slope.dtype) if bias is None else bias.astype(slope.dtype)
-    each = [jnp.broadcast_to(a, pivot.shape) for a in (pivot, mean, slope, shift)]
-    dtype = x.dtype if rule.dtype is None else rule.dtype
-    return *_call("JaxnormApply", [(x.shape, dtype)], x, _factor(power, pivot.shape), *each), offset, var
+    frame = Frame(float(sets.pooling.size), power, pivot)
+    return apply(sets, rule, None, frame, x, mean, spread, scale, bias), offset, var
 
 
 def _jvp(facts: transposed.Facts, arguments, tangents):

@@ -1,4 +1,4 @@
-"""The CPU kernels of forward.cc and backward.cc as JAX functions: standardizing, and the transpose of its tangent."""
+"""Standardizing by the CPU kernels of forward.cc and backward.cc, and the transpose of its tangent."""
 
 import ctypes
 import math
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import Rule, inverse_root, own, steepness, tangent
+from jaxnorm.application import Rule, apply, inverse_root, own, steepness, tangent
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import power_of_two
 from jaxnorm.frame import Frame
@@ -23,13 +23,14 @@ from jaxnorm.sets import Sets
 DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per row weighs more than recomputing it
 WIDEST = 16384  # channels, where sets have several positions
+CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
 
 
 @lru_cache
 def load(path: Path) -> None:
     """Makes the kernels of a library known to JAX."""
     functions = ctypes.CDLL(str(path))
-    for name in ("Forward", "Backward", "Moments", "Apply", "Products", "Back", "LstmForward", "LstmBackward"):
+    for name in ("Forward", "Statistics", "Backward", "Moments", "Products", "Back", "LstmForward", "LstmBackward"):
         jax.ffi.register_ffi_target(f"Jaxnorm{name}", jax.ffi.pycapsule(getattr(functions, f"Jaxnorm{name}")), platform="cpu")
 
 
@@ -109,16 +110,28 @@ def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[
 
 
 def _forward(facts: Facts, arguments):
-    x = arguments[0]
-    per_set, given = (*x.shape[:-3], 1, facts.layout.g, 1), list(map(_flat, arguments))
-    dtype = x.dtype if facts.rule.dtype is None else facts.rule.dtype
-    of_sets = [like((math.prod(per_set),), jnp.float32, *given)] * 4
-    call = jax.ffi.ffi_call("JaxnormForward", (like(given[0].shape, dtype, *given), *of_sets), vmap_method="broadcast_all")
-    rule, lowest = facts.rule, -(2**63) if facts.lowest is None else facts.lowest
-    numbers = {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction)}
-    flags = {"in_std": rule.epsilon_in == "std", "centered": facts.centered, "lowest": np.int64(lowest)}
-    y, *found = call(*given, **facts.attributes, **numbers, **flags)
+    """Of many positions the statistics alone by a kernel: XLA makes one loop of the rest and what follows, and keeps no output."""
+    x, rule, per_set = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
+    results = [like((math.prod(per_set),), jnp.float32, *arguments)] * 4
+    flags = {"centered": facts.centered, "lowest": np.int64(-(2**63) if facts.lowest is None else facts.lowest)}
+    if facts.layout.p * x.dtype.itemsize > CHANNEL:
+        call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
+        found = [a.reshape(per_set) for a in call(_flat(x), **facts.attributes, **flags)]
+        return _applied(facts, arguments, found), *found
+    output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
+    call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
+    numbers = {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction), "in_std": rule.epsilon_in == "std"}
+    y, *found = call(*map(_flat, arguments), **facts.attributes, **numbers, **flags)
     return y.reshape(x.shape), *(a.reshape(per_set) for a in found)
+
+
+def _applied(facts: Facts, arguments, found) -> jax.Array:
+    """The output, by a loop over all channels of a position, each with the numbers of its group."""
+    x, scale, bias, *numbers = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *found))
+    groups = facts.layout.g if facts.layout.d > 1 else None
+    sets = Sets(unsplit(x.shape, (x.ndim - 2,)), None, facts.centered, groups=groups)
+    pivot, offset, var, power = map(sets.each, numbers)
+    return apply(sets, facts.rule, None, facts.frame(pivot, power), x, offset, var, scale, bias).reshape(arguments[0].shape)
 
 
 def _jvp(facts: Facts, arguments, tangents):

@@ -30,7 +30,7 @@ inline Shape shape_of(const Any& x, const F32& scale, int64_t p, int64_t g, int6
 }
 
 // 1 / 2**power
-inline float factor_of(float power) { return power == 0 ? 1 : std::ldexp(1.0f, -int(power)); }
+inline float factor_of(int power) { return power == 0 ? 1 : std::ldexp(1.0f, -power); }
 
 // The values of the sets of one n, for each of their channels.
 inline void spread(const Shape& shape, const float* values, float* to) {
