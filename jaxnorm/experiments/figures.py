@@ -1,12 +1,14 @@
 """Pictures of results: learning curves, and what is left after the last epoch by batch size."""
 
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 
 from jaxnorm.experiments.report import described, groups
 
 CURVES, SIZES = "curves.png", "batch_sizes.png"
+LETTERS = 10  # of a title, that an inch has room for
 MANY = 3  # batch sizes from which on they are an axis
 
 
@@ -121,7 +123,7 @@ def logarithmic(axes) -> None:
 
 
 def save(figure, path: Path, title: str, dpi: int = 110) -> None:
-    figure.suptitle(title)
+    figure.suptitle(fill(title, int(LETTERS * figure.get_figwidth())))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)
     pyplot().close(figure)
