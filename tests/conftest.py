@@ -102,3 +102,12 @@ def use(library, monkeypatch):
     """``use("native")`` chooses the implementation of calls that say none."""
     monkeypatch.setattr(kernels, "built", lambda: True)
     return partial(monkeypatch.setenv, kernels.VARIABLE)
+
+
+@pytest.fixture
+def by_xla(monkeypatch):
+    """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
+    jax.clear_caches()
+    monkeypatch.setattr(native, "CHANNEL", 4)
+    yield
+    jax.clear_caches()

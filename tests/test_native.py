@@ -12,7 +12,7 @@ from test_accuracy import HARD, check
 import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.axes import resolve
-from jaxnorm.kernels import build, native
+from jaxnorm.kernels import build
 from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
 
@@ -71,15 +71,6 @@ def test_hard_inputs(name, hard, rng, use):
     case = BY_NAME[name]
     x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
     check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
-
-
-@pytest.fixture
-def by_xla(monkeypatch):
-    """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
-    jax.clear_caches()
-    monkeypatch.setattr(native, "CHANNEL", 4)
-    yield
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize("hard", HARD, ids=str)

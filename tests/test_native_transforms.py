@@ -24,11 +24,26 @@ def kernels_agree(use, call, given, bound):
     close(results[1], results[0], bound)
 
 
-@pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
+RULES = pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
+
+
+@RULES
 def test_every_rule(options, rng, use):
     given = arguments(rng, (8, 33))
     given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
     kernels_agree(use, partial(with_gradients, partial(_rows, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
+
+
+@RULES
+@pytest.mark.usefixtures("by_xla")
+def test_every_rule_of_which_a_kernel_has_the_statistics(options, rng, use):
+    given = arguments(rng, (3, 5, 7, 8))
+    given = (given[0].at[0].set(2.0), *given[1:])
+    kernels_agree(use, partial(with_gradients, partial(_groups, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
+
+
+def _groups(x, scale, bias, **options):
+    return jn.standardize(x, "n [h w] (g [c])", g=2, scale=scale, bias=bias, **options)
 
 
 def _rows(x, scale, bias, **options):
@@ -63,6 +78,12 @@ def test_transformations(name, rng, use):
     ]
     for call in ways:
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["batch", "group", "adaptive"])
+@pytest.mark.usefixtures("by_xla")
+def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
+    test_transformations(name, rng, use)
 
 
 def test_moments_and_logits_of_a_blend(rng, use):
