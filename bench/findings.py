@@ -148,13 +148,16 @@ FINDINGS = {
         "--learning-rate 1e-3 --seeds 3",
     ),
     "permuted-mnist": Finding(
-        "MNIST read pixel by pixel, permuted",
-        "Recurrent batch norm learns permuted pixels faster and better, 95.4 against 90.2 % (Cooijmans et al. 2016).",
-        "After two epochs it tests best by a point, 63.6 against 62.6 %, without a lead in training; its running statistics do as well "
-        "as those of the test batches, pixels in a random order being alike in every step. Layer norm, over the sum of both terms since "
-        "pixels are single numbers, falls behind over 784 steps, with gains of 0.3 too, where it kept up [over 64](../permuted/README.md). "
-        "One seed and two epochs, far from convergence.",
-        f"{COMPARE} sequential-mnist --data-dir DIR --variants lstm-permuted --norms none,layer-sum,layer-sum-0.3,batch --epochs 2",
+        "MNIST read pixel by pixel, in order and permuted",
+        "Recurrent batch norm learns pixels faster and better: 99.0 against 98.9 % in order, 95.4 against 90.2 % permuted (Cooijmans et "
+        "al. 2016).",
+        "Faster, in every seed and either order: after two epochs 52 to 71 against 11 to 44 % in order, 68 to 73 against 36 to 64 % "
+        "permuted, by running statistics. Without a norm losses rise again on the way (nothing is clipped here; the paper clips "
+        "gradients). States start with noise of deviation 0.1, as there: the first pixels are black in all images, and from equal states "
+        "training ends in NaN. Layer norm, over the sum of both terms since pixels are single numbers, hardly learns over 784 steps, "
+        "where it kept up [over 64](../permuted/README.md). Two epochs are far from convergence.",
+        f"{COMPARE} sequential-mnist --data-dir DIR --variants lstm-pixels,lstm-permuted --norms none,layer-sum,batch --epochs 2 "
+        "--seeds 3 --jobs 2",
     ),
     "pimnist": Finding(
         "MNIST without places",
