@@ -96,9 +96,9 @@ FINDINGS = {
         "MNIST read row by row",
         "Recurrent batch norm reads MNIST better than none (99.0 against 98.9 % by pixels, Cooijmans et al. 2016).",
         "So it does by rows, after three epochs and by its running statistics: 97.1 to 97.5 against 96.0 to 96.8 %, ahead in every seed; "
-        "in training it is level. Layer norm is between. States start with noise there, as in the paper: hardly a digit reaches into the "
-        "first rows, so that without it all states of a batch are the same, variances are 0, and running statistics tell half of "
-        "the digits. [By pixels](../permuted-mnist/README.md) training then ends in NaN.",
+        "in training it is level. Layer norm is between. States start with noise there, as its authors' do: hardly a digit reaches into "
+        "the first rows, so that without it all states of a batch are the same, variances are 0, and running statistics tell half of the "
+        "digits. [By pixels](../permuted-mnist/README.md) training then ends in NaN.",
         f"{COMPARE} sequential-mnist --data-dir DIR --seeds 3",
     ),
     "handwriting": Finding(
@@ -153,9 +153,9 @@ FINDINGS = {
         "al. 2016).",
         "Faster, in every seed and either order: after two epochs 52 to 71 against 11 to 44 % in order, 68 to 73 against 36 to 64 % "
         "permuted, by running statistics. Without a norm losses rise again on the way (nothing is clipped here; the paper clips "
-        "gradients). States start with noise of deviation 0.1, as there: the first pixels are black in all images, and from equal states "
-        "training ends in NaN. Layer norm, over the sum of both terms since pixels are single numbers, hardly learns over 784 steps, "
-        "where it kept up [over 64](../permuted/README.md). Two epochs are far from convergence.",
+        "gradients). States start with noise of deviation 0.1, as its authors' do: the first pixels are black in all images, and from "
+        "equal states training ends in NaN. Layer norm, over the sum of both terms since pixels are single numbers, hardly learns over "
+        "784 steps, where it kept up [over 64](../permuted/README.md). Two epochs are far from convergence.",
         f"{COMPARE} sequential-mnist --data-dir DIR --variants lstm-pixels,lstm-permuted --norms none,layer-sum,batch --epochs 2 "
         "--seeds 3 --jobs 2",
     ),

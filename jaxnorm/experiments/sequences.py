@@ -43,7 +43,7 @@ READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "permuted": lambda images: permuted(pixels(images)),
     "embedded": pixels,
 }
-START = 0.1  # deviation of the first h for batch norm, as in its paper: equal ones have variance 0, by which gradients are divided
+START = 0.1  # deviation of the first h for batch norm, as its authors do: equal ones have variance 0, by which gradients are divided
 EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
 
 

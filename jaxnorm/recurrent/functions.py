@@ -241,7 +241,7 @@ def lstm():
     (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
     places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation. While inputs are alike over the
     batch, as the blank first rows of images are, so are states that start from zeros, and gradients and statistics of such
-    steps are worth nothing: begin with noise, an ``initial`` h of deviation 0.1 as the paper has it, in evaluation too.
+    steps are worth nothing: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in evaluation too.
 
     A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
     would multiply gradients by up to 1000, for h and again for c, at every step. Tell padding by ``lengths`` or
