@@ -123,6 +123,8 @@ def missed(results: dict) -> str:
   than the norm.
 - 32x7x7x512: sets of 49 numbers. What is kept per set, and the few small JAX operations between kernels (switchable norm
   has most of them), weigh as much as the passes. Next: the blend inside the kernel.
+- Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
+  a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
   loops at every sum, and of rows below 256 numbers the gradients are taken so from 16 MiB on. Over channels every sum is a
   pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
