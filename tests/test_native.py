@@ -19,6 +19,10 @@ from jaxnorm.kernels.layout import find
 KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group", "switchable")
 
 
+def adaptive(x, scale, bias, **options):
+    return jn.standardize(x, "n [t] c", scale=_rank(scale) * x[:, :1].astype(scale.dtype), bias=_rank(bias), **options)
+
+
 LOGITS = (jnp.array([0.5, -1.0, 0.3]), jnp.array([-0.5, 0.2, 1.0]))
 # Each with several chunks of positions or of rows, the last ones not full, or one thread per n.
 WIDE = {
@@ -30,14 +34,9 @@ WIDE = {
     "small images": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (40, 20, 21, 24)),
     "instance": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 20, 21, 24)),
     "channels": (lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o), (5, 20, 21, 24)),
-    "adaptive": (
-        lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
-        (7, 300, 24),
-    ),
-    "adaptive, long": (
-        lambda x, s, b, **o: jn.standardize(x, "n [t] c", scale=_rank(s) * x[:, :1].astype(s.dtype), bias=_rank(b), **o),
-        (3, 1030, 24),
-    ),
+    "adaptive": (adaptive, (7, 300, 24)),
+    "adaptive, long": (adaptive, (3, 1030, 24)),
+    "many channels": (lambda x, s, b, **o: jn.batch_norm(x, scale=s, bias=b, **o)[0], (2, 11, 13, 277)),
     "blend": (lambda x, s, b, **o: jn.switchable_norm(x, *LOGITS, scale=s, bias=b, **o)[0], (3, 13, 17, 200)),
     "without": (lambda x, s, b, **o: jn.standardize(x, "n h w [c]", **o), (7, 5, 3, 33)),
 }
@@ -100,6 +99,32 @@ def test_arrays_of_many_chunks(name, rng, use):
         truth, truth_half = (jax.jit(partial(with_gradients, norm))(*a) for a in (wide, rounded))
     close(found, truth, 2e-6)
     close(half, truth_half, 2**-8)
+
+
+FAR = {  # of 512 positions
+    "a step": lambda t: np.where(t < 16, 0.0, 100.0),
+    "a step in each chunk": lambda t: np.where(t % 64 < 16, 0.0, 100.0),
+    "a line": lambda t: 10.0 * t,
+    "blank": lambda t: np.full(t.shape, 7.0),
+    "blank but for its end": lambda t: np.where(t == 511, 1e4, 0.0),
+}
+
+
+@pytest.mark.parametrize("where", FAR)
+@pytest.mark.parametrize("name", ["batch", "instance", "switchable"])
+def test_positions_unlike_the_first(name, where, rng, use):
+    """Statistics that the kernels take from their distance to the first positions, of which too much may be lost."""
+    use("native")
+    course = FAR[where](np.arange(512)) + 0.01 * (where != "blank") * rng.standard_normal((2, 70, 512))
+    x = np.moveaxis(course, 1, 2).astype(np.float32)
+    truth = np.asarray(x, np.float64)
+    axes = (0, 1) if name == "batch" else 1
+    mean, var = truth.mean(axes, keepdims=True), truth.var(axes, keepdims=True)
+    if name == "switchable":
+        y = jn.switchable_norm(jnp.asarray(x), *[jnp.array([60.0, 0.0, 0.0])] * 2, epsilon=1e-5)[0]
+    else:
+        y = jn.standardize(jnp.asarray(x), axes, epsilon=1e-5)
+    close(y, (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
 
 
 @pytest.mark.parametrize("axes", [1, 0], ids=["rows", "channels"])

@@ -2,6 +2,7 @@
 
 #include "pages.h"
 #include "sets.h"
+#include "sums.h"
 
 namespace {
 
@@ -95,24 +96,20 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
   };
   auto reduce = [&](int64_t n, int64_t k) {
     double* part = parts.data() + (n * chunks.count + k) * 2 * c;
-    std::vector<float> each(4 * c), few(2 * c);
+    std::vector<float> each(4 * c);
     spread_all(n, {given.factor, given.pivot, given.offset, given.r}, each);
     const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
-    float *products = few.data(), *alone = products + c;
-    const int64_t start = (n * shape.p + k * chunks.rows) * c, rows = chunks.size(shape, k);
-    for (int64_t first = 0; first < rows; first += kRows) {
-      std::fill(few.begin(), few.end(), 0.0f);
-      for (int64_t r = first; r < std::min(rows, first + kRows); ++r) {
-        const X* from = x + start + r * c;
-        const Y* cotangents = ct + start + r * c;
-#pragma omp simd
-        for (int64_t j = 0; j < c; ++j) {
-          const float xh = ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j], cotangent = load(cotangents[j]);
-          products[j] += cotangent * xh;
-          alone[j] += cotangent;
-        }
-      }
-      for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
+    const int64_t start = (n * shape.p + k * chunks.rows) * c;
+    for (int64_t first = 0; first < c; first += kStrip) {
+      const int64_t width = std::min(kStrip, c - first);
+      double sum[2][kStrip];
+      sum_rows(chunks.size(shape, k), width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
+        const int64_t j = first + channel, i = start + r * c + j;
+        const float xh = ((load(x[i]) * factor[j] - pivot[j]) - offset[j]) * slope[j], cotangent = load(ct[i]);
+        few[0][place] += cotangent * xh;
+        few[1][place] += cotangent;
+      });
+      for (int64_t i = 0; i < 2; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
     }
   };
   auto combine = [&](int64_t n) {

@@ -5,18 +5,17 @@
 #include "numbers.h"
 #include "pages.h"
 #include "parallel.h"
+#include "stats.h"
 
 namespace {
-
-constexpr int64_t kStrip = 128;  // channels at a time
 
 struct Shape {
   int64_t n, p, c;
 };
 
 // Calls run(first element of x, of the arrays of channels, channels) for strips of channels.
-template <typename F>
-void over_strips(ffi::ThreadPool& pool, const Shape& shape, F run) {
+template <typename Run>
+void over_strips(ffi::ThreadPool& pool, const Shape& shape, Run run) {
   const int64_t strips = (shape.c + kStrip - 1) / kStrip;
   in_parallel(pool, shape.n * strips, [&](int64_t task) {
     const int64_t n = task / strips, first = task % strips * kStrip;
@@ -24,39 +23,15 @@ void over_strips(ffi::ThreadPool& pool, const Shape& shape, F run) {
   });
 }
 
-// Sums over the positions of what add(position's first element, channels' sums) adds to `count` numbers per channel.
-template <int count, typename F>
-void sum(const Shape& shape, int64_t width, double (&sums)[count][kStrip], F add) {
-  for (auto& of : sums) std::fill(of, of + width, 0.0);
-  for (int64_t start = 0; start < shape.p; start += kRows) {
-    float few[count][kStrip] = {};
-    for (int64_t row = start; row < std::min(shape.p, start + kRows); ++row) add(row * shape.c, few);
-    for (int k = 0; k < count; ++k)
-      for (int64_t j = 0; j < width; ++j) sums[k][j] += few[k][j];
-  }
-}
-
 template <typename X>
 void moments(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float* factor, float* pivot, float* offset, float* var) {
   over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
-    double means[1][kStrip], parts[2][kStrip];
-    sum<1>(shape, width, means, [&](int64_t row, auto& few) {
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j) few[0][j] += load(x[from + row + j]) * factor[at + j];
-    });
-    for (int64_t j = 0; j < width; ++j) pivot[at + j] = float(means[0][j] / shape.p);
-    sum<2>(shape, width, parts, [&](int64_t row, auto& few) {
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j) {
-        const float u = load(x[from + row + j]) * factor[at + j] - pivot[at + j];
-        few[0][j] += u;
-        few[1][j] += u * u;
-      }
-    });
+    double mean[kStrip], square[kStrip];
+    strip_stats(shape.p, width, true, mean, square, [&](int64_t r, int64_t j) { return load(x[from + r * shape.c + j]) * factor[at + j]; });
     for (int64_t j = 0; j < width; ++j) {
-      const double mean = parts[0][j] / shape.p;
-      offset[at + j] = float(mean);
-      var[at + j] = float(std::max(0.0, parts[1][j] / shape.p - mean * mean));
+      pivot[at + j] = float(mean[j]);
+      offset[at + j] = float(mean[j] - pivot[at + j]);
+      var[at + j] = float(square[j] / shape.p);
     }
   });
 }
@@ -66,18 +41,15 @@ template <typename X, typename Y>
 void products(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* factor, const float* pivot,
               const float* mean, float* alone, float* product) {
   over_strips(pool, shape, [&](int64_t from, int64_t at, int64_t width) {
-    double parts[2][kStrip];
-    sum<2>(shape, width, parts, [&](int64_t row, auto& few) {
-#pragma omp simd
-      for (int64_t j = 0; j < width; ++j) {
-        const float cotangent = load(ct[from + row + j]);
-        few[0][j] += cotangent;
-        few[1][j] += cotangent * ((load(x[from + row + j]) * factor[at + j] - pivot[at + j]) - mean[at + j]);
-      }
+    double sums[2][kStrip];
+    sum_rows(shape.p, width, sums, [&](int64_t r, int64_t j, int64_t place, auto& few) {
+      const float cotangent = load(ct[from + r * shape.c + j]), v = load(x[from + r * shape.c + j]);
+      few[0][place] += cotangent;
+      few[1][place] += cotangent * ((v * factor[at + j] - pivot[at + j]) - mean[at + j]);
     });
     for (int64_t j = 0; j < width; ++j) {
-      alone[at + j] = float(parts[0][j]);
-      product[at + j] = float(parts[1][j]);
+      alone[at + j] = float(sums[0][j]);
+      product[at + j] = float(sums[1][j]);
     }
   });
 }

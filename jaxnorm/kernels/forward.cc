@@ -1,7 +1,10 @@
 // The frame, mean and variance of every set, and the output where x is likely to be in the cache still.
 
+#include <numeric>
+
 #include "pages.h"
 #include "sets.h"
+#include "stats.h"
 
 namespace {
 
@@ -72,62 +75,14 @@ void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* 
   }
 }
 
-// Whether the numbers of every channel are of an ordinary size, which the largest tells.
-template <typename X>
-bool all_ordinary(const X* x, int64_t rows, int64_t c) {
-  std::vector<float> largest(c);
-  for (int64_t r = 0; r < rows; ++r) {
-    const X* row = x + r * c;
-#pragma omp simd
-    for (int64_t i = 0; i < c; ++i) {
-      const float size = std::fabs(load(row[i]));
-      largest[i] = size > largest[i] ? size : largest[i];
-    }
-  }
-  return std::all_of(largest.begin(), largest.end(), ordinary);
-}
-
-// Means and sums of squared deviations of each channel over the rows of a chunk. Squares of numbers near the ends of the
-// range are made in double.
+// Means and sums of squared deviations of each channel over the rows of a chunk.
 template <typename X>
 void chunk_stats(const X* x, int64_t rows, int64_t c, const Stats& stats, double* mean, double* square) {
-  std::fill(mean, mean + c, 0.0);
-  std::fill(square, square + c, 0.0);
-  if (stats.centered) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const X* row = x + r * c;
-#pragma omp simd
-      for (int64_t i = 0; i < c; ++i) mean[i] += load(row[i]);
-    }
-    for (int64_t i = 0; i < c; ++i) mean[i] /= rows;
-  }
-  if (stats.full_range() && !all_ordinary(x, rows, c)) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const X* row = x + r * c;
-#pragma omp simd
-      for (int64_t i = 0; i < c; ++i) {
-        const double u = load(row[i]) - mean[i];
-        square[i] += u * u;
-      }
-    }
-    return;
-  }
-  std::vector<float> each(2 * c);
-  float *few = each.data(), *center = few + c;
-  std::copy(mean, mean + c, center);
-  for (int64_t start = 0; start < rows; start += kRows) {
-    std::fill(few, few + c, 0.0f);
-    for (int64_t r = start; r < std::min(rows, start + kRows); ++r) {
-      const X* row = x + r * c;
-#pragma omp simd
-      for (int64_t i = 0; i < c; ++i) {
-        const float u = load(row[i]) - center[i];
-        few[i] += u * u;
-      }
-    }
-    for (int64_t i = 0; i < c; ++i) square[i] += few[i];
-  }
-  for (int64_t i = 0; i < c; ++i) square[i] = std::max(0.0, square[i] - rows * (mean[i] - center[i]) * (mean[i] - center[i]));
+  bool held = true;
+  for (int64_t first = 0; first < c; first += kStrip)
+    held &= strip_stats(rows, std::min(kStrip, c - first), stats.centered, mean + first, square + first,
+                        [&](int64_t r, int64_t j) { return load(x[r * c + first + j]); });
+  if (stats.full_range() && !held) stats_in_double(x, rows, c, stats.centered, mean, square);
 }
 
 // Runs `apply` on each chunk of an n when its sets are known.
@@ -140,20 +95,21 @@ void statistics(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks,
     chunk_stats(x + (n * shape.p + k * chunks.rows) * c, chunks.size(shape, k), c, stats, part, part + c);
   };
   auto combine = [&](int64_t n) {
-    const double* part = parts.data() + n * chunks.count * 2 * c;
-    const double total = double(shape.p) * d;
+    const double *part = parts.data() + n * chunks.count * 2 * c, total = double(shape.p) * d;
+    std::vector<double> mean(c), square(c);
+    for (int64_t k = 0; k < chunks.count; ++k)
+      for (int64_t j = 0; j < c; ++j) mean[j] += chunks.size(shape, k) * part[k * 2 * c + j];
     for (int64_t i = 0; i < g; ++i) {
-      double mean = 0, square = 0;
-      for (int64_t k = 0; k < chunks.count; ++k)
-        for (int64_t j = i * d; j < (i + 1) * d; ++j) mean += chunks.size(shape, k) * part[k * 2 * c + j];
-      mean /= total;
-      for (int64_t k = 0; k < chunks.count; ++k)
-        for (int64_t j = i * d; j < (i + 1) * d; ++j) {
-          const double u = stats.centered ? part[k * 2 * c + j] - mean : 0;
-          square += part[(k * 2 + 1) * c + j] + chunks.size(shape, k) * u * u;
-        }
-      stats.set(n * g + i, mean, square / total);
+      const double sum = std::accumulate(&mean[i * d], &mean[i * d] + d, 0.0);
+      std::fill(&mean[i * d], &mean[i * d] + d, sum / total);
     }
+    for (int64_t k = 0; k < chunks.count; ++k)
+      for (int64_t j = 0; j < c; ++j) {
+        const double u = stats.centered ? part[k * 2 * c + j] - mean[j] : 0;
+        square[j] += part[(k * 2 + 1) * c + j] + chunks.size(shape, k) * u * u;
+      }
+    for (int64_t i = 0; i < g; ++i)
+      stats.set(n * g + i, mean[i * d], std::accumulate(&square[i * d], &square[i * d] + d, 0.0) / total);
   };
   by_chunks(pool, shape, chunks, reduce, combine, apply);
 }
@@ -214,7 +170,7 @@ ffi::Error statistics_call(ffi::ThreadPool pool, Any x, ffi::Result<F32> pivot, 
   const Stats stats{pivot->typed_data(), offset->typed_data(), var->typed_data(), power->typed_data(), centered, lowest};
   return typed(x.element_type(), x.element_type(), [&](auto* of_x, auto*) {
     const Chunks chunks(shape, pool.num_threads());
-    statistics(pool, shape, chunks, (decltype(of_x))x.untyped_data(), stats, [](int64_t, int64_t) {});
+    statistics(pool, shape, chunks, (decltype(of_x))x.untyped_data(), stats, nullptr);
   });
 }
 

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <cstring>
 
-constexpr int64_t kRows = 16;  // rows that are added in float32, before they are added to a sum in double
-
 inline float load(float v) { return v; }
 inline float load(uint16_t v) {
   const uint32_t bits = uint32_t(v) << 16;

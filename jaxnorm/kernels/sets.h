@@ -50,19 +50,21 @@ struct Chunks {
   int64_t size(const Shape& shape, int64_t chunk) const { return std::min(rows, shape.p - chunk * rows); }
 };
 
-// Runs chunk by chunk `reduce`, then for each n `combine`, then chunk by chunk `apply`.
+// Runs chunk by chunk `reduce`, then for each n `combine`, then chunk by chunk `apply`, unless that is null.
 template <typename Reduce, typename Combine, typename Apply>
 void by_chunks(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, Reduce reduce, Combine combine, Apply apply) {
+  constexpr bool applies = !std::is_null_pointer_v<Apply>;
   const int64_t count = chunks.count;
   if (chunks.whole) {
     in_parallel(pool, shape.n, [&](int64_t n) {
       for (int64_t k = 0; k < count; ++k) reduce(n, k);
       combine(n);
-      for (int64_t k = 0; k < count; ++k) apply(n, k);
+      if constexpr (applies)
+        for (int64_t k = 0; k < count; ++k) apply(n, k);
     });
     return;
   }
   in_parallel(pool, shape.n * count, [&](int64_t i) { reduce(i / count, i % count); });
   in_parallel(pool, shape.n, [&](int64_t n) { combine(n); });
-  in_parallel(pool, shape.n * count, [&](int64_t i) { apply(i / count, i % count); });
+  if constexpr (applies) in_parallel(pool, shape.n * count, [&](int64_t i) { apply(i / count, i % count); });
 }
