@@ -15,6 +15,15 @@ struct Given {
   bool recompute;
 };
 
+// The sum of some parts, each of which has c numbers for scale and c for bias.
+void add_up(const double* parts, int64_t count, int64_t c, float* dscale, float* dbias) {
+  std::vector<double> sum(2 * c);
+  for (int64_t k = 0; k < count; ++k, parts += 2 * c)
+    for (int64_t j = 0; j < 2 * c; ++j) sum[j] += parts[j];
+  std::copy(sum.begin(), sum.begin() + c, dscale);
+  std::copy(sum.begin() + c, sum.end(), dbias);
+}
+
 template <typename Sum, typename X, typename Y>
 void backward_row(const Shape& shape, bool centered, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first,
                   float* dscale, float* dbias, X* dx) {
@@ -67,16 +76,7 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, bool centered, con
       for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }
   });
-  for (int64_t s = 0; s < shape.s; ++s)
-    for (int64_t i = 0; i < c; ++i) {
-      double by_scale = 0, by_bias = 0;
-      for (int64_t block = 0; block < blocks; ++block) {
-        by_scale += parts[(s * blocks + block) * 2 * c + i];
-        by_bias += parts[((s * blocks + block) * 2 + 1) * c + i];
-      }
-      dscale[s * c + i] = float(by_scale);
-      dbias[s * c + i] = float(by_bias);
-    }
+  for (int64_t s = 0; s < shape.s; ++s) add_up(parts.data() + s * blocks * 2 * c, blocks, c, dscale + s * c, dbias + s * c);
 }
 
 template <typename X, typename Y>
@@ -147,16 +147,8 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
     }
   };
   by_chunks(pool, shape, chunks, reduce, combine, apply);
-  for (int64_t s = 0; s < shape.s; ++s)
-    for (int64_t j = 0; j < c; ++j) {
-      double by_scale = 0, by_bias = 0;
-      for (int64_t n = s * (shape.n / shape.s); n < (s + 1) * (shape.n / shape.s); ++n) {
-        by_scale += sums[n * 2 * c + j];
-        by_bias += sums[(n * 2 + 1) * c + j];
-      }
-      dscale[s * c + j] = float(by_scale);
-      dbias[s * c + j] = float(by_bias);
-    }
+  const int64_t per_scale = shape.n / shape.s;
+  for (int64_t s = 0; s < shape.s; ++s) add_up(sums.data() + s * per_scale * 2 * c, per_scale, c, dscale + s * c, dbias + s * c);
 }
 
 ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 factor, F32 pivot, F32 offset, F32 r,
