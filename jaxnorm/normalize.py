@@ -12,6 +12,7 @@ from jaxnorm.application import Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.frame import Frame, estimate, make_frame, nothing_saved
+from jaxnorm.kernels.placement import known, sharded
 from jaxnorm.loops import SMALL
 from jaxnorm.moments import Moments, assemble
 from jaxnorm.sets import Sets
@@ -224,7 +225,10 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype, scale, bias)
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
-    sets = replace(sets, alone=math.prod(pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
+    shape = x.shape
+    if implementation != "native" and where is None and jax.default_backend() == "cpu" and known(x) and not sharded(x):
+        sets, (x, scale, bias) = sets.in_line(x, scale, bias)
+    sets = replace(sets, alone=math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
@@ -233,7 +237,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     else:
         frame = make_frame(sets, x, where, lowest)
         y, offset, var = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var)) if moments else None
+    return y.reshape(shape), jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var)) if moments else None
 
 
 @partial(jax.jit, static_argnums=(0, 1))
