@@ -54,9 +54,12 @@ def flat(function: Callable) -> Callable:
 
 
 def add_up(values: jax.Array, axis: int) -> jax.Array:
-    """Their sum along an axis, of which one number is left. Of some long rows it is a product with ones, part by part."""
+    """Their sum along an axis, of which one number is left. Of some long rows it is a product with ones, part by part.
+
+    For arrays that a device has all of: what is sharded would be gathered.
+    """
     count, length = values.shape[axis], math.prod(values.shape[axis + 1 :])
-    if count * length != values.size or length <= LONG_ROW or count > MOST_ROWS or jax.default_backend() != "cpu":
+    if count * length != values.size or length <= LONG_ROW or count > MOST_ROWS:
         return jnp.sum(values, axis, keepdims=True)
     parts = np.arange(count) // PART == np.arange(-(-count // PART))[:, None]
     sums = jnp.asarray(parts, values.dtype) @ values.reshape(count, length)

@@ -226,9 +226,10 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     pooling = sets.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
     shape = x.shape
-    if implementation != "native" and where is None and jax.default_backend() == "cpu" and known(x) and not sharded(x):
+    whole = implementation != "native" and jax.default_backend() == "cpu" and known(x) and not sharded(x)
+    if whole and where is None:
         sets, (x, scale, bias) = sets.in_line(x, scale, bias)
-    sets = replace(sets, alone=math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
+    sets = replace(sets, whole=whole, alone=math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need

@@ -30,6 +30,7 @@ class Sets:
     axis_name: str | tuple[str, ...] | AxisGroups | None = None
     centered: bool = True
     alone: bool = False  # whether no two numbers of a set have the same parameters
+    whole: bool = False  # whether a CPU is known to have all of x
     groups: int | None = None  # of neighbours on the last axis, which are pooled as well: each of them has the numbers of all
 
     def __post_init__(self):
@@ -147,7 +148,7 @@ class Sets:
             return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True))
         late = values.ndim - 1 if values.shape[-1] < LONG else None
         for axis in sorted(self.axes, key=lambda axis: (axis == late, -axis)):
-            values = add_up(values, axis)
+            values = add_up(values, axis) if self.whole else jnp.sum(values, axis, keepdims=True)
             if len(self.axes) > 1:
                 values = lax.optimization_barrier(values)  # or the sums are merged again
         return self.across(lax.psum, self.gathered(values))

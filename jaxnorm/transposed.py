@@ -137,7 +137,7 @@ def _shown(sets: Sets, by_y: jax.Array, where, dtype) -> jax.Array:
 
 
 def _sum(sets: Sets, values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    return Sets(replace(sets.pooling, axes=axes)).careful_sum(values, None) if axes else values
+    return Sets(replace(sets.pooling, axes=axes), whole=sets.whole).careful_sum(values, None) if axes else values
 
 
 def _fitted(sets: Sets, values: jax.Array, like: jax.Array) -> jax.Array:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BY_NAME
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from test_accuracy import B32, HARD, check
 
 import jaxnorm as jn
@@ -106,14 +108,33 @@ def test_other_sums_are_sums(shape):
     assert f"reduce_sum[axes=({axis},)" in jaxpr
 
 
+@pytest.mark.usefixtures("one_device")
 def test_gradients_of_gains_of_many_elements(rng):
     """Layer norm over (H, W, C), of which each element has a gain, against float64 NumPy."""
     x, by_y = (rng.standard_normal((70, 3, 11, 512)) for _ in range(2))
     params = [jnp.asarray(rng.standard_normal(x.shape[1:]), jnp.float32) for _ in range(2)]
     norm = lambda scale, bias: jn.layer_norm(jnp.asarray(x, jnp.float32), axes=(1, 2, 3), scale=scale, bias=bias)  # noqa: E731
     _, pullback = jax.vjp(norm, *params)
-    by_scale, by_bias = pullback(jnp.asarray(by_y, jnp.float32))
+    by_y = by_y.astype(np.float32)
+    assert jax.jit(pullback).lower(by_y).as_text().count("dot_general") == 4  # two sums of two parts
+    by_scale, by_bias = pullback(jnp.asarray(by_y))
     axes = (1, 2, 3)
     normalized = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-6)
-    for found, truth in ((by_scale, (by_y * normalized).sum(0)), (by_bias, by_y.sum(0))):
+    for found, truth in ((by_scale, (by_y * normalized).sum(0)), (by_bias, by_y.sum(0, dtype=np.float64))):
         np.testing.assert_allclose(found, truth, rtol=0, atol=B32[1] * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("axis", [0, 3])
+def test_what_is_explicitly_sharded_is_left_in_place(axis, rng, monkeypatch):
+    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+    x = jnp.asarray(rng.standard_normal((8, 3, 11, 512)), jnp.float32)
+    scale = jnp.asarray(rng.standard_normal(x.shape[1:]), jnp.float32)
+    step = jax.jit(jax.grad(lambda scale, x: jnp.square(jn.layer_norm(x, axes=(1, 2, 3), scale=scale)).sum()))
+    truth = step(scale, x)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    spec = [None] * 4
+    spec[axis] = "d"
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, NamedSharding(mesh, P(*at))) for a, at in ((scale, spec[1:] if axis else []), (x, spec))]
+        found = step(*placed)
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-6 * np.abs(truth).max())
