@@ -15,8 +15,8 @@ from jaxnorm.varying import vary, varying_axes
 
 SMALL = 1 << 15  # elements: of fewer it makes loops as simple as they come
 MANY = 4096  # of fewer sets it ends its loop with every number that it makes for a set
-LONG_ROW = 1 << 14  # numbers, and most rows of more: it adds such rows up 3 to 30 times as slowly as it multiplies matrices
-MOST_ROWS = 1024
+LONG_ROW = 1 << 14  # numbers: rows of more it adds up 3 to 30 times as slowly as it multiplies matrices
+MOST_ROWS = 1024  # the work of the product grows with the square of their number
 PART = 64  # rows that one number adds up in turn
 
 
@@ -56,7 +56,8 @@ def flat(function: Callable) -> Callable:
 def add_up(values: jax.Array, axis: int) -> jax.Array:
     """Their sum along an axis, of which one number is left. Of some long rows it is a product with ones, part by part.
 
-    For arrays that a device has all of: what is sharded would be gathered.
+    For arrays that a device has all of: what is sharded would be gathered. One infinite number among more than PART rows
+    makes it NaN, for the product takes the rows of the other parts times 0.
     """
     count, length = values.shape[axis], math.prod(values.shape[axis + 1 :])
     if count * length != values.size or length <= LONG_ROW or count > MOST_ROWS:
