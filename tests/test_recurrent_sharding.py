@@ -16,8 +16,9 @@ ROWS = PartitionSpec("data")
 
 
 def loss(case, lengths, x, params):
+    """Squares alone: where terms cancel, the order of their sum, which is the CPU's, shows beyond its tolerance."""
     state, outputs = case.call(x, params, lengths=lengths)
-    return (outputs**2).sum() + state[-1].sum()
+    return (outputs**2).sum() + (state[-1] ** 2).sum()
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
