@@ -46,7 +46,7 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
     by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
     frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
     seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
-    passes = partial(_products, seen=at_once), partial(_back, seen=at_once)
+    passes = partial(_products, seen=at_once), partial(_back, seen=at_once), estimate_offset
     by_x, by_extra, *_ = transpose_of(passes, facts, seen, (by_output, *rest))
     by_scale = by_bias = None
     if scale is not None:
@@ -69,23 +69,18 @@ def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, 
         return found.pivot, *estimate(sets, x, None, found)
 
     def kept(x, pivot, offset, var):
-        return pivot, _offset(sets, x, None, frame, offset), var
+        return pivot, estimate_offset(sets, x, None, frame) if offset is None else offset, var
 
     pivot, offset, var = lax.platform_dependent(x, frame.pivot, offset, var, cpu=computed, default=kept)
     return frame._replace(pivot=pivot), offset, var
 
 
-def _offset(sets: Sets, x, where, frame: Frame, offset) -> jax.Array:
-    """The one that was kept, or else estimated again, as it was: one program then computes it once."""
-    return estimate_offset(sets, x, where, frame) if offset is None else offset
-
-
-def transpose_of(passes: tuple[Callable, Callable], facts: Facts, residuals, cotangents):
-    """Its transpose; ``passes`` are the two over x, :func:`_products` and :func:`_back`."""
+def transpose_of(passes: tuple[Callable, Callable, Callable], facts: Facts, residuals, cotangents):
+    """Its transpose; ``passes`` are those over x: :func:`_products`, :func:`_back`, and one for an offset that was not kept."""
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
-    (by_y, by_offset, by_var), (products, back) = cotangents, passes
+    (by_y, by_offset, by_var), (products, back, again) = cotangents, passes
     frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
-    offset = _offset(sets, x, where, frame, offset)
+    offset = again(sets, x, where, frame) if offset is None else offset
     (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
     r = flat(partial(inverse_root, rule))(spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
@@ -157,6 +152,11 @@ def arguments_like(residuals):
 
 
 pooled_tangent = linear(
-    "jaxnorm_standardize", tangent_of, partial(transpose_of, (_products, _back)), like=arguments_like, batched=batched, results=3
+    "jaxnorm_standardize",
+    tangent_of,
+    partial(transpose_of, (_products, _back, estimate_offset)),
+    like=arguments_like,
+    batched=batched,
+    results=3,
 )
 row_tangent = linear("jaxnorm_standardize_rows", tangent_of, transpose_of_rows, like=arguments_like, batched=batched, results=3)

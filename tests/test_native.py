@@ -33,6 +33,8 @@ WIDE = {
     "group": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (3, 60, 61, 24)),
     "small images": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (40, 20, 21, 24)),
     "instance": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 20, 21, 24)),
+    "small instances": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 7, 7, 140)),
+    "small groups": (lambda x, s, b, **o: jn.group_norm(x, 12, scale=s, bias=b, **o), (3, 5, 11, 36)),
     "channels": (lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o), (5, 20, 21, 24)),
     "adaptive": (adaptive, (7, 300, 24)),
     "adaptive, long": (adaptive, (3, 1030, 24)),

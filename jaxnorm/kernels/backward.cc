@@ -1,6 +1,9 @@
 // The transpose of the tangent of forward.cc: the gradients of x, scale and bias.
 
+#include <numeric>
+
 #include "pages.h"
+#include "rule.h"
 #include "sets.h"
 #include "sums.h"
 
@@ -8,12 +11,58 @@ namespace {
 
 constexpr int64_t kShort = 512;  // up to it a row is added in float32, in the lanes of a vector
 
-// What the gradient needs of each set: its frame, r = d y / d u, q with d r = -q r r d var / 2, and the cotangents of
-// offset and variance, per element. The offset of small rows is not given, but computed again.
-struct Given {
-  const float *factor, *pivot, *offset, *r, *q, *by_offset, *by_var;
-  bool recompute;
+using S8 = ffi::Buffer<ffi::S8>;
+
+// A number for each set, or one for all.
+template <typename T>
+struct Each {
+  const T* values;
+  bool one;
+
+  template <typename Buffer>
+  Each(const Buffer& buffer, int64_t sets) : values(buffer.typed_data()), one(int64_t(buffer.element_count()) != sets) {}
+  T operator[](int64_t set) const { return values[one ? 0 : set]; }
 };
+
+// What the gradient needs of each set: its frame, variance, and the cotangents of offset and variance. The offset of small
+// sets is not given, but computed again.
+struct Given {
+  Rule rule;
+  double size;
+  bool centered, recompute;
+  Each<float> pivot, offset, var, by_offset, by_var;
+  Each<int8_t> power;
+
+  float rstd(int64_t set) const { return float(rule.rstd(var[set], size, power[set])); }
+
+  // That of neighbouring sets, as a rule by a loop of vectors.
+  void rstd(int64_t first, int64_t count, float* r) const {
+    bool scaled = rule.in_std;
+    for (int64_t i = 0; i < count; ++i) scaled |= power[first + i] != 0;
+    if (scaled) {
+      for (int64_t i = 0; i < count; ++i) r[i] = rstd(first + i);
+      return;
+    }
+    const double factor = rule.unbias(size), epsilon = rule.scaled_epsilon(0);
+    for (int64_t i = 0; i < count; ++i) {
+      const double total = var.values[first + i] * factor + epsilon;
+      r[i] = total == 0 ? 0 : float(1 / std::sqrt(total));
+    }
+  }
+};
+
+// What a set needs for dx = factor (r ct scale + shift + u spread), with u from its frame.
+struct Found {
+  float r, shift, spread;
+};
+
+// From the sums of ct scale and of ct scale u r.
+inline Found found(const Given& given, int64_t set, float r, double sum, double product) {
+  const double each = 1 / given.size;
+  const float q = float(given.rule.steepness(given.var[set], r, given.size)), by_var = float(2 * given.by_var[set] * each);
+  const double through = given.centered ? r * (sum * each) : 0;
+  return {r, float(given.by_offset[set] * each) - float(through), by_var - r * float(q * (product * each))};
+}
 
 // The sum of some parts, each of which has c numbers for scale and c for bias.
 void add_up(const double* parts, int64_t count, int64_t c, float* dscale, float* dbias) {
@@ -25,12 +74,12 @@ void add_up(const double* parts, int64_t count, int64_t c, float* dscale, float*
 }
 
 template <typename Sum, typename X, typename Y>
-void backward_row(const Shape& shape, bool centered, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first,
-                  float* dscale, float* dbias, X* dx) {
+void backward_row(const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first, float* dscale,
+                  float* dbias, X* dx) {
   const int64_t d = shape.d;
   for (int64_t g = 0; g < shape.g; ++g, x += d, ct += d, dx += d, scale += d, dscale += d, dbias += d) {
     const int64_t set = first + g;
-    const float factor = given.factor[set], pivot = given.pivot[set], r = given.r[set];
+    const float factor = factor_of(given.power[set]), pivot = given.pivot[set], r = given.rstd(set);
     Sum sum = 0, product = 0, rest = 0;
     if (given.recompute) {
 #pragma omp simd reduction(+ : rest)
@@ -45,19 +94,18 @@ void backward_row(const Shape& shape, bool centered, const X* x, const Y* ct, co
       dscale[i] += cotangent * xh;
       dbias[i] += cotangent;
     }
-    const float c1 = float(given.q[set] * (product / d)), c2 = centered ? float(r * (sum / d)) : 0;
-    const float a = given.by_offset[set] - c2, b = given.by_var[set];
+    const Found of = found(given, set, r, sum, product);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
       const float u = (load(x[i]) * factor - pivot) - offset;
-      store(dx + i, factor * (r * (load(ct[i]) * scale[i]) + a - (u * r) * c1 + u * b));
+      store(dx + i, factor * (of.r * (load(ct[i]) * scale[i]) + of.shift + u * of.spread));
     }
   }
 }
 
 template <typename X, typename Y>
-void backward_rows(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X* x, const Y* ct, const float* scale,
-                   const Given& given, X* dx, float* dscale, float* dbias) {
+void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, X* dx,
+                   float* dscale, float* dbias) {
   const int64_t c = shape.c(), per_scale = shape.n / shape.s;
   const int64_t blocks = std::min<int64_t>(std::max<int64_t>(1, 64 / shape.s), (per_scale + kRows - 1) / kRows);
   const int64_t rows = (per_scale + blocks - 1) / blocks;
@@ -71,7 +119,7 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, bool centered, con
       std::fill(few.begin(), few.end(), 0.0f);
       for (int64_t n = start; n < std::min(end, start + kRows); ++n) {
         auto row = shape.d <= kShort ? backward_row<float, X, Y> : backward_row<double, X, Y>;
-        row(shape, centered, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
+        row(shape, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
       }
       for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }
@@ -80,60 +128,86 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, bool centered, con
 }
 
 template <typename X, typename Y>
-void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X* x, const Y* ct, const float* scale, const Given& given,
-              X* dx, float* dscale, float* dbias) {
-  if (shape.p == 1) return backward_rows(pool, shape, centered, x, ct, scale, given, dx, dscale, dbias);
+void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, X* dx,
+              float* dscale, float* dbias) {
+  if (shape.p == 1) return backward_rows(pool, shape, x, ct, scale, given, dx, dscale, dbias);
+  constexpr int64_t kSums = 3;  // of ct u, ct and, where the offset is computed again, u
   const int64_t c = shape.c(), g = shape.g, d = shape.d;
   const Chunks chunks(shape, pool.num_threads());
-  std::vector<double> parts(shape.n * chunks.count * 2 * c), sums(shape.n * 2 * c);
-  std::vector<float> c1(shape.sets()), a(shape.sets());
-  auto spread_all = [&](int64_t n, std::initializer_list<const float*> from, std::vector<float>& to) {
-    float* start = to.data();
-    for (const float* values : from) {
-      spread(shape, values + n * g, start);
-      start += c;
+  std::vector<double> parts(shape.n * chunks.count * kSums * c), sums(shape.n * 2 * c);
+  std::vector<Found> of_sets(shape.sets());
+  std::vector<float> offsets(given.recompute ? shape.sets() : 0);  // 0 until they are known
+  // For each channel of n: factor, pivot, offset.
+  auto frame = [&](int64_t n, float* to) {
+    for (int64_t i = 0, j = 0; i < g; ++i) {
+      const int64_t set = n * g + i;
+      const float factor = factor_of(given.power[set]), pivot = given.pivot[set];
+      const float offset = given.recompute ? offsets[set] : given.offset[set];
+      for (const int64_t end = j + d; j < end; ++j) {
+        to[j] = factor;
+        to[c + j] = pivot;
+        to[2 * c + j] = offset;
+      }
     }
   };
   auto reduce = [&](int64_t n, int64_t k) {
-    double* part = parts.data() + (n * chunks.count + k) * 2 * c;
-    std::vector<float> each(4 * c);
-    spread_all(n, {given.factor, given.pivot, given.offset, given.r}, each);
-    const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
+    double* part = parts.data() + (n * chunks.count + k) * kSums * c;
+    std::vector<float> each(3 * c);
+    frame(n, each.data());
+    const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c;
     const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    for (int64_t first = 0; first < c; first += kStrip) {
+    auto strip = [&](int64_t first, auto count) {
       const int64_t width = std::min(kStrip, c - first);
-      double sum[2][kStrip];
+      double sum[count][kStrip];
       sum_rows(chunks.size(shape, k), width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
         const int64_t j = first + channel, i = start + r * c + j;
-        const float xh = ((load(x[i]) * factor[j] - pivot[j]) - offset[j]) * slope[j], cotangent = load(ct[i]);
-        few[0][place] += cotangent * xh;
+        const float u = (load(x[i]) * factor[j] - pivot[j]) - offset[j], cotangent = load(ct[i]);
+        few[0][place] += cotangent * u;
         few[1][place] += cotangent;
+        if constexpr (count == kSums) few[2][place] += u;
       });
-      for (int64_t i = 0; i < 2; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
-    }
+      for (int64_t i = 0; i < count; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
+    };
+    for (int64_t first = 0; first < c; first += kStrip)
+      if (given.recompute) strip(first, std::integral_constant<int, kSums>{});
+      else strip(first, std::integral_constant<int, 2>{});
   };
   auto combine = [&](int64_t n) {
     double* sum = sums.data() + n * 2 * c;
-    for (int64_t k = 0; k < chunks.count; ++k)
-      for (int64_t j = 0; j < 2 * c; ++j) sum[j] += parts[(n * chunks.count + k) * 2 * c + j];
+    std::vector<double> rest(given.recompute ? c : 0);
+    for (int64_t k = 0; k < chunks.count; ++k) {
+      const double* part = parts.data() + (n * chunks.count + k) * kSums * c;
+      for (int64_t j = 0; j < 2 * c; ++j) sum[j] += part[j];
+      for (size_t j = 0; j < rest.size(); ++j) rest[j] += part[2 * c + j];
+    }
     const float* scales = shape.of(scale, n);
+    std::vector<float> rstd(g);
+    given.rstd(n * g, g, rstd.data());
     for (int64_t i = 0; i < g; ++i) {
+      const int64_t set = n * g + i;
+      const float r = rstd[i];
+      if (given.recompute) offsets[set] = float(std::accumulate(&rest[i * d], &rest[i * d] + d, 0.0) / given.size);
       double by_product = 0, by_sum = 0;
       for (int64_t j = i * d; j < (i + 1) * d; ++j) {
+        if (given.recompute) sum[j] -= offsets[set] * sum[c + j];
+        sum[j] *= r;
         by_product += scales[j] * sum[j];
         by_sum += scales[j] * sum[c + j];
       }
-      const int64_t set = n * g + i;
-      const double total = double(shape.p) * d;
-      c1[set] = float(given.q[set] * (by_product / total));
-      a[set] = given.by_offset[set] - (centered ? float(given.r[set] * (by_sum / total)) : 0);
+      of_sets[set] = found(given, set, r, by_sum, by_product);
     }
   };
   auto apply = [&](int64_t n, int64_t k) {
-    std::vector<float> each(7 * c);
-    spread_all(n, {given.factor, given.pivot, given.offset, given.r, c1.data(), a.data(), given.by_var}, each);
-    const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
-    const float *product = slope + c, *shift = product + c, *by_var = shift + c, *scales = shape.of(scale, n);
+    std::vector<float> each(6 * c);
+    frame(n, each.data());
+    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = slope + c, *spread = shift + c;
+    const float* scales = shape.of(scale, n);
+    for (int64_t j = 0; j < c; ++j) {
+      const Found& of = of_sets[n * g + j / d];
+      slope[j] = of.r * scales[j];
+      shift[j] = of.shift;
+      spread[j] = of.spread;
+    }
     const int64_t start = (n * shape.p + k * chunks.rows) * c;
     for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
       const X* from = x + start + r * c;
@@ -142,7 +216,7 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
 #pragma omp simd
       for (int64_t j = 0; j < c; ++j) {
         const float u = (load(from[j]) * factor[j] - pivot[j]) - offset[j];
-        store(to + j, factor[j] * (slope[j] * (load(cotangents[j]) * scales[j]) + shift[j] - (u * slope[j]) * product[j] + u * by_var[j]));
+        store(to + j, factor[j] * (slope[j] * load(cotangents[j]) + shift[j] + u * spread[j]));
       }
     }
   };
@@ -151,14 +225,15 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, bool centered, const X*
   for (int64_t s = 0; s < shape.s; ++s) add_up(sums.data() + s * per_scale * 2 * c, per_scale, c, dscale + s * c, dbias + s * c);
 }
 
-ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 factor, F32 pivot, F32 offset, F32 r,
-                         F32 q, F32 by_offset, F32 by_var, ffi::Result<Any> dx, ffi::Result<F32> dscale,
-                         ffi::Result<F32> dbias, int64_t p, int64_t g, int64_t d, bool centered, bool recompute) {
+ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 pivot, F32 offset, F32 var, F32 by_offset, F32 by_var,
+                         S8 power, ffi::Result<Any> dx, ffi::Result<F32> dscale, ffi::Result<F32> dbias, int64_t p, int64_t g, int64_t d,
+                         double epsilon, double correction, bool in_std, bool centered, bool recompute) {
   const Shape shape = shape_of(x, scale, p, g, d);
-  const Given given{factor.typed_data(), pivot.typed_data(),     offset.typed_data(), r.typed_data(),
-                    q.typed_data(),      by_offset.typed_data(), by_var.typed_data(), recompute};
+  const int64_t sets = shape.sets();
+  const Given given{{epsilon, correction, in_std}, double(p) * d,    centered,          recompute,      {pivot, sets}, {offset, sets},
+                    {var, sets},                   {by_offset, sets}, {by_var, sets}, {power, sets}};
   return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
-    backward(pool, shape, centered, (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), scale.typed_data(), given,
+    backward(pool, shape, (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), scale.typed_data(), given,
              (decltype(of_x))in_large_pages(dx), dscale->typed_data(), dbias->typed_data());
   });
 }
@@ -166,9 +241,12 @@ ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 fac
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormBackward, backward_call,
-                              giving<2>(taking<8>(on_threads().Arg<Any>().Arg<Any>()).Ret<Any>())
+                              giving<2>(taking<6>(on_threads().Arg<Any>().Arg<Any>()).Arg<S8>().Ret<Any>())
                                   .Attr<int64_t>("p")
                                   .Attr<int64_t>("g")
                                   .Attr<int64_t>("d")
+                                  .Attr<double>("epsilon")
+                                  .Attr<double>("correction")
+                                  .Attr<bool>("in_std")
                                   .Attr<bool>("centered")
                                   .Attr<bool>("recompute"));

@@ -60,7 +60,8 @@ def _forward(facts: transposed.Facts, arguments):
 def _jvp(facts: transposed.Facts, arguments, tangents):
     x, power, pivot, _, _, extra, scale, bias = arguments
     y, offset, var = standardize(facts, arguments)  # the constants that were given, as functions of x
-    residuals = x, None, power, pivot, None, offset, var, extra, scale, bias
+    kept = None if facts[0].size < native.SMALL_SET else offset
+    residuals = x, None, power, pivot, None, kept, var, extra, scale, bias
     return (y, offset, var), _apply_tangent(facts, residuals, (tangents[0], *tangents[-3:]))
 
 
@@ -76,6 +77,10 @@ def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift
     return _call("JaxnormBack", [(x.shape, x.dtype)], x, by_y, _factor(frame.power, pivot.shape), pivot, *each)[0]
 
 
+def _offset(sets: Sets, x, where, frame: Frame) -> jax.Array:
+    return moments(sets, x, frame.power)[1]
+
+
 def _of(frame: Frame) -> jax.Array:
     assert frame.pivot is not None
     return frame.pivot
@@ -86,7 +91,7 @@ standardize = differentiable("jaxnorm_blend", _forward, _jvp, transposed.batched
 _apply_tangent = linear(
     "jaxnorm_blend_tangent",
     transposed.tangent_of,
-    partial(transposed.transpose_of, (_products, _back)),
+    partial(transposed.transpose_of, (_products, _back, _offset)),
     like=transposed.arguments_like,
     batched=transposed.batched,
     results=3,

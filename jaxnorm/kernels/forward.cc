@@ -3,22 +3,11 @@
 #include <numeric>
 
 #include "pages.h"
+#include "rule.h"
 #include "sets.h"
 #include "stats.h"
 
 namespace {
-
-struct Rule {
-  double epsilon, correction;
-  bool in_std;
-
-  double rstd(double var, double count, int power) const {
-    var *= correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
-    const double eps = float(power ? std::ldexp(epsilon, in_std ? -power : -2 * power) : epsilon);  // as in the derivative
-    const double total = in_std ? std::sqrt(var) + eps : var + eps;
-    return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
-  }
-};
 
 // Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
 inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import Rule, apply, inverse_root, own, steepness, tangent
+from jaxnorm.application import Rule, apply, own, tangent
 from jaxnorm.axes import unsplit
-from jaxnorm.dtypes import power_of_two
 from jaxnorm.frame import Frame
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
@@ -21,7 +20,7 @@ from jaxnorm.primitives import differentiable, linear
 from jaxnorm.sets import Sets
 
 DTYPES = ("float32", "bfloat16")
-SMALL_SET = 256  # below it, a number kept per row weighs more than recomputing it
+SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 WIDEST = 16384  # channels, where sets have several positions
 CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
 
@@ -76,6 +75,11 @@ class Facts:
     def attributes(self) -> dict[str, np.int64]:
         return {"p": np.int64(self.layout.p), "g": np.int64(self.layout.g), "d": np.int64(self.layout.d)}
 
+    @property
+    def numbers(self) -> dict[str, np.float64 | bool]:
+        rule = self.rule
+        return {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction), "in_std": rule.epsilon_in == "std"}
+
 
 def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
     """Output, and frame, offset and variance of each set, of arguments that there is no obstacle to; scale and bias split."""
@@ -102,7 +106,7 @@ def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[
     assert layout is not None
     whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in whole)
-    small = layout.p == 1 and layout.d < SMALL_SET
+    small = layout.p * layout.d < SMALL_SET
     facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
     y, pivot, offset, var, power = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
     pivot, power, offset, var = (a.reshape(sets.pooling.split_kept) for a in (pivot, power, offset, var))
@@ -120,8 +124,7 @@ def _forward(facts: Facts, arguments):
         return _applied(facts, arguments, found), *found
     output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    numbers = {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction), "in_std": rule.epsilon_in == "std"}
-    y, *found = call(*map(_flat, arguments), **facts.attributes, **numbers, **flags)
+    y, *found = call(*map(_flat, arguments), **facts.attributes, **facts.numbers, **flags)
     return y.reshape(x.shape), *(a.reshape(per_set) for a in found)
 
 
@@ -138,7 +141,7 @@ def _jvp(facts: Facts, arguments, tangents):
     x, scale, _ = arguments
     y, pivot, offset, var, power = _standardize(facts, arguments)
     none = jnp.zeros((1, 1, 1, 1), jnp.float32)  # stands for what need not be kept
-    exponent = none if facts.lowest is None else power.astype(jnp.bfloat16)
+    exponent = (none if facts.lowest is None else power).astype(jnp.int8)
     frame = jax.lax.stop_gradient((pivot if facts.centered else none, exponent))
     kept = frame[0], offset if facts.centered and facts.keep_offset else none, var, frame[1]
     dy, doffset, dvar = _apply_tangent(facts, (x, *kept, scale), tangents)
@@ -156,18 +159,12 @@ def _tangent(facts: Facts, residuals, arguments):
 
 def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, by the kernel."""
-    (x, pivot, offset, var, power, scale), (by_y, by_offset, by_var) = residuals, cotangents
-    frame = facts.frame(pivot, power)
-    r = inverse_root(facts.rule, var, facts.rule.scaled_epsilon(frame, var.dtype), frame.size)
-    q = steepness(facts.rule, var, r, frame.size)
-    factor = jnp.ones_like(var) if frame.power is None else power_of_two(-frame.power, var.dtype)
-    pivot, offset = (jnp.broadcast_to(a, var.shape) for a in (pivot, offset))
-    each = (factor, pivot, offset, r, q, by_offset / frame.size, 2 * by_var / frame.size)
-    given = list(map(_flat, (x, by_y, scale, *each)))
+    (x, pivot, offset, var, power, scale), (by_y, *by_each) = residuals, cotangents
+    given = list(map(_flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
     results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
     again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
-    results = call(*given, **facts.attributes, centered=facts.centered, recompute=again)
+    results = call(*given, **facts.attributes, **facts.numbers, centered=facts.centered, recompute=again)
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
