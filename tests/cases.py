@@ -33,7 +33,7 @@ class Case:
     epsilon: float = 1e-5
     centered: bool = True
     parts: tuple[Part, ...] = ()
-    options: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict, hash=False)
 
     def __str__(self):
         return self.name

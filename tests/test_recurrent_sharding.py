@@ -31,7 +31,7 @@ def test_shard_map(case, rng):
         return value, gradient
 
     value, gradient = jax.jit(sharded)(x, params, lengths)
-    expected, truth = jax.value_and_grad(partial(loss, case, lengths), argnums=(0, 1))(x, params)
+    expected, truth = jax.jit(jax.value_and_grad(partial(loss, case, lengths), argnums=(0, 1)))(x, params)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), gradient, truth)
 
