@@ -1,5 +1,6 @@
 """Group norm with numbers for every channel, as of halves, held to the laws in every dtype."""
 
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -30,17 +31,21 @@ NORMS = {
 BY_CHANNEL = Sets.by_channel
 
 
-@pytest.fixture(autouse=True)
-def as_if_halves(monkeypatch):
-    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    by_channel(monkeypatch, lambda sets, dtype, *params: BY_CHANNEL(sets, jnp.float16, *params))
-    yield
+@contextmanager
+def by_channel(rule):
+    """By this rule sets are taken by channels; what was compiled by another is forgotten."""
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+        patch.setattr(Sets, "by_channel", rule)
+        yield
     jax.clear_caches()
 
 
-def by_channel(monkeypatch, rule):
-    monkeypatch.setattr(Sets, "by_channel", rule)
-    jax.clear_caches()
+@pytest.fixture(autouse=True, scope="module")
+def as_if_halves():
+    with by_channel(lambda sets, dtype, *params: BY_CHANNEL(sets, jnp.float16, *params)):
+        yield
 
 
 def given(rng, shape=SHAPE):
@@ -72,12 +77,12 @@ def test_only_groups_of_channels_and_positions_are_taken_so():
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
-def test_values_and_gradients_are_those_of_sets_by_groups(name, masked, rng, monkeypatch, x64):
+def test_values_and_gradients_are_those_of_sets_by_groups(name, masked, rng, x64):
     arguments, where = given(rng), mask(rng) if masked else None
     norm = lambda *a: jnp.sin(NORMS[name](*a, where=where)).sum()  # noqa: E731
     found = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
-    by_channel(monkeypatch, lambda sets, *_: sets)
-    want = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
+    with by_channel(lambda sets, *_: sets):
+        want = NORMS[name](*arguments, where=where), *jax.grad(norm, (0, 1, 2))(*arguments)
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 

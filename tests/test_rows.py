@@ -27,15 +27,16 @@ NORMS = {
 }
 
 
-@pytest.fixture(autouse=True, params=["cpu", "default"])
-def as_if_large(request, monkeypatch):
+@pytest.fixture(autouse=True, scope="module", params=["cpu", "default"])
+def as_if_large(request):
     """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
-    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL"), ("sets", "MANY"), ("loops", "MANY")):
-        monkeypatch.setattr(import_module(f"jaxnorm.{module}"), name, 0)  # the package's attribute is the function
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
     jax.clear_caches()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+        for module, name in (("normalize", "SMALL"), ("normalize", "WIDE"), ("loops", "SMALL"), ("sets", "MANY"), ("loops", "MANY")):
+            patch.setattr(import_module(f"jaxnorm.{module}"), name, 0)  # the package's attribute is the function
+        patch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
+        yield
     jax.clear_caches()
 
 
