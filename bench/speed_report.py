@@ -121,14 +121,18 @@ def missed(results: dict) -> str:
   they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
   bytes, not a faster loop. Next: keeping the rows of the output in the cache for what follows, which takes a kernel of more
   than the norm.
-- 32x7x7x512: sets of 49 numbers. What is kept per set, and the few small JAX operations between kernels (switchable norm
-  has most of them), weigh as much as the passes. Next: the blend inside the kernel.
+- 32x7x7x512: sets of 49 numbers. The numbers of a set, four of which pass between kernels and are the temporaries, and the
+  few small JAX operations there (switchable norm has most of them) weigh as much as the passes. Next: the blend inside the
+  kernel. Rows of 128 in bfloat16: 16 bytes of numbers next to 256 of data.
 - Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
   loops at every sum, and of rows below 256 numbers the gradients are taken so from 16 MiB on. Over channels every sum is a
   pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
-  shifts what it reads again, instead of keeping it.{pages}"""
+  shifts what it reads again, instead of keeping it.{pages}
+- Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
+  no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); reading from last to first, so
+  that the next pass begins with what is in the cache (0.98 to 1.03 of the time at seven shapes)."""
 
 
 def _goal(what: str, most: float, found: dict[str, float]) -> list[str]:
@@ -149,7 +153,8 @@ def page(results: dict, folder: Path) -> str:
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
     parts = [
         "# Speed of the norms",
-        f"`{allocator}python -m bench --rounds {settings['rounds']} --out {folder}`, in turn in one process; {machine['cores']} cores, "
+        f"`{allocator}python -m bench --rounds {settings['rounds']} --out {folder}`, in turn in one process; {machine['cores']} cores "
+        f"({machine['processor']}), "
         f"{packages}, commit {results['commit']}. Kernels {'built' if results['native'] else 'not built'}. Import: {imports}.",
         "## Goals",
         goals(results),

@@ -32,9 +32,20 @@ def machine() -> dict[str, str]:
         "flax": flax.__version__,
         "python": platform.python_version(),
         "device": jax.devices()[0].device_kind,
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": str(os.cpu_count()),
     }
+
+
+def _processor() -> str:
+    """Its name and generation, where Linux tells them: a cloud gives one name to several."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    named = [facts.get("model name", ""), *(f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts)]
+    return ", ".join(filter(None, named)) or platform.machine()
 
 
 def write(folder: Path, results: dict) -> None:
