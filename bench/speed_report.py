@@ -100,9 +100,9 @@ def _counter_goals(cases: dict[str, dict], ours: str) -> list[str]:
 
 
 PAGES = """
-- PyTorch's layer norm is ahead at most shapes in float32: its allocator keeps the outputs' pages, where XLA's go back to the
-  system (page faults below), though the kernels ask for large ones. [With an allocator that keeps
-  them](../speed-pages/README.md) it is ahead by a tenth."""
+- Arrays of 16 MiB and more: PyTorch's allocator keeps the outputs' pages, where XLA's go back to the system or not, by what
+  ran before (page faults below), though the kernels ask for large ones; who is ahead there changes with it from run to
+  run. [With an allocator that keeps them](../speed-pages/README.md)."""
 
 
 def missed(results: dict) -> str:
