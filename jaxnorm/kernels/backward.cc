@@ -37,17 +37,14 @@ struct Given {
 
   // That of neighbouring sets, as a rule by a loop of vectors.
   void rstd(int64_t first, int64_t count, float* r) const {
-    bool scaled = rule.in_std;
+    bool scaled = false;
     for (int64_t i = 0; i < count; ++i) scaled |= power[first + i] != 0;
     if (scaled) {
       for (int64_t i = 0; i < count; ++i) r[i] = rstd(first + i);
       return;
     }
     const double factor = rule.unbias(size), epsilon = rule.scaled_epsilon(0);
-    for (int64_t i = 0; i < count; ++i) {
-      const double total = var.values[first + i] * factor + epsilon;
-      r[i] = total == 0 ? 0 : float(1 / std::sqrt(total));
-    }
+    for (int64_t i = 0; i < count; ++i) r[i] = float(rule.root(var.values[first + i] * factor, epsilon));
   }
 };
 

@@ -19,11 +19,13 @@ struct Rule {
     return float(std::ldexp(fraction, std::max(exponent - (in_std ? 1 : 2) * power, FLT_MIN_EXP)));
   }
 
-  double rstd(double var, double count, int power) const {
-    var *= unbias(count);
-    const double eps = scaled_epsilon(power), total = in_std ? std::sqrt(var) + eps : var + eps;
+  // Of an unbiased variance.
+  double root(double var, double eps) const {
+    const double total = in_std ? std::sqrt(var) + eps : var + eps;
     return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
   }
+
+  double rstd(double var, double count, int power) const { return root(var * unbias(count), scaled_epsilon(power)); }
 
   // q in d r = -q r r d var / 2, where r is rstd; 0 for sqrt(var) where there is no spread.
   double steepness(double var, double r, double count) const {
