@@ -27,20 +27,24 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
       name: of the primitive.
       function: what is called; facts are hashable, the others tuples of arrays or None.
       transpose: ``(facts, residuals, cotangents of the results) -> cotangents of the arguments``, whatever computes them.
+        Of all results but the first a cotangent may be None, for 0.
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
       batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
       results: how many there are.
     """
 
     def transposed(facts, residuals, cotangents):
-        return jax.linear_transpose(partial(_called, function, facts, residuals), like(residuals))(cotangents)[0]
+        def shown(arguments):
+            return [result for result, of in zip(function(facts, residuals, arguments), cotangents, strict=True) if of is not None]
+
+        return jax.linear_transpose(shown, like(residuals))([of for of in cotangents if of is not None])[0]
 
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
     for primitive, plain, run in ((forward, function, function), (backward, transposed, transpose)):
         _define(primitive, jax.jit(partial(_flat, run), static_argnames=STATIC), batched)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
-    ad.primitive_transposes[forward] = partial(_transpose, backward)
-    ad.primitive_transposes[backward] = partial(_transpose, forward)
+    ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
+    ad.primitive_transposes[backward] = partial(_transpose, forward, None)
 
     def call(facts, residuals, arguments):
         kept, given = jax.tree.flatten(residuals)
@@ -91,13 +95,11 @@ def _define(primitive, run, batched):
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
 
-def _called(function, facts, residuals, arguments):
-    return tuple(function(facts, residuals, arguments))
-
-
 def _flat(function, *leaves, facts, given, taken, made):
     residuals, arguments = given.unflatten(leaves[: given.num_leaves]), taken.unflatten(leaves[given.num_leaves :])
-    return jax.tree.leaves(function(facts, residuals, arguments))
+    results, places = tuple(function(facts, residuals, arguments)), made.unflatten(range(made.num_leaves))
+    shown = jax.tree.map(lambda place, result: None if place is None else result, places, results, is_leaf=lambda a: a is None)
+    return jax.tree.leaves(shown)
 
 
 def _types(flat, *types, **static):
@@ -117,12 +119,14 @@ def _jvp(primitive, plain, primals, tangents, **static):
     return results, jax.jvp(partial(plain, **static), primals, tuple(filled))[1]
 
 
-def _transpose(other, cotangents, *leaves, facts, given, taken, made):
-    filled = [jnp.zeros(c.aval.shape, c.aval.dtype) if isinstance(c, ad.Zero) else c for c in cotangents]
-    residuals = leaves[: given.num_leaves]
-    varying = frozenset().union(*map(varying_axes, (*residuals, *filled)))
-    filled = [vary(c, varying) for c in filled]
-    return [None] * given.num_leaves + list(other.bind(*residuals, *filled, facts=facts, given=given, taken=made, made=taken))
+def _transpose(other, needed: int | None, cotangents, *leaves, facts, given, taken, made):
+    """By the other primitive, to which zeros are arrays for the first of its arguments, as many as it needs."""
+    filled = [jnp.zeros(c.aval.shape, c.aval.dtype) if isinstance(c, ad.Zero) else c for c in cotangents[:needed]]
+    filled += [] if needed is None else [None if isinstance(c, ad.Zero) else c for c in cotangents[needed:]]
+    residuals, (shown, made) = leaves[: given.num_leaves], jax.tree.flatten(made.unflatten(filled))
+    varying = frozenset().union(*map(varying_axes, (*residuals, *shown)))
+    shown = [vary(c, varying) for c in shown]
+    return [None] * given.num_leaves + list(other.bind(*residuals, *shown, facts=facts, given=given, taken=made, made=taken))
 
 
 def _batch(primitive, batched, leaves, axes, *, facts, **trees):

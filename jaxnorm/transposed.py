@@ -89,7 +89,8 @@ def transpose_of(passes: tuple[Callable, Callable, Callable], facts: Facts, resi
     gain = jnp.ones((), r.dtype) if scale is None else scale.astype(mean.dtype)
     totals = _sum(sets, gain * alone, rest), _sum(sets, gain * product, rest)
     *by_own, by_extra = pull_back(flat(partial(_by_applied, rule))(spread, r, *totals, frame.size))
-    shift, by_u = map(sets.gathered, flat(_by_element)(by_offset, by_var, *by_own, divisor(frame.size, r)))
+    by_each = [0.0 if a is None else a for a in (by_offset, by_var)]
+    shift, by_u = map(sets.gathered, flat(_by_element)(*by_each, *by_own, divisor(frame.size, r)))
     shift = shift if sets.centered else jnp.zeros_like(shift)
     by_x = back(sets, x, where, frame, offset, by_y, r * gain, by_u, shift)
     by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))

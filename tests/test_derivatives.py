@@ -70,6 +70,19 @@ def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
     np.testing.assert_allclose(alone, truth, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("shown", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)], ids=str)
+def test_what_a_loss_leaves_out_of_batch_norm_has_no_part_in_its_gradient(shown, rng, x64):
+    x = jnp.asarray(rng.standard_normal((5, 3)))
+
+    @jax.jit
+    def loss(x):
+        y, found = jn.batch_norm(x)
+        parts = jnp.sin(y).sum(), (found.mean**2).sum(), (found.var**3).sum()
+        return sum(part for part, of in zip(parts, shown, strict=True) if of)
+
+    check_grads(loss, (x,), order=2)
+
+
 def test_merging_is_differentiable(rng, x64):
     x = jnp.asarray(rng.standard_normal((4, 3)))
     check_grads(jax.jit(lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1))), (x,), order=2)

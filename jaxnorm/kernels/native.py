@@ -22,6 +22,7 @@ from jaxnorm.sets import Sets
 DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 WIDEST = 16384  # channels, where sets have several positions
+NOTHING = np.zeros((1, 1, 1, 1), np.float32)  # stands for numbers of sets that need not be kept, or are 0
 CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
 
 
@@ -140,10 +141,9 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
 def _jvp(facts: Facts, arguments, tangents):
     x, scale, _ = arguments
     y, pivot, offset, var, power = _standardize(facts, arguments)
-    none = jnp.zeros((1, 1, 1, 1), jnp.float32)  # stands for what need not be kept
-    exponent = (none if facts.lowest is None else power).astype(jnp.int8)
-    frame = jax.lax.stop_gradient((pivot if facts.centered else none, exponent))
-    kept = frame[0], offset if facts.centered and facts.keep_offset else none, var, frame[1]
+    exponent = (NOTHING if facts.lowest is None else power).astype(jnp.int8)
+    frame = jax.lax.stop_gradient((pivot if facts.centered else NOTHING, exponent))
+    kept = frame[0], offset if facts.centered and facts.keep_offset else NOTHING, var, frame[1]
     dy, doffset, dvar = _apply_tangent(facts, (x, *kept, scale), tangents)
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
@@ -160,6 +160,7 @@ def _tangent(facts: Facts, residuals, arguments):
 def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, by the kernel."""
     (x, pivot, offset, var, power, scale), (by_y, *by_each) = residuals, cotangents
+    by_each = [NOTHING if a is None else a for a in by_each]
     given = list(map(_flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
     results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")

@@ -135,7 +135,7 @@ def _backward(facts: Facts, residuals, cotangents):
     if facts.axes:
         return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(residuals, cotangents)
     panels, weights, x, steps, state, (hs, *rest) = residuals
-    by, dc = cotangents
+    by, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
     arguments = jax.lax.optimization_barrier(_arguments(facts, panels, weights, x, steps, state))  # else constants are made by chunk
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
