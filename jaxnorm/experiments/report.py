@@ -13,6 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jaxnorm.kernels.build import cpu
+
 RESULTS = "results.json"
 
 
@@ -39,11 +41,7 @@ def machine() -> dict[str, str]:
 
 def _processor() -> str:
     """Its name and generation, where Linux tells them: a cloud gives one name to several."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = cpu()
     named = [facts.get("model name", ""), *(f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts)]
     return ", ".join(filter(None, named)) or platform.machine()
 

@@ -30,13 +30,19 @@ def library(folder: Path = FOLDER) -> Path:
     return folder / f"cpu-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
 
 
-def _features() -> str:
-    """The instructions that this CPU has, as Linux tells them."""
+def cpu() -> dict[str, str]:
+    """What Linux tells of this CPU, by name; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _features() -> str:
+    """The instructions that this CPU has."""
+    facts = cpu()
+    return facts.get("flags") or facts.get("Features") or platform.processor()
 
 
 def build(folder: Path = FOLDER) -> Path:
