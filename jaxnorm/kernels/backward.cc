@@ -1,7 +1,5 @@
 // The transpose of the tangent of forward.cc: the gradients of x, scale and bias.
 
-#include <numeric>
-
 #include "pages.h"
 #include "rule.h"
 #include "sets.h"
@@ -34,18 +32,6 @@ struct Given {
   Each<int8_t> power;
 
   float rstd(int64_t set) const { return float(rule.rstd(var[set], size, power[set])); }
-
-  // That of neighbouring sets, as a rule by a loop of vectors.
-  void rstd(int64_t first, int64_t count, float* r) const {
-    bool scaled = false;
-    for (int64_t i = 0; i < count; ++i) scaled |= power[first + i] != 0;
-    if (scaled) {
-      for (int64_t i = 0; i < count; ++i) r[i] = rstd(first + i);
-      return;
-    }
-    const double factor = rule.unbias(size), epsilon = rule.scaled_epsilon(0);
-    for (int64_t i = 0; i < count; ++i) r[i] = float(rule.root(var.values[first + i] * factor, epsilon));
-  }
 };
 
 // What a set needs for dx = factor (r ct scale + shift + u spread), with u from its frame.
@@ -124,100 +110,109 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const 
   for (int64_t s = 0; s < shape.s; ++s) add_up(parts.data() + s * blocks * 2 * c, blocks, c, dscale + s * c, dbias + s * c);
 }
 
+// What is found out about an n: the sums of every chunk, of ct u, ct and, where the offset is computed again, u; then for each
+// channel factor, pivot, offset, slope, shift, spread.
+constexpr int64_t kSums = 3;
+struct Known {
+  std::vector<double> parts;
+  std::vector<float> each;
+};
+
+template <typename X, typename Y>
+void chunk_sums(const X* x, const Y* ct, int64_t rows, int64_t c, bool recompute, const Known& known, double* part) {
+  const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
+  auto strip = [&](int64_t first, auto count) {
+    const int64_t width = std::min(kStrip, c - first);
+    double sum[count][kStrip];
+    sum_rows(rows, width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
+      const int64_t j = first + channel;
+      const float u = (load(x[r * c + j]) * factor[j] - pivot[j]) - offset[j], cotangent = load(ct[r * c + j]);
+      few[0][place] += cotangent * u;
+      few[1][place] += cotangent;
+      if constexpr (count == kSums) few[2][place] += u;
+    });
+    for (int64_t i = 0; i < count; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
+  };
+  for (int64_t first = 0; first < c; first += kStrip)
+    if (recompute) strip(first, std::integral_constant<int, kSums>{});
+    else strip(first, std::integral_constant<int, 2>{});
+}
+
+// From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes.
+void merge(const Shape& shape, const Chunks& chunks, const float* scales, const Given& given, int64_t n, Known& known, double* product,
+           double* alone) {
+  const int64_t c = shape.c(), g = shape.g, first = n * g;
+  float *offset = known.each.data() + 2 * c, *slope = offset + c, *shift = slope + c, *by_u = shift + c;
+  std::vector<double> each(c), sums(g), products(g);
+  for (int64_t k = 0; k < chunks.count; ++k) {
+    const double* part = known.parts.data() + k * kSums * c;
+    for (int64_t j = 0; j < c; ++j) product[j] += part[j];
+    for (int64_t j = 0; j < c; ++j) alone[j] += part[c + j];
+    for (int64_t j = 0; given.recompute && j < c; ++j) each[j] += part[2 * c + j];
+  }
+  if (given.recompute) {
+    gather(shape, each.data(), sums.data());
+    spread(shape, offset, [&](int64_t i) { return float(sums[i] / given.size); });
+    for (int64_t j = 0; j < c; ++j) product[j] -= offset[j] * alone[j];
+  }
+  std::vector<float> rstd(g);
+  auto var = [&](int64_t i) { return given.var[first + i]; };
+  given.rule.rstds(g, given.size, rstd.data(), var, [&](int64_t i) { return given.power[first + i]; });
+  spread(shape, slope, [&](int64_t i) { return rstd[i]; });
+  for (int64_t j = 0; j < c; ++j) product[j] *= slope[j];
+  for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * product[j];
+  gather(shape, each.data(), products.data());
+  for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * alone[j];
+  gather(shape, each.data(), sums.data());
+  std::vector<Found> of(g);
+  for (int64_t i = 0; i < g; ++i) of[i] = found(given, first + i, rstd[i], sums[i], products[i]);
+  spread(shape, shift, [&](int64_t i) { return of[i].shift; });
+  spread(shape, by_u, [&](int64_t i) { return of[i].spread; });
+  for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
+}
+
+template <typename X, typename Y>
+void apply_to(const X* x, const Y* ct, int64_t rows, int64_t c, const Known& known, X* dx) {
+  const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = slope + c,
+              *by_u = shift + c;
+  for (int64_t r = 0; r < rows; ++r, x += c, ct += c, dx += c) {
+#pragma omp simd
+    for (int64_t j = 0; j < c; ++j) {
+      const float u = (load(x[j]) * factor[j] - pivot[j]) - offset[j];
+      store(dx + j, factor[j] * (slope[j] * load(ct[j]) + shift[j] + u * by_u[j]));
+    }
+  }
+}
+
 template <typename X, typename Y>
 void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, X* dx,
               float* dscale, float* dbias) {
   if (shape.p == 1) return backward_rows(pool, shape, x, ct, scale, given, dx, dscale, dbias);
-  constexpr int64_t kSums = 3;  // of ct u, ct and, where the offset is computed again, u
-  const int64_t c = shape.c(), g = shape.g, d = shape.d;
+  const int64_t c = shape.c();
   const Chunks chunks(shape, pool.num_threads());
-  std::vector<double> parts(shape.n * chunks.count * kSums * c), sums(shape.n * 2 * c);
-  std::vector<Found> of_sets(shape.sets());
-  std::vector<float> offsets(given.recompute ? shape.sets() : 0);  // 0 until they are known
-  // For each channel of n: factor, pivot, offset.
-  auto frame = [&](int64_t n, float* to) {
-    for (int64_t i = 0, j = 0; i < g; ++i) {
-      const int64_t set = n * g + i;
-      const float factor = factor_of(given.power[set]), pivot = given.pivot[set];
-      const float offset = given.recompute ? offsets[set] : given.offset[set];
-      for (const int64_t end = j + d; j < end; ++j) {
-        to[j] = factor;
-        to[c + j] = pivot;
-        to[2 * c + j] = offset;
-      }
-    }
+  std::vector<double> sums(shape.n * 2 * c);
+  auto start = [&](int64_t n, int64_t k) { return (n * shape.p + k * chunks.rows) * c; };
+  auto make = [&](int64_t n) {
+    Known known{std::vector<double>(chunks.count * kSums * c), std::vector<float>(6 * c)};
+    float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
+    spread(shape, factor, [&](int64_t i) { return factor_of(given.power[n * shape.g + i]); });
+    spread(shape, pivot, [&](int64_t i) { return given.pivot[n * shape.g + i]; });
+    if (!given.recompute) spread(shape, offset, [&](int64_t i) { return given.offset[n * shape.g + i]; });
+    return known;
   };
-  auto reduce = [&](int64_t n, int64_t k) {
-    double* part = parts.data() + (n * chunks.count + k) * kSums * c;
-    std::vector<float> each(3 * c);
-    frame(n, each.data());
-    const float *factor = each.data(), *pivot = factor + c, *offset = pivot + c;
-    const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    auto strip = [&](int64_t first, auto count) {
-      const int64_t width = std::min(kStrip, c - first);
-      double sum[count][kStrip];
-      sum_rows(chunks.size(shape, k), width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
-        const int64_t j = first + channel, i = start + r * c + j;
-        const float u = (load(x[i]) * factor[j] - pivot[j]) - offset[j], cotangent = load(ct[i]);
-        few[0][place] += cotangent * u;
-        few[1][place] += cotangent;
-        if constexpr (count == kSums) few[2][place] += u;
-      });
-      for (int64_t i = 0; i < count; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
-    };
-    for (int64_t first = 0; first < c; first += kStrip)
-      if (given.recompute) strip(first, std::integral_constant<int, kSums>{});
-      else strip(first, std::integral_constant<int, 2>{});
+  auto reduce = [&](Known& known, int64_t n, int64_t k) {
+    const int64_t i = start(n, k);
+    chunk_sums(x + i, ct + i, chunks.size(shape, k), c, given.recompute, known, known.parts.data() + k * kSums * c);
   };
-  auto combine = [&](int64_t n) {
-    double* sum = sums.data() + n * 2 * c;
-    std::vector<double> rest(given.recompute ? c : 0);
-    for (int64_t k = 0; k < chunks.count; ++k) {
-      const double* part = parts.data() + (n * chunks.count + k) * kSums * c;
-      for (int64_t j = 0; j < 2 * c; ++j) sum[j] += part[j];
-      for (size_t j = 0; j < rest.size(); ++j) rest[j] += part[2 * c + j];
-    }
-    const float* scales = shape.of(scale, n);
-    std::vector<float> rstd(g);
-    given.rstd(n * g, g, rstd.data());
-    for (int64_t i = 0; i < g; ++i) {
-      const int64_t set = n * g + i;
-      const float r = rstd[i];
-      if (given.recompute) offsets[set] = float(std::accumulate(&rest[i * d], &rest[i * d] + d, 0.0) / given.size);
-      double by_product = 0, by_sum = 0;
-      for (int64_t j = i * d; j < (i + 1) * d; ++j) {
-        if (given.recompute) sum[j] -= offsets[set] * sum[c + j];
-        sum[j] *= r;
-        by_product += scales[j] * sum[j];
-        by_sum += scales[j] * sum[c + j];
-      }
-      of_sets[set] = found(given, set, r, by_sum, by_product);
-    }
+  auto combine = [&](Known& known, int64_t n) {
+    double* product = sums.data() + n * 2 * c;
+    merge(shape, chunks, shape.of(scale, n), given, n, known, product, product + c);
   };
-  auto apply = [&](int64_t n, int64_t k) {
-    std::vector<float> each(6 * c);
-    frame(n, each.data());
-    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = slope + c, *spread = shift + c;
-    const float* scales = shape.of(scale, n);
-    for (int64_t j = 0; j < c; ++j) {
-      const Found& of = of_sets[n * g + j / d];
-      slope[j] = of.r * scales[j];
-      shift[j] = of.shift;
-      spread[j] = of.spread;
-    }
-    const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
-      const X* from = x + start + r * c;
-      const Y* cotangents = ct + start + r * c;
-      X* to = dx + start + r * c;
-#pragma omp simd
-      for (int64_t j = 0; j < c; ++j) {
-        const float u = (load(from[j]) * factor[j] - pivot[j]) - offset[j];
-        store(to + j, factor[j] * (slope[j] * load(cotangents[j]) + shift[j] + u * spread[j]));
-      }
-    }
+  auto apply = [&](const Known& known, int64_t n, int64_t k) {
+    const int64_t i = start(n, k);
+    apply_to(x + i, ct + i, chunks.size(shape, k), c, known, dx + i);
   };
-  by_chunks(pool, shape, chunks, reduce, combine, apply);
+  by_chunks(pool, shape, chunks, make, reduce, combine, apply);
   const int64_t per_scale = shape.n / shape.s;
   for (int64_t s = 0; s < shape.s; ++s) add_up(sums.data() + s * per_scale * 2 * c, per_scale, c, dscale + s * c, dbias + s * c);
 }

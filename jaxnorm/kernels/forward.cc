@@ -1,7 +1,5 @@
 // The frame, mean and variance of every set, and the output where x is likely to be in the cache still.
 
-#include <numeric>
-
 #include "pages.h"
 #include "rule.h"
 #include "sets.h"
@@ -12,7 +10,13 @@ namespace {
 // Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
 inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
 
-// What is to be known about sets: arrays of the results.
+// What is known of a set.
+struct Set {
+  float pivot, offset, var;
+  int power;
+};
+
+// What is to be known of sets, and the results that say it; null where nobody asks.
 struct Stats {
   float *pivot, *offset, *var, *power;
   bool centered;
@@ -20,8 +24,8 @@ struct Stats {
 
   bool full_range() const { return lowest != INT64_MIN; }
 
-  // Of the exact mean and variance; returns the power, which sets of an ordinary size do without.
-  int set(int64_t i, double mean, double var_) const {
+  // Of the exact mean and variance. Sets of an ordinary size do without a power.
+  Set set(int64_t i, double mean, double var_) const {
     int exponent = 0;
     const double square = mean * mean + var_;
     if (full_range() && !ordinary(std::sqrt(square))) {
@@ -32,11 +36,12 @@ struct Stats {
       mean = std::ldexp(mean, -exponent);
       var_ = std::ldexp(var_, -2 * exponent);
     }
-    power[i] = float(exponent);
-    pivot[i] = float(mean);
-    offset[i] = float(mean - pivot[i]);
-    var[i] = float(var_);
-    return exponent;
+    const Set of{float(mean), float(mean - float(mean)), float(var_), exponent};
+    if (pivot) pivot[i] = of.pivot;
+    if (offset) offset[i] = of.offset;
+    if (var) var[i] = of.var;
+    if (power) power[i] = float(exponent);
+    return of;
   }
 };
 
@@ -56,11 +61,10 @@ void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* 
       const double u = load(x[i]) - mean;
       square += u * u;
     }
-    const int power = stats.set(first + g, mean, square / d);
-    const float rstd = float(rule.rstd(stats.var[first + g], d, power)), factor = factor_of(power);
-    const float pivot = stats.pivot[first + g], offset = stats.offset[first + g];
+    const Set of = stats.set(first + g, mean, square / d);
+    const float rstd = float(rule.rstd(of.var, d, of.power)), factor = factor_of(of.power);
 #pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(y + i, ((load(x[i]) * factor - pivot) - offset) * rstd * scale[i] + bias[i]);
+    for (int64_t i = 0; i < d; ++i) store(y + i, ((load(x[i]) * factor - of.pivot) - of.offset) * rstd * scale[i] + bias[i]);
   }
 }
 
@@ -74,70 +78,96 @@ void chunk_stats(const X* x, int64_t rows, int64_t c, const Stats& stats, double
   if (stats.full_range() && !held) stats_in_double(x, rows, c, stats.centered, mean, square);
 }
 
-// Runs `apply` on each chunk of an n when its sets are known.
-template <typename X, typename Apply>
-void statistics(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, const X* x, const Stats& stats, Apply apply) {
-  const int64_t c = shape.c(), g = shape.g, d = shape.d;
-  std::vector<double> parts(shape.n * chunks.count * 2 * c);
-  auto reduce = [&](int64_t n, int64_t k) {
-    double* part = parts.data() + (n * chunks.count + k) * 2 * c;
+// What is known of an n: means and squares of every chunk, then the sets, then for each channel factor, pivot, offset, slope.
+struct Known {
+  std::vector<double> parts;
+  std::vector<Set> sets;
+  std::vector<float> each;
+};
+
+// Of the means and squares of chunks the sets.
+void merge(const Shape& shape, const Chunks& chunks, const Stats& stats, int64_t n, Known& known) {
+  const int64_t c = shape.c(), g = shape.g;
+  const double total = double(shape.p) * shape.d;
+  std::vector<double> channels(c), mean(g), square(g);
+  for (int64_t k = 0; k < chunks.count; ++k)
+    for (int64_t j = 0; j < c; ++j) channels[j] += chunks.size(shape, k) * known.parts[k * 2 * c + j];
+  gather(shape, channels.data(), mean.data());
+  for (double& sum : mean) sum /= total;
+  std::fill(channels.begin(), channels.end(), 0.0);
+  for (int64_t k = 0; k < chunks.count; ++k) {
+    const double *means = known.parts.data() + k * 2 * c, *squares = means + c;
+    for (int64_t i = 0, j = 0; i < g; ++i)
+      for (const int64_t end = j + shape.d; j < end; ++j) {
+        const double u = stats.centered ? means[j] - mean[i] : 0;
+        channels[j] += squares[j] + chunks.size(shape, k) * u * u;
+      }
+  }
+  gather(shape, channels.data(), square.data());
+  for (int64_t i = 0; i < g; ++i) known.sets[i] = stats.set(n * g + i, mean[i], square[i] / total);
+}
+
+// Runs then(known, n) and, unless it is null, apply(known, n, k) on each chunk when the sets of an n are known.
+template <typename X, typename Then, typename Apply>
+void statistics(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, const X* x, const Stats& stats, Then then,
+                Apply apply) {
+  const int64_t c = shape.c();
+  auto make = [&](int64_t) { return Known{std::vector<double>(chunks.count * 2 * c), std::vector<Set>(shape.g), {}}; };
+  auto reduce = [&](Known& known, int64_t n, int64_t k) {
+    double* part = known.parts.data() + k * 2 * c;
     chunk_stats(x + (n * shape.p + k * chunks.rows) * c, chunks.size(shape, k), c, stats, part, part + c);
   };
-  auto combine = [&](int64_t n) {
-    const double *part = parts.data() + n * chunks.count * 2 * c, total = double(shape.p) * d;
-    std::vector<double> mean(c), square(c);
-    for (int64_t k = 0; k < chunks.count; ++k)
-      for (int64_t j = 0; j < c; ++j) mean[j] += chunks.size(shape, k) * part[k * 2 * c + j];
-    for (int64_t i = 0; i < g; ++i) {
-      const double sum = std::accumulate(&mean[i * d], &mean[i * d] + d, 0.0);
-      std::fill(&mean[i * d], &mean[i * d] + d, sum / total);
-    }
-    for (int64_t k = 0; k < chunks.count; ++k)
-      for (int64_t j = 0; j < c; ++j) {
-        const double u = stats.centered ? part[k * 2 * c + j] - mean[j] : 0;
-        square[j] += part[(k * 2 + 1) * c + j] + chunks.size(shape, k) * u * u;
-      }
-    for (int64_t i = 0; i < g; ++i)
-      stats.set(n * g + i, mean[i * d], std::accumulate(&square[i * d], &square[i * d] + d, 0.0) / total);
+  auto combine = [&](Known& known, int64_t n) {
+    merge(shape, chunks, stats, n, known);
+    then(known, n);
   };
-  by_chunks(pool, shape, chunks, reduce, combine, apply);
+  by_chunks(pool, shape, chunks, make, reduce, combine, apply);
 }
 
 template <typename X, typename Y>
 void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias,
              const Stats& stats, Y* y) {
-  const int64_t c = shape.c(), g = shape.g, d = shape.d;
+  const int64_t c = shape.c();
   if (shape.p == 1) {
     const int64_t rows = std::max<int64_t>(1, kChunk / c);
     in_parallel(pool, (shape.n + rows - 1) / rows, [&](int64_t task) {
       for (int64_t n = task * rows; n < std::min(shape.n, (task + 1) * rows); ++n)
-        forward_row(shape, rule, x + n * c, shape.of(scale, n), shape.of(bias, n), stats, n * g, y + n * c);
+        forward_row(shape, rule, x + n * c, shape.of(scale, n), shape.of(bias, n), stats, n * shape.g, y + n * c);
     });
     return;
   }
   const Chunks chunks(shape, pool.num_threads());
-  statistics(pool, shape, chunks, x, stats, [&](int64_t n, int64_t k) {
-    std::vector<float> each(4 * c + 2 * g);
-    float *factor = each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *factors = slope + c, *rstd = factors + g;
-    const float *scales = shape.of(scale, n), *shift = shape.of(bias, n);
-    for (int64_t i = 0; i < g; ++i) {
-      const int power = int(stats.power[n * g + i]);
-      factors[i] = factor_of(power);
-      rstd[i] = float(rule.rstd(stats.var[n * g + i], double(shape.p) * d, power));
-    }
-    spread(shape, factors, factor);
-    spread(shape, stats.pivot + n * g, pivot);
-    spread(shape, stats.offset + n * g, offset);
-    spread(shape, rstd, slope);
+  auto prepare = [&](Known& known, int64_t n) {
+    const std::vector<Set>& sets = known.sets;
+    known.each.resize(4 * c);
+    float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c;
+    std::vector<float> rstd(shape.g);
+    auto var = [&](int64_t i) { return sets[i].var; };
+    rule.rstds(shape.g, double(shape.p) * shape.d, rstd.data(), var, [&](int64_t i) { return sets[i].power; });
+    spread(shape, factor, [&](int64_t i) { return factor_of(sets[i].power); });
+    spread(shape, pivot, [&](int64_t i) { return sets[i].pivot; });
+    spread(shape, offset, [&](int64_t i) { return sets[i].offset; });
+    spread(shape, slope, [&](int64_t i) { return rstd[i]; });
+    const float* scales = shape.of(scale, n);
     for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
+  };
+  auto apply = [&](const Known& known, int64_t n, int64_t k) {
+    const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = shape.of(bias, n);
     const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    for (int64_t r = 0; r < chunks.size(shape, k); ++r) {
-      const X* from = x + start + r * c;
-      Y* to = y + start + r * c;
+    for (int64_t i = start; i < start + chunks.size(shape, k) * c; i += c) {
 #pragma omp simd
-      for (int64_t j = 0; j < c; ++j) store(to + j, ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + shift[j]);
+      for (int64_t j = 0; j < c; ++j) store(y + i + j, ((load(x[i + j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + shift[j]);
     }
-  });
+  };
+  statistics(pool, shape, chunks, x, stats, prepare, apply);
+}
+
+// Where a result says something of each set; one of a single element is not asked for.
+float* wanted(ffi::Result<F32>& result, int64_t sets) {
+  float* data = result->typed_data();
+  if (int64_t(result->element_count()) == sets) return data;
+  *data = 0;
+  return nullptr;
 }
 
 ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::Result<Any> y,
@@ -146,7 +176,8 @@ ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::R
                         bool in_std, bool centered, int64_t lowest) {
   const Shape shape = shape_of(x, scale, p, g, d);
   const Rule rule{epsilon, correction, in_std};
-  const Stats stats{pivot->typed_data(), offset->typed_data(), var->typed_data(), power->typed_data(), centered, lowest};
+  auto of = [&](ffi::Result<F32>& result) { return wanted(result, shape.sets()); };
+  const Stats stats{of(pivot), of(offset), of(var), of(power), centered, lowest};
   return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
     forward(pool, shape, rule, (decltype(of_x))x.untyped_data(), scale.typed_data(), bias.typed_data(), stats,
             (decltype(of_y))in_large_pages(y));
@@ -156,10 +187,11 @@ ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::R
 ffi::Error statistics_call(ffi::ThreadPool pool, Any x, ffi::Result<F32> pivot, ffi::Result<F32> offset, ffi::Result<F32> var,
                            ffi::Result<F32> power, int64_t p, int64_t g, int64_t d, bool centered, int64_t lowest) {
   const Shape shape{int64_t(x.element_count()) / (p * g * d), p, g, d, 1};
-  const Stats stats{pivot->typed_data(), offset->typed_data(), var->typed_data(), power->typed_data(), centered, lowest};
+  auto of = [&](ffi::Result<F32>& result) { return wanted(result, shape.sets()); };
+  const Stats stats{of(pivot), of(offset), of(var), of(power), centered, lowest};
   return typed(x.element_type(), x.element_type(), [&](auto* of_x, auto*) {
     const Chunks chunks(shape, pool.num_threads());
-    statistics(pool, shape, chunks, (decltype(of_x))x.untyped_data(), stats, nullptr);
+    statistics(pool, shape, chunks, (decltype(of_x))x.untyped_data(), stats, [](Known&, int64_t) {}, nullptr);
   });
 }
 

@@ -117,16 +117,19 @@ def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[
 def _forward(facts: Facts, arguments):
     """Of many positions the statistics alone by a kernel: XLA makes one loop of the rest and what follows, and keeps no output."""
     x, rule, per_set = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
-    results = [like((math.prod(per_set),), jnp.float32, *arguments)] * 4
+    many = facts.layout.p * x.dtype.itemsize > CHANNEL
+    wanted = facts.centered, facts.centered and (many or facts.keep_offset), True, facts.lowest is not None
+    results = [like((math.prod(per_set) if of else 1,), jnp.float32, *arguments) for of in wanted]  # pivot, offset, var, power
+    each = lambda a: jnp.broadcast_to(a.reshape(per_set if a.size > 1 else (1,) * x.ndim), per_set)  # noqa: E731
     flags = {"centered": facts.centered, "lowest": np.int64(-(2**63) if facts.lowest is None else facts.lowest)}
-    if facts.layout.p * x.dtype.itemsize > CHANNEL:
+    if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = [a.reshape(per_set) for a in call(_flat(x), **facts.attributes, **flags)]
+        found = list(map(each, call(_flat(x), **facts.attributes, **flags)))
         return _applied(facts, arguments, found), *found
     output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
     y, *found = call(*map(_flat, arguments), **facts.attributes, **facts.numbers, **flags)
-    return y.reshape(x.shape), *(a.reshape(per_set) for a in found)
+    return y.reshape(x.shape), *map(each, found)
 
 
 def _applied(facts: Facts, arguments, found) -> jax.Array:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
 
 struct Rule {
   double epsilon, correction;
@@ -26,6 +27,18 @@ struct Rule {
   }
 
   double rstd(double var, double count, int power) const { return root(var * unbias(count), scaled_epsilon(power)); }
+
+  // That of neighbouring sets, with var(i) and power(i), as a rule by a loop of vectors.
+  template <typename Var, typename Power>
+  void rstds(int64_t sets, double count, float* r, Var var, Power power) const {
+    bool scaled = false;
+    for (int64_t i = 0; i < sets; ++i) scaled |= power(i) != 0;
+    const double factor = unbias(count), eps = scaled_epsilon(0);
+    if (scaled)
+      for (int64_t i = 0; i < sets; ++i) r[i] = float(rstd(var(i), count, power(i)));
+    else
+      for (int64_t i = 0; i < sets; ++i) r[i] = float(root(var(i) * factor, eps));
+  }
 
   // q in d r = -q r r d var / 2, where r is rstd; 0 for sqrt(var) where there is no spread.
   double steepness(double var, double r, double count) const {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "numbers.h"
@@ -32,11 +33,20 @@ inline Shape shape_of(const Any& x, const F32& scale, int64_t p, int64_t g, int6
 // 1 / 2**power
 inline float factor_of(int power) { return power == 0 ? 1 : std::ldexp(1.0f, -power); }
 
-// The values of the sets of one n, for each of their channels.
-inline void spread(const Shape& shape, const float* values, float* to) {
-  if (shape.d == 1) std::copy(values, values + shape.g, to);
+// For each channel of one n the value of its set, value(set).
+template <typename Value>
+void spread(const Shape& shape, float* to, Value value) {
+  if (shape.d == 1)
+    for (int64_t i = 0; i < shape.g; ++i) to[i] = value(i);
   else
-    for (int64_t g = 0; g < shape.g; ++g) std::fill(to + g * shape.d, to + (g + 1) * shape.d, values[g]);
+    for (int64_t i = 0; i < shape.g; ++i, to += shape.d) std::fill(to, to + shape.d, value(i));
+}
+
+// For each set of one n the sum over its channels.
+inline void gather(const Shape& shape, const double* channels, double* to) {
+  if (shape.d == 1) std::copy(channels, channels + shape.g, to);
+  else
+    for (int64_t i = 0; i < shape.g; ++i, channels += shape.d) to[i] = std::accumulate(channels, channels + shape.d, 0.0);
 }
 
 struct Chunks {
@@ -50,21 +60,25 @@ struct Chunks {
   int64_t size(const Shape& shape, int64_t chunk) const { return std::min(rows, shape.p - chunk * rows); }
 };
 
-// Runs chunk by chunk `reduce`, then for each n `combine`, then chunk by chunk `apply`, unless that is null.
-template <typename Reduce, typename Combine, typename Apply>
-void by_chunks(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, Reduce reduce, Combine combine, Apply apply) {
+// Runs chunk by chunk `reduce`, then for each n `combine`, then chunk by chunk `apply`, unless that is null. What they find out
+// about an n they leave each other in what `make` makes: where one thread has all of an n, only while it is at work on it.
+template <typename Make, typename Reduce, typename Combine, typename Apply>
+void by_chunks(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, Make make, Reduce reduce, Combine combine, Apply apply) {
   constexpr bool applies = !std::is_null_pointer_v<Apply>;
   const int64_t count = chunks.count;
   if (chunks.whole) {
     in_parallel(pool, shape.n, [&](int64_t n) {
-      for (int64_t k = 0; k < count; ++k) reduce(n, k);
-      combine(n);
+      auto known = make(n);
+      for (int64_t k = 0; k < count; ++k) reduce(known, n, k);
+      combine(known, n);
       if constexpr (applies)
-        for (int64_t k = 0; k < count; ++k) apply(n, k);
+        for (int64_t k = 0; k < count; ++k) apply(known, n, k);
     });
     return;
   }
-  in_parallel(pool, shape.n * count, [&](int64_t i) { reduce(i / count, i % count); });
-  in_parallel(pool, shape.n, [&](int64_t n) { combine(n); });
-  if constexpr (applies) in_parallel(pool, shape.n * count, [&](int64_t i) { apply(i / count, i % count); });
+  std::vector<decltype(make(0))> known;
+  for (int64_t n = 0; n < shape.n; ++n) known.push_back(make(n));
+  in_parallel(pool, shape.n * count, [&](int64_t i) { reduce(known[i / count], i / count, i % count); });
+  in_parallel(pool, shape.n, [&](int64_t n) { combine(known[n], n); });
+  if constexpr (applies) in_parallel(pool, shape.n * count, [&](int64_t i) { apply(known[i / count], i / count, i % count); });
 }
