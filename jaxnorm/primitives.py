@@ -8,6 +8,7 @@ A kernel has no derivative but the one that is given, and keeps it as a primitiv
 custom_jvp where it takes apart a loop, and then cannot differentiate a second time.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -44,7 +45,7 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
         _define(primitive, jax.jit(partial(_flat, run), static_argnames=STATIC), batched)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
     ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
-    ad.primitive_transposes[backward] = partial(_transpose, forward, None)
+    ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
 
     def call(facts, residuals, arguments):
         kept, given = jax.tree.flatten(residuals)
@@ -119,10 +120,12 @@ def _jvp(primitive, plain, primals, tangents, **static):
     return results, jax.jvp(partial(plain, **static), primals, tuple(filled))[1]
 
 
-def _transpose(other, needed: int | None, cotangents, *leaves, facts, given, taken, made):
-    """By the other primitive, to which zeros are arrays for the first of its arguments, as many as it needs."""
-    filled = [jnp.zeros(c.aval.shape, c.aval.dtype) if isinstance(c, ad.Zero) else c for c in cotangents[:needed]]
-    filled += [] if needed is None else [None if isinstance(c, ad.Zero) else c for c in cotangents[needed:]]
+def _transpose(other, needed, cotangents, *leaves, facts, given, taken, made):
+    """By the other primitive, which takes None for what is zero, but for the first of its arguments, as many as it needs."""
+    filled = [
+        (None if place >= needed else jnp.zeros(c.aval.shape, c.aval.dtype)) if isinstance(c, ad.Zero) else c
+        for place, c in enumerate(cotangents)
+    ]
     residuals, (shown, made) = leaves[: given.num_leaves], jax.tree.flatten(made.unflatten(filled))
     varying = frozenset().union(*map(varying_axes, (*residuals, *shown)))
     shown = [vary(c, varying) for c in shown]
