@@ -104,10 +104,11 @@ def use(library, monkeypatch):
     return partial(monkeypatch.setenv, kernels.VARIABLE)
 
 
-@pytest.fixture
-def by_xla(monkeypatch):
+@pytest.fixture(scope="class")
+def by_xla():
     """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
     jax.clear_caches()
-    monkeypatch.setattr(native, "CHANNEL", 4)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "CHANNEL", 4)
+        yield
     jax.clear_caches()

@@ -16,13 +16,14 @@ import jaxnorm as jn
 from jaxnorm.loops import add_up
 
 
-@pytest.fixture
-def one_device(monkeypatch):
+@pytest.fixture(scope="class")
+def one_device():
     """As for arrays that are known to lie on one."""
-    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-    monkeypatch.setattr(import_module("jaxnorm.normalize"), "known", lambda x: True)  # the package's attribute is the function
     jax.clear_caches()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+        patch.setattr(import_module("jaxnorm.normalize"), "known", lambda x: True)  # the package's attribute is the function
+        yield
     jax.clear_caches()
 
 
@@ -83,11 +84,13 @@ def test_sizes_of_none_and_one(shape, one_device):
     np.testing.assert_array_equal(jn.standardize(x, (1, 2, 3)), np.zeros(shape))
 
 
-@pytest.mark.parametrize("hard", HARD, ids=str)
-def test_hard_inputs_in_line(hard, rng, one_device):
-    case = BY_NAME["layer_hwc"]
-    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
-    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+@pytest.mark.usefixtures("one_device")
+class TestInLine:
+    @pytest.mark.parametrize("hard", HARD, ids=str)
+    def test_hard_inputs(self, hard, rng):
+        case = BY_NAME["layer_hwc"]
+        x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
+        check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
 
 
 @pytest.mark.parametrize("count", [1, 3, 64, 65, 128, 1000])

@@ -65,9 +65,8 @@ def test_gradients_are_those_of_plain_jax(case, batch, rng):
     x, params = sequences(rng, batch, 7), wide(rng, case)
     initial = tuple(jnp.asarray(rng.standard_normal((batch, 37)).astype(np.float32)) for _ in range(2))
     weights = weights_for(case, rng, x, params)
-    found, again, plain = (
-        gradient(case, weights, implementation, initial=initial)(x, params) for implementation in ("native", "native", "chunked")
-    )
+    ours, plain = (gradient(case, weights, implementation, initial=initial) for implementation in ("native", "chunked"))
+    found, again, plain = ours(x, params), ours(x, params), plain(x, params)
     close(found[1], plain[1], 2e-5)
     jax.tree.map(np.testing.assert_array_equal, found, again)
 
