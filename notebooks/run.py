@@ -6,6 +6,7 @@ Each has a badge that opens it in Colab as soon as pyproject.toml names the proj
 
 import sys
 import tomllib
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import jupytext
@@ -35,22 +36,35 @@ def with_badge(source: str, shown: str) -> str:
     return "\n".join([*lines[: title + 1], "#", f"# {shown}", *(["#"] if rest and rest[0] else []), *rest]) + "\n"
 
 
+def run(source: Path, address: str, write: bool) -> None:
+    """Executes one.
+
+    Raises:
+      SystemExit: it and its twin differ.
+    """
+    twin, text = source.with_suffix(".ipynb"), source.read_text()
+    wanted = with_badge(text, badge(source.stem, address)) if address.startswith(GITHUB) else text
+    if write:
+        source.write_text(wanted)
+    notebook = jupytext.reads(wanted, fmt="py:percent")
+    if not write and (wanted != text or cells(jupytext.read(twin)) != cells(notebook)):
+        raise SystemExit(f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write")
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    if write:
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)
+        jupytext.write(notebook, twin)
+    print(f"{source.name}: executed", flush=True)
+
+
 def main() -> None:
     address = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source", "")
-    for source in sorted(FOLDER.glob("[0-9]*.py")):
-        twin, text = source.with_suffix(".ipynb"), source.read_text()
-        wanted = with_badge(text, badge(source.stem, address)) if address.startswith(GITHUB) else text
-        if "--write" in sys.argv:
-            source.write_text(wanted)
-        notebook = jupytext.reads(wanted, fmt="py:percent")
-        if "--write" not in sys.argv and (wanted != text or cells(jupytext.read(twin)) != cells(notebook)):
-            sys.exit(f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write")
-        NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
-        if "--write" in sys.argv:
-            for cell in notebook.cells:
-                cell.metadata.pop("execution", None)
-            jupytext.write(notebook, twin)
-        print(f"{source.name}: executed")
+    with ThreadPoolExecutor(2) as pool:  # each notebook has a process of its own
+        running = [pool.submit(run, source, address, "--write" in sys.argv) for source in sorted(FOLDER.glob("[0-9]*.py"))]
+        wait(running, return_when=FIRST_EXCEPTION)
+        pool.shutdown(cancel_futures=True)
+    for found in running:
+        found.result()
 
 
 if __name__ == "__main__":
