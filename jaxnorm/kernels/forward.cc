@@ -7,6 +7,9 @@
 
 namespace {
 
+constexpr int64_t kFew = 4096;     // bytes of the rows that are worked on together: each step finds them in the nearest cache
+constexpr int64_t kMostRows = 16;  // and how many rows at most
+
 // Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
 inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
 
@@ -45,26 +48,40 @@ struct Stats {
   }
 };
 
+// Sets of d neighbouring numbers: a few at a time, step by step, so that the sums of one need not wait for those of another.
 template <typename X, typename Y>
-void forward_row(const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias,
-                 const Stats& stats, int64_t first, Y* y) {
+void forward_rows(const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias, const Stats& stats,
+                  int64_t first, int64_t count, Y* y) {
   const int64_t d = shape.d;
-  for (int64_t g = 0; g < shape.g; ++g, x += d, y += d, scale += d, bias += d) {
-    double sum = 0, square = 0;
-    if (stats.centered) {
+  double mean[kMostRows] = {}, var[kMostRows];
+  float rstd[kMostRows];
+  Set of[kMostRows];
+  x += first * d;
+  y += first * d;
+  for (int64_t row = 0; stats.centered && row < count; ++row) {
+    double sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < d; ++i) sum += load(x[i]);
-    }
-    const double mean = sum / d;
+    for (int64_t i = 0; i < d; ++i) sum += load(x[row * d + i]);
+    mean[row] = sum / d;
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    double square = 0;
 #pragma omp simd reduction(+ : square)
     for (int64_t i = 0; i < d; ++i) {
-      const double u = load(x[i]) - mean;
+      const double u = load(x[row * d + i]) - mean[row];
       square += u * u;
     }
-    const Set of = stats.set(first + g, mean, square / d);
-    const float rstd = float(rule.rstd(of.var, d, of.power)), factor = factor_of(of.power);
+    var[row] = square / d;
+  }
+  for (int64_t row = 0; row < count; ++row) of[row] = stats.set(first + row, mean[row], var[row]);
+  rule.rstds(count, d, rstd, [&](int64_t row) { return of[row].var; }, [&](int64_t row) { return of[row].power; });
+  for (int64_t row = 0; row < count; ++row) {
+    const float *scales = shape.of_set(scale, first + row), *shift = shape.of_set(bias, first + row);
+    const float factor = factor_of(of[row].power), pivot = of[row].pivot, offset = of[row].offset, r = rstd[row];
+    const X* from = x + row * d;
+    Y* to = y + row * d;
 #pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(y + i, ((load(x[i]) * factor - of.pivot) - of.offset) * rstd * scale[i] + bias[i]);
+    for (int64_t i = 0; i < d; ++i) store(to + i, ((load(from[i]) * factor - pivot) - offset) * r * scales[i] + shift[i]);
   }
 }
 
@@ -129,10 +146,11 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
              const Stats& stats, Y* y) {
   const int64_t c = shape.c();
   if (shape.p == 1) {
-    const int64_t rows = std::max<int64_t>(1, kChunk / c);
-    in_parallel(pool, (shape.n + rows - 1) / rows, [&](int64_t task) {
-      for (int64_t n = task * rows; n < std::min(shape.n, (task + 1) * rows); ++n)
-        forward_row(shape, rule, x + n * c, shape.of(scale, n), shape.of(bias, n), stats, n * shape.g, y + n * c);
+    const int64_t sets = shape.sets(), rows = std::max<int64_t>(1, kChunk / shape.d), few = std::clamp<int64_t>(kFew / int64_t(shape.d * sizeof(X)), 1, kMostRows);
+    in_parallel(pool, (sets + rows - 1) / rows, [&](int64_t task) {
+      const int64_t end = std::min(sets, (task + 1) * rows);
+      for (int64_t i = task * rows; i < end; i += few)
+        forward_rows(shape, rule, x, scale, bias, stats, i, std::min(few, end - i), y);
     });
     return;
   }

@@ -24,6 +24,7 @@ struct Shape {
   int64_t c() const { return g * d; }
   int64_t sets() const { return n * g; }
   const float* of(const float* params, int64_t i) const { return params + i / (n / s) * c(); }
+  const float* of_set(const float* params, int64_t i) const { return of(params, i / g) + i % g * d; }
 };
 
 inline Shape shape_of(const Any& x, const F32& scale, int64_t p, int64_t g, int64_t d) {
