@@ -121,9 +121,9 @@ def missed(results: dict) -> str:
   they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
   bytes, not a faster loop. Next: keeping the rows of the output in the cache for what follows, which takes a kernel of more
   than the norm.
-- 32x7x7x512: sets of 49 numbers. The numbers of a set, four of which pass between kernels and are the temporaries, and the
-  few small JAX operations there (switchable norm has most of them) weigh as much as the passes. Next: the blend inside the
-  kernel. Rows of 128 in bfloat16: 16 bytes of numbers next to 256 of data.
+- 32x7x7x512: sets of 49 numbers. Mean and variance of a set, which pass between kernels and are the temporaries, are 8 bytes
+  next to 98 of data in bfloat16, and the few small JAX operations on them, of which switchable norm has most, weigh as much
+  as the passes. Next: the blend inside the kernel.
 - Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
@@ -131,7 +131,8 @@ def missed(results: dict) -> str:
   pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
   shifts what it reads again, instead of keeping it.{pages}
 - Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
-  no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); reading from last to first, so
+  no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the
+  steps of the gradients of several rows in turn, as for their output (1.09 of the time in float32); reading from last to first, so
   that the next pass begins with what is in the cache (0.98 to 1.03 of the time at seven shapes)."""
 
 
