@@ -146,7 +146,8 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
              const Stats& stats, Y* y) {
   const int64_t c = shape.c();
   if (shape.p == 1) {
-    const int64_t sets = shape.sets(), rows = std::max<int64_t>(1, kChunk / shape.d), few = std::clamp<int64_t>(kFew / int64_t(shape.d * sizeof(X)), 1, kMostRows);
+    const int64_t sets = shape.sets(), rows = std::max<int64_t>(1, kChunk / shape.d);
+    const int64_t few = std::clamp<int64_t>(kFew / (shape.d * int64_t(sizeof(X))), 1, kMostRows);
     in_parallel(pool, (sets + rows - 1) / rows, [&](int64_t task) {
       const int64_t end = std::min(sets, (task + 1) * rows);
       for (int64_t i = task * rows; i < end; i += few)
