@@ -184,8 +184,13 @@ _apply_tangent = linear(
 
 
 def _flat(a: jax.Array) -> jax.Array:
-    """As the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one."""
-    return a.reshape(-1)
+    """As the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one.
+
+    But with the channels an axis of their own, where there are other ones: XLA makes what it adds to x in the shape that is
+    taken, and would find the channel of each number, of a bias for example, by a division.
+    """
+    channels = math.prod(a.shape[-2:])
+    return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
 
 
 def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
