@@ -13,7 +13,7 @@ from jaxnorm.dtypes import power_of_two
 from jaxnorm.frame import Frame
 from jaxnorm.kernels import native
 from jaxnorm.kernels.layout import find
-from jaxnorm.kernels.native import like
+from jaxnorm.kernels.native import flat, like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.sets import Sets
@@ -43,9 +43,9 @@ def _factor(power: jax.Array | None, kept: tuple[int, ...]) -> jax.Array:
 
 def _call(name: str, results, *given: jax.Array) -> list[jax.Array]:
     """The kernel of arrays, the last of which has a number for every set."""
-    flat = [like((math.prod(shape),), dtype, *given) for shape, dtype in results]
+    results_like = [like((math.prod(shape),), dtype, *given) for shape, dtype in results]
     channels = np.int64(given[-1].shape[-1])
-    found = jax.ffi.ffi_call(name, flat, vmap_method="broadcast_all")(*(a.reshape(-1) for a in given), c=channels)
+    found = jax.ffi.ffi_call(name, results_like, vmap_method="broadcast_all")(*(flat(a, 1) for a in given), c=channels)
     return [a.reshape(shape) for a, (shape, _) in zip(found, results, strict=True)]
 
 

@@ -124,11 +124,11 @@ def _forward(facts: Facts, arguments):
     flags = {"centered": facts.centered, "lowest": np.int64(-(2**63) if facts.lowest is None else facts.lowest)}
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(_flat(x), **facts.attributes, **flags)))
+        found = list(map(each, call(flat(x), **facts.attributes, **flags)))
         return _applied(facts, arguments, found), *found
     output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    y, *found = call(*map(_flat, arguments), **facts.attributes, **facts.numbers, **flags)
+    y, *found = call(*map(flat, arguments), **facts.attributes, **facts.numbers, **flags)
     return y.reshape(x.shape), *map(each, found)
 
 
@@ -164,7 +164,7 @@ def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, by the kernel."""
     (x, pivot, offset, var, power, scale), (by_y, *by_each) = residuals, cotangents
     by_each = [NOTHING if a is None else a for a in by_each]
-    given = list(map(_flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
+    given = list(map(flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
     results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
     again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
@@ -183,13 +183,13 @@ _apply_tangent = linear(
 )
 
 
-def _flat(a: jax.Array) -> jax.Array:
+def flat(a: jax.Array, axes: int = 2) -> jax.Array:
     """As the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one.
 
-    But with the channels an axis of their own, where there are other ones: XLA makes what it adds to x in the shape that is
+    But with the channels, its last axes, as an axis of their own where there are others: XLA makes what it adds to x in the shape that is
     taken, and would find the channel of each number, of a bias for example, by a division.
     """
-    channels = math.prod(a.shape[-2:])
+    channels = math.prod(a.shape[-axes:])
     return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
 
 
