@@ -129,8 +129,9 @@ def missed(results: dict) -> str:
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
   loops at every sum, and of rows below 256 numbers the gradients are taken so from 16 MiB on. Over channels every sum is a
   pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
-  shifts what it reads again, instead of keeping it. What it takes longer to compile than Flax it takes mostly to trace: the
-  derivative and its transpose, which Flax leaves to JAX, are written down. Next: the types of the tangent without tracing it.{pages}
+  shifts what it reads again, instead of keeping it. What it takes longer to compile than Flax is tracing, of batch and group
+  norm about half of it: the derivative and its transpose, which Flax leaves to JAX, are written down. Next: the
+  types of the tangent without tracing it.{pages}
 - Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
   no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the
   steps of the gradients of several rows in turn, as for their output (1.09 of the time in float32); reading from last to first, so
