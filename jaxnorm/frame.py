@@ -10,6 +10,7 @@ The pair (pivot, offset) holds the mean to twice the precision of one number, so
 The frame is constant under differentiation: no result depends on its choice.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from jax import lax
 from jaxnorm.dtypes import compute_dtype, power_of_two, real
 from jaxnorm.loops import apart, divide, divisor, flat, hold, mean_square
 from jaxnorm.sets import Sets, valid
+
+HALF_STEP = 45  # powers of two: squares of float32 of 2**-45 to 2**45, and sums of them, are in its range
 
 nothing_saved = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
@@ -39,9 +42,17 @@ def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: 
     if where is not None:
         weights = jnp.broadcast_to(where, x.shape).astype(real(compute_dtype(x.dtype)))
         count = sets.sum(lax.stop_gradient(weights), None)
-    power = None if lowest_power is None else largest_power(alike or sets, x, where, lowest_power)
-    frame = Frame(sets.count(where, count), power, None)
-    return with_pivot(sets, x, where, frame) if sets.centered else frame
+    frame = Frame(sets.count(where, count), None, None)
+    if lowest_power is None and not sets.centered:
+        return frame
+
+    def in_turn(x):
+        scaled = frame if lowest_power is None else frame._replace(power=largest_power(alike or sets, x, where, lowest_power))
+        return with_pivot(sets, x, where, scaled)[1:] if sets.centered else scaled[1:]
+
+    together = partial(_together, sets, lowest_power, alike)
+    power, pivot = in_turn(x) if where is not None else lax.platform_dependent(x, cpu=in_turn, default=together)
+    return frame._replace(power=power, pivot=pivot)
 
 
 def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> Frame:
@@ -49,13 +60,34 @@ def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) 
     return frame._replace(pivot=estimate_offset(sets, x, where, frame))
 
 
+def _together(sets: Sets, lowest: int | None, alike: Sets | None, x: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+    """Power and pivot without a mask, neither of which waits for the other: where sums over x can be one pass, they are.
+
+    The sum is of numbers so small that it stays in range. Of those below 1e-38 times their count it may make 0: the pivot lacks them.
+    """
+    u, power = x.astype(compute_dtype(x.dtype)), None
+    # For a TPU: of what is given as it is its sums are slow, and the largest of halves is found apart.
+    u *= lax.optimization_barrier(jnp.ones((), u.dtype))
+    if lowest is not None:
+        largest = sets.shared(jnp.max(jnp.abs(u), sets.axes, keepdims=True, initial=0), jnp.max)
+        power = _exponent(alike or sets, largest if alike is None else jnp.max(largest, alike.axes, keepdims=True), lowest)
+    if not sets.centered:
+        return power, None
+    count = sets.count(None, None)
+    room = 1.0 if lowest is None else 2.0 ** math.frexp(count)[1]
+    return power, scaled_down(sets, Frame(count, power, None), divide(sets.careful_sum(u / room, None), count)) * room
+
+
 def largest_power(sets: Sets, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each set, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(apart(x)[0] if where is None else x).astype(real(compute_dtype(x.dtype)))
     shown = None if where is None else valid(where)
-    largest = sets.shared(jnp.max(size, sets.axes, keepdims=True, initial=0, where=shown), jnp.max)
+    return _exponent(sets, sets.shared(jnp.max(size, sets.axes, keepdims=True, initial=0, where=shown), jnp.max), lowest)
+
+
+def _exponent(sets: Sets, largest: jax.Array, lowest: int) -> jax.Array:
     largest = sets.across(lax.pmax, largest)
-    limit = jnp.finfo(size.dtype).maxexp - 2
+    limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
 
@@ -104,9 +136,8 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     """Offset and variance of each set, in its frame."""
     count = sets.count(where, frame.size)
     if not sets.centered:
-        u = local(sets, *at_once(sets, x, where, frame))
-        square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
-        return jnp.zeros_like(square, u.dtype), mean_square(square, count)
+        square = _square(sets, x, where, frame)
+        return jnp.zeros_like(square, compute_dtype(x.dtype)), mean_square(square, count)
     offset = estimate_offset(sets, x, where, frame)
     *seen, own = at_once(sets, x, where, frame, offset)  # another array for XLA only if all that is given is used
     u = local(sets, *seen)
@@ -118,6 +149,26 @@ def estimate_offset(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Fr
     """The mean of each set in its frame: what the rounding of the pivot left over, or, without one, the pivot."""
     total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
     return divide(total, sets.count(where, frame.size), None if where is not None else frame.pivot)
+
+
+def _square(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+    """The sum of the squares of the numbers of a set, in its frame."""
+
+    def scaled(x, power):
+        u = local(sets, *at_once(sets, x, where, frame._replace(power=power)))
+        return sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
+
+    def at_three_scales(x, power):
+        """Each is in range for some powers: these sums and the largest, which the power waits for, are one pass."""
+        u, power = local(sets, x, None, frame._replace(power=None)), power.astype(jnp.int32)
+        steps = jnp.where(power > HALF_STEP, 1, jnp.where(power < -HALF_STEP, -1, 0))
+        low, middle, high = (sets.careful_sum(jnp.square(u * 2.0**-scale), None) for scale in (-2 * HALF_STEP, 0, 2 * HALF_STEP))
+        square = jnp.where(steps == 0, middle, jnp.where(steps < 0, low, high))
+        return square * jnp.square(power_of_two(2 * HALF_STEP * steps - power, u.dtype))
+
+    if where is not None or frame.power is None or compute_dtype(x.dtype) != jnp.float32:
+        return scaled(x, frame.power)
+    return lax.platform_dependent(x, frame.power, cpu=scaled, default=at_three_scales)
 
 
 def _variance(square: jax.Array, offset: jax.Array) -> jax.Array:

@@ -139,7 +139,10 @@ def _sum(sets: Sets, values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 def _fitted(sets: Sets, values: jax.Array, like: jax.Array) -> jax.Array:
     """Summed over the axes along which a parameter does not differ."""
     axes = tuple(axis for axis, size in enumerate(like.shape) if size == 1 and values.shape[axis] != 1)
-    return jnp.broadcast_to(_sum(sets, values, axes), like.shape).astype(like.dtype)
+    total = _sum(sets, values, axes)
+    if total.dtype != like.dtype:
+        total = lax.optimization_barrier(total)  # or a TPU adds halves up, in a pass of its own
+    return jnp.broadcast_to(total, like.shape).astype(like.dtype)
 
 
 def batched(facts: Facts, size: int) -> Facts:
