@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from itertools import takewhile
 
 import jax
@@ -32,8 +32,15 @@ def apart(*arrays: jax.Array | None) -> tuple:
     if all(a.size < SMALL for a in given):
         return arrays
     varying = frozenset().union(*map(varying_axes, given))
-    alike = (None if a is None else vary(a, varying) for a in arrays)  # over the axes of shard_map, as the barrier has it
-    return lax.platform_dependent(*alike, cpu=lambda *a: lax.optimization_barrier(a), default=lambda *a: a)
+    own = iter(_apart()(*(vary(a, varying) for a in given)))  # over the axes of shard_map, as the barrier has it
+    return tuple(None if a is None else next(own) for a in arrays)
+
+
+@cache
+def _apart() -> Callable:
+    from jaxnorm.primitives import on_cpu  # loads parts of JAX that values of small arrays do without
+
+    return on_cpu("jaxnorm_apart", lambda *arrays: lax.optimization_barrier(arrays))
 
 
 def flat(function: Callable) -> Callable:

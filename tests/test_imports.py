@@ -13,9 +13,10 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "checks", "dtypes", "varying"],
+    ["primitives"],
     ["loops"],
     ["sets"],
-    ["frame", "primitives"],
+    ["frame"],
     ["moments", "application"],
     ["transposed"],
     ["kernels"],
