@@ -14,6 +14,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
 from rich.progress import track
 
 from bench.peers import JAX_PEERS, installed
@@ -48,6 +51,11 @@ that is exact for any mean.
 Cycles that the compiler expects, relative to Flax:
 
 {cycles}
+
+Over the {chips} chips of such a slice, output and all gradients of x that is sharded along its first / last axis: collectives, all of
+which add up unless another is named.
+
+{collectives}
 """
 SHAPES = {**dict.fromkeys(ROWS, (32768, 4096)), **dict.fromkeys(IMAGES, (256, 56, 56, 256))}
 PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer))  # kernels are for CPUs
@@ -55,6 +63,7 @@ BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, 
 ARRAY = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\](\{{[^}}]*\}})?")
 LINE = re.compile(r"\s*(?:ROOT )?(%[\w.-]+) = (.*?[\})\]]) ([a-z][\w-]*)\((.*)")
 FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "copy-done", "slice-done")
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 PROGRAMS = ("while", "conditional", "call", "async-start")  # of programs of their own
 
 
@@ -93,15 +102,26 @@ def _array(dtype: str, sizes: str, layout: str) -> tuple[int, bool]:
     return BYTES[dtype] * math.prod(int(size) for size in sizes.split(",") if size), "S(" not in layout
 
 
-def count(norm: Callable, shape: tuple[int, ...], dtype: str, device) -> dict[str, float]:
-    """Per byte of x."""
-    at = SingleDeviceSharding(device)
-    x, param = (jax.ShapeDtypeStruct(of, dtype, sharding=at) for of in (shape, shape[-1:]))
-    programs = {"forward": (norm, (x, param, param)), "gradients": (with_gradients(norm), (x, param, param, x))}
-    compiled = {name: jax.jit(function).trace(*given).lower().compile() for name, (function, given) in programs.items()}
-    texts, size = {name: program.as_text() for name, program in compiled.items()}, math.prod(shape) * jnp.dtype(dtype).itemsize
-    found: dict = {name: {"passes": transferred(text) / size, "cycles": cycles(text)} for name, text in texts.items()}
-    return found | {"temporaries": compiled["gradients"].memory_analysis().temp_size_in_bytes / size}
+def compiled(norm: Callable, kind: str, shape: tuple[int, ...], dtype: str, of_x: Sharding, of_params: Sharding) -> jax.stages.Compiled:
+    x, param = jax.ShapeDtypeStruct(shape, dtype, sharding=of_x), jax.ShapeDtypeStruct(shape[-1:], dtype, sharding=of_params)
+    function, given = (norm, (x, param, param)) if kind == "forward" else (with_gradients(norm), (x, param, param, x))
+    return jax.jit(function).trace(*given).lower().compile()
+
+
+def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list) -> dict:
+    """Of the output, and of it with all gradients; of these also the collectives where x is sharded, by the axis."""
+    one, size = SingleDeviceSharding(devices[0]), math.prod(shape) * jnp.dtype(dtype).itemsize
+    found: dict = {}
+    for kind in KINDS:
+        program = compiled(norm, kind, shape, dtype, one, one)
+        temporaries = program.memory_analysis().temp_size_in_bytes / size
+        found[kind] = {"passes": transferred(program.as_text()) / size, "cycles": cycles(program.as_text()), "temporaries": temporaries}
+    mesh, found["collectives"] = Mesh(np.array(devices), ("chips",)), {}
+    for name, axis in (("first", 0), ("last", len(shape) - 1)):
+        of_x = NamedSharding(mesh, P(*("chips" if at == axis else None for at in range(len(shape)))))
+        text = compiled(norm, "gradients", shape, dtype, of_x, NamedSharding(mesh, P())).as_text()
+        found["collectives"][name] = Counter(re.findall(COLLECTIVE, text))
+    return found
 
 
 def table(rows: list[dict], cell: Callable[[dict, dict | None], str]) -> str:
@@ -123,10 +143,19 @@ def cycles_of(own: dict, flax: dict | None) -> str:
     return " / ".join(f"{own[kind]['cycles'] / flax[kind]['cycles']:.2f}" for kind in KINDS) if flax else ""
 
 
+def collectives_of(own: dict, _) -> str:
+    def told(found: dict[str, int]) -> str:
+        others = (f"{number} {name}" for name, number in found.items() if name != "all-reduce")
+        return ", ".join([str(found.get("all-reduce", 0)), *others])
+
+    return " / ".join(map(told, own["collectives"].values()))
+
+
 def page(command: str, facts: dict, rows: list[dict]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     head = f"{facts['device']}, commit {facts['commit']}, {packages}"
-    return TEXT.format(command=command, head=head, passes=table(rows, passes_of), cycles=table(rows, cycles_of))
+    tables = {"passes": table(rows, passes_of), "cycles": table(rows, cycles_of), "collectives": table(rows, collectives_of)}
+    return TEXT.format(command=command, head=head, chips=facts["chips"], **tables)
 
 
 def main() -> int:
@@ -135,16 +164,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES), metavar="NORM", help="of %(choices)s")
     options = parser.parse_args()
     try:
-        device = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices[0]
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
     except (RuntimeError, ValueError) as error:
         print(f"bench.tpu: no compiler for {options.topology} (pip install 'jax[tpu]'): {error}", file=sys.stderr)
         return 1
     cases = [(norm, dtype, peer) for norm in options.only for dtype in DTYPES for peer in PEERS if norm in JAX_PEERS[peer]()]
     rows = []
     for norm, dtype, peer in track(cases, "Compiling"):
-        rows.append({"norm": norm, "dtype": dtype, "peer": peer} | count(JAX_PEERS[peer]()[norm], SHAPES[norm], dtype, device))
+        rows.append({"norm": norm, "dtype": dtype, "peer": peer} | count(JAX_PEERS[peer]()[norm], SHAPES[norm], dtype, devices))
     packages = {"jax": jax.__version__, **versions(), "libtpu": importlib.metadata.version("libtpu")}
-    facts = {"device": device.device_kind, "commit": commit(), "packages": packages}
+    facts = {"device": devices[0].device_kind, "chips": len(devices), "commit": commit(), "packages": packages}
     RESULTS.with_suffix(".json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
     text = page(" ".join(["python -m bench.tpu", *sys.argv[1:]]), facts, rows)
     RESULTS.with_suffix(".md").write_text(text)
