@@ -52,8 +52,8 @@ Cycles that the compiler expects, relative to Flax:
 
 {cycles}
 
-Over the {chips} chips of such a slice, output and all gradients of x that is sharded along its first / last axis: collectives, all of
-which add up unless another is named.
+Over the {chips} chips of such a slice, output and all gradients of x that is sharded along its first / last axis: collectives, which are
+all-reduces unless another is named.
 
 {collectives}
 """
