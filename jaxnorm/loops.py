@@ -76,26 +76,20 @@ def add_up(values: jax.Array, axis: int) -> jax.Array:
 
 
 def add_in_turn(values: jax.Array, axes: list[int], whole: bool) -> jax.Array:
-    """Their sum along axes, on a CPU one after the other; elsewhere all at once, but of very many the first axis at the end.
+    """Their sum along axes, one after the other.
 
     XLA's CPU back-end may add several small axes up in one run, each number to all before it: 1e-5 off for 8000 equal ones.
-    In turn they are off by 5e-7. Other back-ends make one pass over x of several sums, if nothing keeps those apart.
+    In turn they are off by 5e-7. Other back-ends make one pass over x of several sums, if nothing keeps those apart: there it
+    is one, but for the last axis of very many.
     """
-
-    def one_by_one(values):
-        for axis in axes:
-            values = add_up(values, axis) if whole else jnp.sum(values, axis, keepdims=True)
-            if len(axes) > 1:
-                values = lax.optimization_barrier(values)  # or the sums are merged again
-        return values
-
-    def at_once(values):
-        first, *others = sorted(axes)
-        if math.prod(values.shape[axis] for axis in axes) <= MOST_AT_ONCE:
-            return jnp.sum(values, axes, keepdims=True)
-        return jnp.sum(lax.optimization_barrier(jnp.sum(values, others, keepdims=True)), first, keepdims=True)
-
-    return lax.platform_dependent(values, cpu=one_by_one, default=at_once) if len(axes) > 1 else one_by_one(values)
+    barrier = lambda *a: lax.optimization_barrier(a)  # noqa: E731
+    usual = barrier if values.size < SMALL else _apart()
+    many = math.prod(values.shape[axis] for axis in axes) > MOST_AT_ONCE
+    for place, axis in enumerate(axes, 1):
+        values = add_up(values, axis) if whole else jnp.sum(values, axis, keepdims=True)
+        if len(axes) > 1:  # or the sums are merged again
+            (values,) = (barrier if many and place == len(axes) - 1 else usual)(values)
+    return values
 
 
 def divide(total: jax.Array, count, shade: jax.Array | None = None) -> jax.Array:
