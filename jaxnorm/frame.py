@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, power_of_two, real
-from jaxnorm.loops import apart, divide, divisor, flat, hold, mean_square
+from jaxnorm.loops import apart, as_product, divide, divisor, flat, hold, mean_square
 from jaxnorm.sets import Sets, valid
 
 HALF_STEP = 45  # powers of two: squares of float32 of 2**-45 to 2**45, and sums of them, are in its range
@@ -63,18 +63,20 @@ def with_pivot(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) 
 def _together(sets: Sets, lowest: int | None, alike: Sets | None, x: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
     """Power and pivot without a mask, neither of which waits for the other: where sums over x can be one pass, they are.
 
-    The sum is of numbers so small that it stays in range. Of those below 1e-38 times their count it may make 0: the pivot lacks them.
+    Without a power the pivot is the mean of some of the numbers, a share s of them, at most sqrt(1/s - 1) standard deviations from
+    that of all. Else the sum is of numbers so small that it stays in range. Of those below 1e-38 times their count it may make 0:
+    the pivot lacks them.
     """
-    u, power = x.astype(compute_dtype(x.dtype)), None
-    # For a TPU: of what is given as it is its sums are slow, and the largest of halves is found apart.
-    u *= lax.optimization_barrier(jnp.ones((), u.dtype))
-    if lowest is not None:
-        largest = sets.shared(jnp.max(jnp.abs(u), sets.axes, keepdims=True, initial=0), jnp.max)
-        power = _exponent(alike or sets, largest if alike is None else jnp.max(largest, alike.axes, keepdims=True), lowest)
+    if lowest is None:
+        sets, x = sets.some(x)
+        return None, divide(sets.careful_sum(as_product(x.astype(compute_dtype(x.dtype))), None), sets.count(None, None))
+    u = as_product(x.astype(compute_dtype(x.dtype)))
+    largest = sets.shared(jnp.max(jnp.abs(u), sets.axes, keepdims=True, initial=0), jnp.max)
+    power = _exponent(alike or sets, largest if alike is None else jnp.max(largest, alike.axes, keepdims=True), lowest)
     if not sets.centered:
         return power, None
     count = sets.count(None, None)
-    room = 1.0 if lowest is None else 2.0 ** math.frexp(count)[1]
+    room = 2.0 ** math.frexp(count)[1]
     return power, scaled_down(sets, Frame(count, power, None), divide(sets.careful_sum(u / room, None), count)) * room
 
 

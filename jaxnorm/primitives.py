@@ -85,8 +85,8 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
     return call
 
 
-def on_cpu(name: str, function: Callable) -> Callable:
-    """A callable of arrays that gives on a CPU ``function`` of them, and elsewhere themselves: to the same effect, and derivative.
+def only_on(platform: str, name: str, function: Callable) -> Callable:
+    """A callable of arrays that gives on one platform ``function`` of them, elsewhere themselves: to the same effect, and derivative.
 
     As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
     """
@@ -95,7 +95,7 @@ def on_cpu(name: str, function: Callable) -> Callable:
     primitive.def_impl(lambda *arrays: list(arrays))
     primitive.def_abstract_eval(lambda *types: list(types))
     mlir.register_lowering(primitive, lambda _, *arrays: list(arrays))
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True), platform="cpu")
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True), platform=platform)
     batching.primitive_batchers[primitive] = lambda arrays, axes: (primitive.bind(*arrays), axes)
     each = lambda a: a if isinstance(a, ad.Zero) else primitive.bind(a)[0]  # noqa: E731
     ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(map(each, tangents)))

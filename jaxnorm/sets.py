@@ -11,6 +11,7 @@ from jax import lax
 from jaxnorm.axes import Pooling, unsplit
 from jaxnorm.loops import MANY, add_in_turn, hold
 
+STEPS = (8, 7, 9, 6, 10, 5, 4)  # of one in so many numbers the mean is near enough to that of all
 LONG = 64  # from it on, sums along the last axis come first
 POSITIONS, POSITIONS_OF_HALVES = 256, 16  # of so many or more, numbers for every channel weigh little
 
@@ -81,6 +82,19 @@ class Sets:
         line = replace(self, pooling=unsplit((*split[:first], math.prod(split[first:])), (first,)))
         joined = [None if a is None else a.reshape(*a.shape[:first], math.prod(a.shape[first:])) for a in params]
         return line, [x.reshape(line.pooling.shape), *joined]
+
+    def some(self, x: jax.Array) -> tuple["Sets", jax.Array]:
+        """Sets of every so many-th number, evenly spread, and those of x: some of all sets, or all where no axis can be divided so.
+
+        Never along the first axis, over which devices are likely to share x, nor the last one, of which memory is read in pieces.
+        """
+        split = self.pooling.split
+        for axis in (axis for axis in self.axes if 0 < axis < len(split) - 1 and not self.rows):
+            if step := next((step for step in STEPS if split[axis] and split[axis] % step == 0), None):
+                few = (*split[:axis], split[axis] // step, *split[axis + 1 :])
+                every = x.reshape(*few[: axis + 1], step, *few[axis + 1 :])
+                return replace(self, pooling=unsplit(few, self.axes)), lax.index_in_dim(every, 0, axis + 1, keepdims=False)
+        return self, x
 
     def shared(self, values: jax.Array, pooled) -> jax.Array:
         """What is ``pooled`` of the values of each group, for all of its channels."""
