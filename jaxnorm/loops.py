@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 
 from jaxnorm.dtypes import real
-from jaxnorm.varying import vary, varying_axes
 
 SMALL = 1 << 15  # elements: of fewer it makes loops as simple as they come
 MANY = 4096  # of fewer sets it ends its loop with every number that it makes for a set
@@ -31,8 +30,7 @@ def apart(*arrays: jax.Array | None) -> tuple:
     given = [a for a in arrays if a is not None]
     if all(a.size < SMALL for a in given):
         return arrays
-    varying = frozenset().union(*map(varying_axes, given))
-    own = iter(_only_on("cpu", _apart)(*(vary(a, varying) for a in given)))  # over the axes of shard_map, as the barrier has it
+    own = iter(_only_on("cpu", _apart)(*given))
     return tuple(None if a is None else next(own) for a in arrays)
 
 

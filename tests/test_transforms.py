@@ -1,12 +1,13 @@
 """Every norm under every transformation of JAX."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, SIX
+from cases import BY_NAME, CASES, SIX
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -115,7 +116,10 @@ def test_sharded_jit_equals_one_device(case, rng):
         np.testing.assert_allclose(found, truth, atol=1e-5 * np.abs(truth).max())
 
 
-@pytest.mark.parametrize("case", [case for case in SHARDED if case.name in ("batch_conv", "switchable")], ids=str)
+LARGE = [replace(BY_NAME[name], name=f"{name}_large", shape=(2, 64, 40, 8), param=(8,)) for name in ("batch_conv", "switchable")]
+
+
+@pytest.mark.parametrize("case", [*(case for case in SHARDED if case.name in ("batch_conv", "switchable")), *LARGE], ids=str)
 def test_shard_map_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
