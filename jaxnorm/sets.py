@@ -86,11 +86,13 @@ class Sets:
     def some(self, x: jax.Array) -> tuple["Sets", jax.Array]:
         """Sets of every so many-th number, evenly spread, and those of x: some of all sets, or all where no axis can be divided so.
 
-        Never along the first axis, over which devices are likely to share x, nor the last one, of which memory is read in pieces.
+        Every device that may have a part of an axis has as large a part of those, or they would be gathered. The last axis is
+        left whole, for memory is read in pieces, and so are rows.
         """
-        split = self.pooling.split
-        for axis in (axis for axis in self.axes if 0 < axis < len(split) - 1 and not self.rows):
-            if step := next((step for step in STEPS if split[axis] and split[axis] % step == 0), None):
+        split, devices = self.pooling.split, jax.device_count()
+        for axis in (axis for axis in self.axes if axis < len(split) - 1 and not self.rows):
+            steps = (step for step in STEPS if split[axis] and split[axis] % (step * devices) == 0)
+            if step := next(steps, None):
                 few = (*split[:axis], split[axis] // step, *split[axis + 1 :])
                 every = x.reshape(*few[: axis + 1], step, *few[axis + 1 :])
                 return replace(self, pooling=unsplit(few, self.axes)), lax.index_in_dim(every, 0, axis + 1, keepdims=False)

@@ -27,6 +27,7 @@ def elsewhere():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
         patch.setattr(jax.lax, "platform_dependent", lambda *args, default, **others: default(*args))
+        patch.setattr(jax, "device_count", lambda: 1)
         patch.setattr(loops, "_only_on", lambda platform, function: lambda *arrays: arrays)
         yield
     jax.clear_caches()
@@ -120,6 +121,8 @@ PASSES = {  # and how many sums over arrays as large as x there are, of float32 
 def test_nothing_stands_between_sums_over_x(name, dtype, monkeypatch):
     """Lowered for a TPU: no barrier before an array as large as x, and no more sums over such arrays than need be."""
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    jax.clear_caches()
     norm, *sums = PASSES[name]
     x, param = jax.ShapeDtypeStruct((8, 16, 16, 256), dtype), jax.ShapeDtypeStruct((256,), dtype)
 
