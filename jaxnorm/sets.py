@@ -90,7 +90,7 @@ class Sets:
         left whole, for memory is read in pieces, and so are rows.
         """
         split, devices = self.pooling.split, jax.device_count()
-        for axis in (axis for axis in self.axes if axis < len(split) - 1 and not self.rows):
+        for axis in sorted((axis for axis in self.axes if axis < len(split) - 1 and not self.rows), key=lambda axis: axis == 0):
             steps = (step for step in STEPS if split[axis] and split[axis] % (step * devices) == 0)
             if step := next(steps, None):
                 few = (*split[:axis], split[axis] // step, *split[axis + 1 :])
