@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, power_of_two, real
-from jaxnorm.loops import apart, as_product, divide, divisor, flat, hold, mean_square
+from jaxnorm.loops import apart, as_product, divide, divisor, flat, hold, near, second_on_cpu
 from jaxnorm.sets import Sets, valid
 
 HALF_STEP = 45  # powers of two: squares of float32 of 2**-45 to 2**45, and sums of them, are in its range
@@ -69,7 +69,9 @@ def _together(sets: Sets, lowest: int | None, alike: Sets | None, x: jax.Array) 
     """
     if lowest is None:
         sets, x = sets.some(x)
-        return None, divide(sets.careful_sum(as_product(x.astype(compute_dtype(x.dtype))), None), sets.count(None, None))
+        total, count = sets.careful_sum(as_product(x.astype(compute_dtype(x.dtype))), None), sets.count(None, None)
+        exact = jnp.issubdtype(total.dtype, jnp.complexfloating)
+        return None, divide(total, count) if exact else near(total, count, float(jnp.finfo(total.dtype).min))
     u = as_product(x.astype(compute_dtype(x.dtype)))
     largest = sets.shared(jnp.max(jnp.abs(u), sets.axes, keepdims=True, initial=0), jnp.max)
     power = _exponent(alike or sets, largest if alike is None else jnp.max(largest, alike.axes, keepdims=True), lowest)
@@ -139,18 +141,29 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     count = sets.count(where, frame.size)
     if not sets.centered:
         square = _square(sets, x, where, frame)
-        return jnp.zeros_like(square, compute_dtype(x.dtype)), mean_square(square, count)
+        return jnp.zeros_like(square, compute_dtype(x.dtype)), near(square, count, 0.0)
     offset = estimate_offset(sets, x, where, frame)
     *seen, own = at_once(sets, x, where, frame, offset)  # another array for XLA only if all that is given is used
     u = local(sets, *seen)
     square = sets.careful_sum(jnp.real(u * jnp.conj(u)), where)
-    return offset, flat(_variance)(divide(square, count, None if where is not None else frame.pivot), own)
+    return offset, flat(_variance)(divide(square, count, _shade(sets, square, where, frame)), own)
 
 
 def estimate_offset(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
     """The mean of each set in its frame: what the rounding of the pivot left over, or, without one, the pivot."""
     total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
-    return divide(total, sets.count(where, frame.size), None if where is not None else frame.pivot)
+    return divide(total, sets.count(where, frame.size), _shade(sets, total, where, frame))
+
+
+def _shade(sets: Sets, total: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array | None:
+    """What the count is hidden behind (see divide): the pivot, with which XLA's CPU back-end goes on with its loop.
+
+    A GPU's makes one kernel of a row, if nothing takes the pivot but what is subtracted from x: a gain where no gradient takes the
+    statistics as well.
+    """
+    if where is not None or frame.pivot is None or sets.differentiated:
+        return None if where is not None else frame.pivot
+    return second_on_cpu(total, frame.pivot)
 
 
 def _square(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:

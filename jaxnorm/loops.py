@@ -57,6 +57,15 @@ def as_product(values: jax.Array) -> jax.Array:
     return _only_on("tpu", _product)(values)[0]
 
 
+def _second(first: jax.Array, second: jax.Array) -> list[jax.Array]:
+    return [second, second]
+
+
+def second_on_cpu(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Of two arrays, for neither of which it matters which it is."""
+    return _only_on("cpu", _second)(first, second)[0]
+
+
 def flat(function: Callable) -> Callable:
     """``function`` of scalars and arrays with a number for every set, computed without the last axes where those have size one.
 
@@ -135,6 +144,9 @@ def divisor(count, total: jax.Array) -> jax.Array:
     return jnp.where(count > 0, count, 1).astype(total.dtype)
 
 
-def mean_square(square: jax.Array, count) -> jax.Array:
-    """Their mean, rounded by itself (see divide): a bound that it keeps anyway stands between it and what is done with it."""
-    return jnp.maximum(square * (1 / divisor(count, square)), 0)
+def near(total: jax.Array, count, lowest: float) -> jax.Array:
+    """Near the mean, which is no less than ``lowest``: by a product, but rounded by itself (see divide), for that bound comes between.
+
+    Of nothing but such steps a GPU's compiler makes one kernel with what is done with a row.
+    """
+    return jnp.maximum(total * (1 / divisor(count, total)), lowest)

@@ -187,7 +187,7 @@ def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extr
 @own_statistics.defjvp
 def _own_statistics_jvp(sets, rule, applied, primals, tangents):
     x, where, frame, extra, scale, bias = primals
-    y, offset, var = own_statistics(sets, rule, applied, *primals)
+    y, offset, var = own_statistics(replace(sets, differentiated=True), rule, applied, *primals)
     frame, kept, spread = jax.tree.map(sets.once, (frame, None if _recompute_offset(sets, where) else offset, var))
     dx, _, _, *others = tangents
     if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):

@@ -32,6 +32,7 @@ class Sets:
     centered: bool = True
     alone: bool = False  # whether no two numbers of a set have the same parameters
     whole: bool = False  # whether a CPU is known to have all of x
+    differentiated: bool = False  # whether gradients take the statistics as well
     groups: int | None = None  # of neighbours on the last axis, which are pooled as well: each of them has the numbers of all
 
     def __post_init__(self):

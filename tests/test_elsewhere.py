@@ -96,8 +96,30 @@ class TestNumbers:
         assert not np.isfinite(batch.var[..., 1]).any()
 
 
-def lowered(function, *types):
-    return jax.jit(function).trace(*types).lower(lowering_platforms=("tpu",)).as_text()
+def lowered(function, *types, platform="tpu"):
+    return jax.jit(function).trace(*types).lower(lowering_platforms=(platform,)).as_text()
+
+
+def users(program: str, name: str) -> list[str]:
+    """The lines in which the norm takes what has this name."""
+    lines = program[program.index("func.func private @_fused") :].split("\n")
+    return [line for line in lines if re.search(rf"= .*{name}\b", line)]
+
+
+def test_a_gpu_can_make_one_kernel_of_a_row(monkeypatch):
+    """It does if each step from a sum over a row to x takes only the one before it: to the pivot, or for the mean square, to the root."""
+    monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "xla")
+    x, param = jax.ShapeDtypeStruct((4096, 256), "float32"), jax.ShapeDtypeStruct((256,), "float32")
+    layer = lowered(lambda x, s, b: jn.layer_norm(x, scale=s, bias=b), x, param, param, platform="cuda")
+    (pivot,) = re.findall(r"(%\d+) = .stablehlo.case[^%]*%\d+\) \({(?:(?!}\)).)*}\) : .*-> tensor<4096x1xf32>", layer, re.S)
+    assert len(users(layer, pivot)) == 3
+    for line in users(layer, pivot):
+        assert re.search(r"broadcast_in_dim.*-> tensor<4096x256xf32>$", line), line
+    rms = lowered(lambda x, s: jn.rms_norm(x, scale=s), x, param, platform="cuda")
+    (step,) = re.findall(r"(%\d+) = stablehlo.reduce", rms)
+    while "tensor<4096x256xf32>" not in step:
+        (line,) = users(rms, step)
+        step = line if line.endswith("tensor<4096x256xf32>") else line.split()[0]
 
 
 def test_very_many_are_added_up_in_two_steps():
