@@ -1,30 +1,30 @@
-"""What norms cost a TPU: bytes between its memory and its cores, as counted in programs compiled for one.
+"""What norms cost an accelerator, as counted in programs compiled for one ahead of time, which takes none.
 
-    pip install 'jax[tpu]'
-    python -m bench.tpu [--topology v5e:2x2] [--only NORMS]
+    pip install 'jax[tpu]'; python -m bench.ahead tpu
+    pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 nvidia-nvjitlink-cu12; python -m bench.ahead gpu
 
-compiles every norm ahead of time, which takes no TPU, and writes bench/results/tpu.json and tpu.md. Arrays are larger than the
-memory beside the cores, so that each pass over one is a transfer; what is kept there (S(1) in a layout) costs none.
+write bench/results/tpu.json and tpu.md, gpu.json and gpu.md. Arrays are larger than what is kept beside the cores, so that each pass
+over one is a transfer.
 """
 
 import argparse
 import importlib.metadata
 import json
-import math
 import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is none to be asked about
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
+from jax.extend.core import Literal
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from rich.progress import track
@@ -32,95 +32,114 @@ from rich.progress import track
 from bench.peers import JAX_PEERS, installed
 from bench.speed import DTYPES, IMAGES, ROWS, with_gradients
 from bench.stamp import commit, versions
+from bench.transfers import COLLECTIVE, cycles, kernels, transferred
 
-RESULTS = Path(__file__).parent / "results" / "tpu"
-KINDS = ("forward", "gradients")
-TEXT = """# What norms cost a TPU
+RESULTS = Path(__file__).parent / "results"
+TEXT = """# What norms cost a {name}
 
 `{command}`: {head}.
 
-Compiled for that processor, not run on one. The figures are of the output / of the output and all gradients.
+Compiled for that processor, not run on one.
 
-Bytes between its memory and its cores, in sizes of x: a norm that keeps nothing of x beside the cores reads it once for its statistics
-and once for the output that it writes, which makes 3; for gradients it reads x and the cotangent twice more and writes the gradient, 8,
-or 7 where output and gradient are made at once. A pass for the mean before one for the deviations from it is the price of a variance
-that is exact for any mean.
+Bytes between its memory and its cores in sizes of x, for the output / the output and all gradients: a norm that keeps nothing of x
+beside the cores reads it once for its statistics and once for the output that it writes, which makes 3; for gradients it reads x and
+the cotangent twice more and writes the gradient, 8, or 7 where output and gradient are made at once.
 
 {passes}
 
-Cycles that the compiler expects, relative to Flax:
+The same where the output is one program and the gradients are another, given what the first keeps for it:
 
-{cycles}
+{apart}
 
-Over the {chips} chips of such a slice, output and all gradients of x that is sharded along its first / last axis: collectives, which are
-all-reduces unless another is named.
+{cost_title}:
+
+{cost}
+
+Over {chips} of them, output and all gradients of x that is sharded along its first / last axis: collectives, which are all-reduces
+unless another is named.
 
 {collectives}
 """
 SHAPES = {**dict.fromkeys(ROWS, (32768, 4096)), **dict.fromkeys(IMAGES, (256, 56, 56, 256))}
 PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer))  # kernels are for CPUs
-BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s8": 1, "u8": 1, "pred": 1}
-ARRAY = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\](\{{[^}}]*\}})?")
-LINE = re.compile(r"\s*(?:ROOT )?(%[\w.-]+) = (.*?[\})\]]) ([a-z][\w-]*)\((.*)")
-FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "copy-done", "slice-done")
-COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
-PROGRAMS = ("while", "conditional", "call", "async-start")  # of programs of their own
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
 
 
-def transferred(program: str) -> int:
-    """The bytes that the instructions of a compiled program read and write in main memory.
+@dataclass(frozen=True)
+class Target:
+    """What is compiled for: how JAX describes some of them, what it compiles with, and what else a program says of its cost."""
 
-    >>> transferred('''
-    ... ENTRY %main (x: f32[8,128]) -> f32[8,128] {
-    ...   %x = f32[8,128]{1,0:T(8,128)} parameter(0)
-    ...   %sum = f32[8]{0:T(128)S(1)} fusion(%x), kind=kLoop, calls=%f
-    ...   ROOT %y = f32[8,128]{1,0:T(8,128)} fusion(%x, %sum), kind=kLoop, calls=%g
-    ... }''') // (4 * 8 * 128)
-    3
-    """
-    arrays: dict[str, list[tuple[int, bool]]] = {}  # of each name the bytes, and whether they lie there
-    total = 0
-    for line in filter(None, map(LINE.match, program[program.index("\nENTRY") :].split("\n"))):
-        name, types, operation, rest = line.groups()
-        arrays[name] = own = [_array(*found) for found in ARRAY.findall(types)]
-        if operation in PROGRAMS:
-            raise ValueError(f"cannot count what {operation} transfers: {line[0]}")
-        if operation in ("copy-start", "slice-start"):  # (to, from, a flag): the part, if it is one
-            total += min(size for size, _ in own[:2])
-        elif operation not in FREE:
-            taken = [array for of in re.findall(r"%[\w.-]+", rest.split("), ")[0]) for array in arrays.get(of, ())]
-            total += sum(size for size, there in (*own, *taken) if there)
-    return total
+    topology: dict
+    compiler: str
+    cost: Callable[[str], int]
+    relative: bool
+    cost_title: str
 
 
-def cycles(program: str) -> int:
-    """How many the compiler expects the instructions to take."""
-    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', program[program.index("\nENTRY") :])))
+TARGETS = {
+    "tpu": Target(
+        {"platform": "tpu", "topology_name": "v5e:2x2"}, "libtpu", cycles, True, "Cycles that the compiler expects, relative to Flax"
+    ),
+    "gpu": Target(
+        {"platform": "cuda", "topology": "1x1x4", "target_config": H100}, "jax-cuda12-pjrt", kernels, False, "Kernels, of which each starts"
+    ),
+}
 
 
-def _array(dtype: str, sizes: str, layout: str) -> tuple[int, bool]:
-    return BYTES[dtype] * math.prod(int(size) for size in sizes.split(",") if size), "S(" not in layout
-
-
-def compiled(norm: Callable, kind: str, shape: tuple[int, ...], dtype: str, of_x: Sharding, of_params: Sharding) -> jax.stages.Compiled:
+def types_of(shape: tuple[int, ...], dtype: str, of_x: Sharding, of_params: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Those of x, scale, bias and the cotangent of y."""
     x, param = jax.ShapeDtypeStruct(shape, dtype, sharding=of_x), jax.ShapeDtypeStruct(shape[-1:], dtype, sharding=of_params)
-    function, given = (norm, (x, param, param)) if kind == "forward" else (with_gradients(norm), (x, param, param, x))
-    return jax.jit(function).trace(*given).lower().compile()
+    return x, param, param, x
 
 
-def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list) -> dict:
+def compiled(function: Callable, *types) -> jax.stages.Compiled:
+    return jax.jit(function).trace(*types).lower().compile()
+
+
+def in_two(norm: Callable, x, scale, bias, by_y) -> tuple[str, str]:
+    """Programs of the output with what is kept for the gradients, but for what is given and there anyway, and of those."""
+
+    def forward(*given):
+        return jax.vjp(norm, *given)
+
+    traced = jax.make_jaxpr(forward)(x, scale, bias).jaxpr
+    made = [place for place, of in enumerate(traced.outvars) if not isinstance(of, Literal) and of not in traced.invars]
+    first = compiled(lambda *given: [jax.tree.leaves(forward(*given))[place] for place in made], x, scale, bias)
+    y, pullback = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=x.sharding), jax.eval_shape(forward, x, scale, bias)
+    )
+    return first.as_text(), compiled(lambda pullback, by_y: pullback(by_y), pullback, y).as_text()
+
+
+def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list, cost: Callable[[str], int]) -> dict:
     """Of the output, and of it with all gradients; of these also the collectives where x is sharded, by the axis."""
-    one, size = SingleDeviceSharding(devices[0]), math.prod(shape) * jnp.dtype(dtype).itemsize
-    found: dict = {}
-    for kind in KINDS:
-        program = compiled(norm, kind, shape, dtype, one, one)
-        temporaries = program.memory_analysis().temp_size_in_bytes / size
-        found[kind] = {"passes": transferred(program.as_text()) / size, "cycles": cycles(program.as_text()), "temporaries": temporaries}
-    mesh, found["collectives"] = Mesh(np.array(devices), ("chips",)), {}
+    one = SingleDeviceSharding(devices[0])
+    types = types_of(shape, dtype, one, one)
+    size = types[0].size * types[0].dtype.itemsize
+    programs = [compiled(norm, *types[:3]), compiled(with_gradients(norm), *types)]
+    texts = [program.as_text() for program in programs]
+    found: dict = {
+        "passes": [transferred(text) / size for text in texts],
+        "apart": [transferred(text) / size for text in in_two(norm, *types)],
+        "cost": list(map(cost, texts)),
+        "temporaries": [program.memory_analysis().temp_size_in_bytes / size for program in programs],
+        "collectives": {},
+    }
+    mesh = Mesh(np.array(devices), ("chips",))
     for name, axis in (("first", 0), ("last", len(shape) - 1)):
         of_x = NamedSharding(mesh, P(*("chips" if at == axis else None for at in range(len(shape)))))
-        text = compiled(norm, "gradients", shape, dtype, of_x, NamedSharding(mesh, P())).as_text()
-        found["collectives"][name] = Counter(re.findall(COLLECTIVE, text))
+        program = compiled(with_gradients(norm), *types_of(shape, dtype, of_x, NamedSharding(mesh, P())))
+        found["collectives"][name] = Counter(re.findall(COLLECTIVE, program.as_text()))
     return found
 
 
@@ -135,48 +154,60 @@ def table(rows: list[dict], cell: Callable[[dict, dict | None], str]) -> str:
     return "\n".join(lines)
 
 
-def passes_of(own: dict, _) -> str:
-    return " / ".join(f"{own[kind]['passes']:.1f}" for kind in KINDS)
-
-
-def cycles_of(own: dict, flax: dict | None) -> str:
-    return " / ".join(f"{own[kind]['cycles'] / flax[kind]['cycles']:.2f}" for kind in KINDS) if flax else ""
-
-
-def collectives_of(own: dict, _) -> str:
+def tables(rows: list[dict], relative: bool) -> dict[str, str]:
     def told(found: dict[str, int]) -> str:
         others = (f"{number} {name}" for name, number in found.items() if name != "all-reduce")
         return ", ".join([str(found.get("all-reduce", 0)), *others])
 
-    return " / ".join(map(told, own["collectives"].values()))
+    def cost(own: dict, flax: dict | None) -> str:
+        if not relative:
+            return " / ".join(map(str, own["cost"]))
+        return " / ".join(f"{one / other:.2f}" for one, other in zip(own["cost"], flax["cost"], strict=True)) if flax else ""
+
+    return {
+        "passes": table(rows, lambda own, _: " / ".join(f"{passes:.1f}" for passes in own["passes"])),
+        "apart": table(rows, lambda own, _: " + ".join(f"{passes:.1f}" for passes in own["apart"])),
+        "cost": table(rows, cost),
+        "collectives": table(rows, lambda own, _: " / ".join(map(told, own["collectives"].values()))),
+    }
 
 
-def page(command: str, facts: dict, rows: list[dict]) -> str:
+def page(command: str, target: Target, facts: dict, rows: list[dict]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
     head = f"{facts['device']}, commit {facts['commit']}, {packages}"
-    tables = {"passes": table(rows, passes_of), "cycles": table(rows, cycles_of), "collectives": table(rows, collectives_of)}
-    return TEXT.format(command=command, head=head, chips=facts["chips"], **tables)
+    shown = {"name": facts["name"], "chips": facts["chips"], "cost_title": target.cost_title}
+    return TEXT.format(command=command, head=head, **shown, **tables(rows, target.relative))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.tpu", description=__doc__.split("\n")[0])
-    parser.add_argument("--topology", default="v5e:2x2", help="the kind of TPU, as JAX names a slice of them (%(default)s)")
+    parser = argparse.ArgumentParser(prog="python -m bench.ahead", description=__doc__.split("\n")[0])
+    parser.add_argument("target", choices=tuple(TARGETS), help="a TPU v5e, or an NVIDIA H100")
     parser.add_argument("--only", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES), metavar="NORM", help="of %(choices)s")
     options = parser.parse_args()
+    target = TARGETS[options.target]
     try:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=options.topology).devices
+        jax.devices()  # looks for plug-ins
+        devices = topologies.get_topology_desc(**target.topology).devices
     except (RuntimeError, ValueError) as error:
-        print(f"bench.tpu: no compiler for {options.topology} (pip install 'jax[tpu]'): {error}", file=sys.stderr)
+        how = next(line.strip().split("; ")[0] for line in __doc__.split("\n") if line.endswith(f"bench.ahead {options.target}"))
+        print(f"bench.ahead: no compiler for a {options.target} ({how}): {error}", file=sys.stderr)
         return 1
     cases = [(norm, dtype, peer) for norm in options.only for dtype in DTYPES for peer in PEERS if norm in JAX_PEERS[peer]()]
     rows = []
     for norm, dtype, peer in track(cases, "Compiling"):
-        rows.append({"norm": norm, "dtype": dtype, "peer": peer} | count(JAX_PEERS[peer]()[norm], SHAPES[norm], dtype, devices))
-    packages = {"jax": jax.__version__, **versions(), "libtpu": importlib.metadata.version("libtpu")}
-    facts = {"device": devices[0].device_kind, "chips": len(devices), "commit": commit(), "packages": packages}
-    RESULTS.with_suffix(".json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
-    text = page(" ".join(["python -m bench.tpu", *sys.argv[1:]]), facts, rows)
-    RESULTS.with_suffix(".md").write_text(text)
+        found = count(JAX_PEERS[peer]()[norm], SHAPES[norm], dtype, devices, target.cost)
+        rows.append({"norm": norm, "dtype": dtype, "peer": peer} | found)
+    packages = {"jax": jax.__version__, **versions(), target.compiler: importlib.metadata.version(target.compiler)}
+    facts = {
+        "name": options.target.upper(),
+        "device": devices[0].device_kind,
+        "chips": len(devices),
+        "commit": commit(),
+        "packages": packages,
+    }
+    (RESULTS / f"{options.target}.json").write_text(json.dumps({**facts, "rows": rows}, indent=1))
+    text = page(" ".join(["python -m bench.ahead", *sys.argv[1:]]), target, facts, rows)
+    (RESULTS / f"{options.target}.md").write_text(text)
     print(text)
     return 0
 

@@ -1,0 +1,106 @@
+"""What a program that XLA compiled for an accelerator transfers, expects and starts, as its text says."""
+
+import math
+import re
+from collections import defaultdict
+
+BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s8": 1, "u8": 1, "pred": 1}
+ARRAY = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\](\{{[^}}]*\}})?")
+LINE = re.compile(r"\s*(?:ROOT )?(%[\w.-]+) = (.*?[\})\]]) ([a-z][\w-]*)\((.*)")
+COMPUTATION = re.compile(r"^(%[\w.-]+) \(.*?\{\n(.*?)^\}", re.M | re.S)
+FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "copy-done", "slice-done")
+SAME = ("bitcast", "convert", "copy", "multiply", "reshape")  # on the way to a slice
+COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+PROGRAMS = ("while", "conditional", "call", "async-start")  # of programs of their own
+
+
+def transferred(program: str) -> int:
+    """The bytes that the instructions of a compiled program read and write in main memory.
+
+    What lies beside a TPU's cores (S(1) in a layout) costs none, and of what an instruction takes a slice of, the slice.
+
+    >>> transferred('''
+    ... %f (x: f32[8,128]) -> f32[8] {
+    ...   %x = f32[8,128]{1,0} parameter(0)
+    ...   %part = f32[8,32]{1,0} slice(%x), slice={[0:8], [0:32]}
+    ...   ROOT %sum = f32[8]{0} reduce(%part, %zero), dimensions={1}, to_apply=%add
+    ... }
+    ... ENTRY %main (x: f32[8,128]) -> f32[8,128] {
+    ...   %x = f32[8,128]{1,0:T(8,128)} parameter(0)
+    ...   %sum = f32[8]{0:T(128)S(1)} fusion(%x), kind=kLoop, calls=%f
+    ...   ROOT %y = f32[8,128]{1,0:T(8,128)} fusion(%x, %sum), kind=kLoop, calls=%g
+    ... }''') / (4 * 8 * 128)
+    2.25
+    """
+    read = {name: _shares(body) for name, body in re.findall(COMPUTATION, program)}
+    arrays: dict[str, list[tuple[int, bool]]] = {}  # of each name the bytes, and whether they lie there
+    total = 0.0
+    for name, types, operation, rest in _instructions(_entry(program)):
+        arrays[name] = own = [_array(*found) for found in ARRAY.findall(types)]
+        if operation in PROGRAMS:
+            raise ValueError(f"cannot count what {operation} transfers: {name}")
+        if operation in ("copy-start", "slice-start"):  # (to, from, a flag): the part, if it is one
+            total += min(size for size, _ in own[:2])
+        elif operation not in FREE:
+            called = re.search(r"calls=(%[\w.-]+)", rest)
+            shares = read.get(called[1], {}) if called else {}
+            total += sum(size for size, there in own if there)
+            for place, of in enumerate(_operands(rest)):
+                total += shares.get(place, 1.0) * sum(size for size, there in arrays.get(of, ()) if there)
+    return round(total)
+
+
+def cycles(program: str) -> int:
+    """How many a TPU's compiler expects the instructions to take."""
+    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', _entry(program))))
+
+
+def kernels(program: str) -> int:
+    """How many a GPU starts."""
+    return sum(operation not in FREE for _, _, operation, _ in _instructions(_entry(program)))
+
+
+def _entry(program: str) -> str:
+    return program[program.index("\nENTRY") :]
+
+
+def _instructions(text: str) -> list[tuple[str, str, str, str]]:
+    """The name of each, its types, the operation, and what follows."""
+    return [found.groups() for found in map(LINE.match, text.split("\n")) if found]  # type: ignore[misc]
+
+
+def _operands(rest: str) -> list[str]:
+    return re.findall(r"%[\w.-]+", rest.split("), ")[0])
+
+
+def _array(dtype: str, sizes: str, layout: str) -> tuple[int, bool]:
+    return BYTES[dtype] * _elements(sizes), "S(" not in layout
+
+
+def _elements(sizes: str) -> int:
+    return math.prod(int(size) for size in sizes.split(",") if size)
+
+
+def _shares(body: str) -> dict[int, float]:
+    """The share of each parameter of a fusion that it reads: all, unless nothing but slices are taken of it."""
+    sizes, operations, users = {}, {}, defaultdict(list)
+    parameters = {}
+    for name, types, operation, rest in _instructions(body):
+        sizes[name], operations[name] = sum(_elements(found[1]) for found in ARRAY.findall(types)), operation
+        if operation == "parameter":
+            parameters[int(rest.split(")")[0])] = name
+        for of in _operands(rest):
+            users[of].append(name)
+
+    def of(name: str) -> int:
+        found = 0
+        for user in users[name]:
+            if operations[user] == "slice":
+                found += sizes[user]
+            elif operations[user] in SAME and sizes[user] == sizes[name]:
+                found += of(user)
+            else:
+                return sizes[name]
+        return min(found, sizes[name])
+
+    return {place: of(name) / sizes[name] for place, name in parameters.items() if sizes[name]}
