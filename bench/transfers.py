@@ -25,6 +25,12 @@ def transferred(program: str) -> int:
     ...   %part = f32[8,32]{1,0} slice(%x), slice={[0:8], [0:32]}
     ...   ROOT %sum = f32[8]{0} reduce(%part, %zero), dimensions={1}, to_apply=%add
     ... }
+    ... %g (x: f32[8,128], sum: f32[8]) -> f32[8,128] {
+    ...   %x = f32[8,128]{1,0} parameter(0)
+    ...   %sum = f32[8]{0} parameter(1)
+    ...   %by = f32[8,128]{1,0} broadcast(%sum), dimensions={0}
+    ...   ROOT %y = f32[8,128]{1,0} multiply(%x, %by)
+    ... }
     ... ENTRY %main (x: f32[8,128]) -> f32[8,128] {
     ...   %x = f32[8,128]{1,0:T(8,128)} parameter(0)
     ...   %sum = f32[8]{0:T(128)S(1)} fusion(%x), kind=kLoop, calls=%f
@@ -93,7 +99,7 @@ def _shares(body: str) -> dict[int, float]:
             users[of].append(name)
 
     def of(name: str) -> int:
-        found = 0
+        found = 0 if users[name] else sizes[name]
         for user in users[name]:
             if operations[user] == "slice":
                 found += sizes[user]
