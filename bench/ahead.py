@@ -88,10 +88,18 @@ class Target:
 
 TARGETS = {
     "tpu": Target(
-        {"platform": "tpu", "topology_name": "v5e:2x2"}, "libtpu", cycles, True, "Cycles that the compiler expects, relative to Flax"
+        {"platform": "tpu", "topology_name": "v5e:2x2"},
+        "libtpu",
+        cycles,
+        True,
+        "Cycles that the compiler expects, in the same order, relative to Flax",
     ),
     "gpu": Target(
-        {"platform": "cuda", "topology": "1x1x4", "target_config": H100}, "jax-cuda12-pjrt", kernels, False, "Kernels, of which each starts"
+        {"platform": "cuda", "topology": "1x1x4", "target_config": H100},
+        "jax-cuda12-pjrt",
+        kernels,
+        False,
+        "Kernels that it starts, for the output / the output and all gradients",
     ),
 }
 
