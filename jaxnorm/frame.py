@@ -2,11 +2,11 @@
 
 Every set is described in a *frame*, constants in which its numbers are small::
 
-    u = x / 2**power - pivot         power: only where squares could leave the dtype's range; pivot: mean(x), rounded
-    offset = mean(u)                 what the rounding of the pivot left over
+    u = x / 2**power - pivot         power: only where squares could leave the dtype's range; pivot: near mean(x)
+    offset = mean(u)                 what the pivot left over
     var = mean(u**2) - offset**2
 
-The pair (pivot, offset) holds the mean to twice the precision of one number, so nothing is lost to a large mean.
+The pair (pivot, offset) holds the mean to more digits than one number, so nothing is lost to a large mean.
 The frame is constant under differentiation: no result depends on its choice.
 """
 
@@ -150,7 +150,7 @@ def estimate(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) ->
 
 
 def estimate_offset(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
-    """The mean of each set in its frame: what the rounding of the pivot left over, or, without one, the pivot."""
+    """The mean of each set in its frame: what the pivot left over, or, without one, the pivot."""
     total = sets.careful_sum(local(sets, *at_once(sets, x, where, frame)), where)
     return divide(total, sets.count(where, frame.size), _shade(sets, total, where, frame))
 

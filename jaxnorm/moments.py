@@ -68,8 +68,8 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
 
     Returns:
       Moments whose pooled axes have size one (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at least
-      float32. The variance is biased, and computed in two corrected passes: an offset of 1e7 standard deviations
-      costs no accuracy. Of complex numbers it is the variance of the absolute value.
+      float32. The variance is biased, and computed from deviations, corrected for what they leave of the mean: an
+      offset of 1e7 standard deviations costs no accuracy. Of complex numbers it is the variance of the absolute value.
 
     Raises:
       TypeError: integer or boolean ``x``; a mask that is neither boolean nor float.
