@@ -161,9 +161,10 @@ def _shade(sets: Sets, total: jax.Array, where: jax.Array | None, frame: Frame) 
     A GPU's makes one kernel of a row, if nothing takes the pivot but what is subtracted from x: a gain where no gradient takes the
     statistics as well.
     """
-    if where is not None or frame.pivot is None or sets.differentiated:
-        return None if where is not None else frame.pivot
-    return second_on_cpu(total, frame.pivot)
+    if where is not None or frame.pivot is None:
+        return None
+    one_kernel = not sets.differentiated and total.dtype == frame.pivot.dtype
+    return second_on_cpu(total, frame.pivot) if one_kernel else frame.pivot
 
 
 def _square(sets: Sets, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
