@@ -19,6 +19,8 @@ from operator import index
 
 Axes = int | Iterable[int] | str
 
+MANY_MORE = 1 << 20
+
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
 
 
@@ -55,6 +57,20 @@ class Pooling:
         """The split form of a shape that broadcasts against ``self.shape``."""
         full = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         return tuple(s for size, sizes in zip(full, self.parts, strict=True) for s in (sizes if size != 1 else (1,) * len(sizes)))
+
+
+def static(shape: tuple) -> bool:
+    """Whether all sizes are known; symbolic ones, of ``jax.export``, are not."""
+    return all(isinstance(size, int) for size in shape)
+
+
+def number(*sizes) -> int:
+    """Their product, for what is decided by size; a symbolic one, which is not known before the program runs, counts as a large one.
+
+    >>> number(2, 3)
+    6
+    """
+    return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)
 
 
 def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Pooling:

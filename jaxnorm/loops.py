@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxnorm.axes import number
 from jaxnorm.dtypes import real
 
 SMALL = 1 << 15  # elements: of fewer it makes loops as simple as they come
@@ -28,7 +29,7 @@ def apart(*arrays: jax.Array | None) -> tuple:
     arrays, which the cache holds, it may.
     """
     given = [a for a in arrays if a is not None]
-    if all(a.size < SMALL for a in given):
+    if all(number(a.size) < SMALL for a in given):
         return arrays
     own = iter(_only_on("cpu", _apart)(*given))
     return tuple(None if a is None else next(own) for a in arrays)
@@ -76,7 +77,7 @@ def flat(function: Callable) -> Callable:
     def call(*values):
         shapes = [jnp.shape(a) for a in values if jnp.ndim(a) > 0]
         ones = min((len(list(takewhile(lambda size: size == 1, reversed(shape)))) for shape in shapes), default=0)
-        if not ones or len(set(map(len, shapes))) > 1 or max(map(math.prod, shapes)) < MANY:
+        if not ones or len(set(map(len, shapes))) > 1 or max(number(*shape) for shape in shapes) < MANY:
             return function(*values)
         results = function(*(a.reshape(a.shape[:-ones]) if jnp.ndim(a) > 0 else a for a in values))
         return jax.tree.map(lambda a: a.reshape(*a.shape, *(1,) * ones), results)
@@ -105,8 +106,8 @@ def add_in_turn(values: jax.Array, axes: list[int], whole: bool) -> jax.Array:
     In turn they are off by 5e-7. Other back-ends make one pass over x of several sums, if nothing keeps those apart: there it
     is one, but for the last axis of very many on a TPU; a GPU's divides them by itself.
     """
-    kept_apart = _apart if values.size < SMALL else _only_on("cpu", _apart)
-    many = math.prod(values.shape[axis] for axis in axes) > MOST_AT_ONCE
+    kept_apart = _apart if number(values.size) < SMALL else _only_on("cpu", _apart)
+    many = number(*(values.shape[axis] for axis in axes)) > MOST_AT_ONCE
     for place, axis in enumerate(axes, 1):
         values = add_up(values, axis) if whole else jnp.sum(values, axis, keepdims=True)
         if len(axes) > 1:  # or the sums are merged again

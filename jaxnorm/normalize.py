@@ -1,6 +1,5 @@
 """Applying Moments to data, given ones or its own, as the public functions do it."""
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
 from jaxnorm.application import Rule, apply, own, shared_axes, tangent
-from jaxnorm.axes import Axes, Pooling, resolve
+from jaxnorm.axes import Axes, Pooling, number, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.frame import Frame, estimate, make_frame, nothing_saved
 from jaxnorm.kernels.placement import known, sharded
@@ -210,14 +209,14 @@ def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | N
     """
     if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
         return None
-    large = math.prod(sets.pooling.shape) >= (SMALL if sets.size >= WIDE else LARGE)
+    large = number(*sets.pooling.shape) >= (SMALL if number(sets.size) >= WIDE else LARGE)
     if where is None and large and (sets.rows if scale is bias is None else sets.alone and (sets.rows or sets.in_one_loop)):
         return "row_tangent"
     return None if sets.alone else "pooled_tangent"
 
 
 def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and sets.size < SMALL_SET
+    return sets.centered and sets.axis_name is None and where is None and number(sets.size) < SMALL_SET
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
@@ -229,7 +228,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     whole = implementation != "native" and jax.default_backend() == "cpu" and known(x) and not sharded(x)
     if whole and where is None:
         sets, (x, scale, bias) = sets.in_line(x, scale, bias)
-    sets = replace(sets, whole=whole, alone=math.prod(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias)) <= 1)
+    sets = replace(sets, whole=whole, alone=number(*(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias))) <= 1)
     lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import Pooling, unsplit
+from jaxnorm.axes import Pooling, number, unsplit
 from jaxnorm.loops import MANY, add_in_turn, hold
 
 STEPS = (8, 7, 9, 6, 10, 5, 4)  # of one in so many numbers the mean is near enough to that of all
@@ -60,7 +60,7 @@ class Sets:
         *others, channels = pooling.parts
         if any(len(part) > 1 for part in others) or [axis for axis in self.axes if axis >= last] != [last + len(channels) - 1]:
             return self
-        if math.prod(pooling.shape[axis] for axis in positions) < (POSITIONS_OF_HALVES if jnp.finfo(dtype).bits < 32 else POSITIONS):
+        if number(*(pooling.shape[axis] for axis in positions)) < (POSITIONS_OF_HALVES if jnp.finfo(dtype).bits < 32 else POSITIONS):
             return self
         if len(channels) == 1:
             shapes = [pooling.fit(a.shape) for a in params if a is not None]
@@ -75,9 +75,9 @@ class Sets:
         fewer channels they have.
         """
         split = self.pooling.split
-        first = min((axis for axis in self.axes if split[axis] > 1), default=len(split))
+        first = min((axis for axis in self.axes if number(split[axis]) > 1), default=len(split))
         tails = [a.shape[first:] for a in params if a is not None]
-        several = 0 not in split and self.rows and math.prod(split[first:]) > max(split[first:])
+        several = 0 not in split and self.rows and number(*split[first:]) > max(map(number, split[first:]))
         if not several or any(tail != split[first:] and math.prod(tail) > 1 for tail in tails):
             return self, [x, *params]
         line = replace(self, pooling=unsplit((*split[:first], math.prod(split[first:])), (first,)))
@@ -92,7 +92,7 @@ class Sets:
         """
         split, devices = self.pooling.split, jax.device_count()
         for axis in sorted((axis for axis in self.axes if axis < len(split) - 1 and not self.rows), key=lambda axis: axis == 0):
-            steps = (step for step in STEPS if split[axis] and split[axis] % (step * devices) == 0)
+            steps = (step for step in STEPS if isinstance(split[axis], int) and split[axis] and split[axis] % (step * devices) == 0)
             if step := next(steps, None):
                 few = (*split[:axis], split[axis] // step, *split[axis + 1 :])
                 every = x.reshape(*few[: axis + 1], step, *few[axis + 1 :])
@@ -125,14 +125,14 @@ class Sets:
     @property
     def rows(self) -> bool:
         """Whether every set is a row: all of the last axes, and nothing of another."""
-        longer = [axis for axis, size in enumerate(self.pooling.split) if size > 1]
+        longer = [axis for axis, size in enumerate(self.pooling.split) if number(size) > 1]
         pooled = [axis for axis in longer if axis in self.axes]
         return bool(pooled) and longer[-len(pooled) :] == pooled
 
     @property
     def in_one_loop(self) -> bool:
         """Whether XLA's CPU back-end makes one loop of all that is done with a set, as it can if they are many."""
-        return (self.rows or self.alone) and math.prod(self.pooling.split_kept) >= MANY
+        return (self.rows or self.alone) and number(*self.pooling.split_kept) >= MANY
 
     def across(self, collective, value):
         """``collective`` of ``value`` over ``axis_name``."""
@@ -145,7 +145,10 @@ class Sets:
 
     def count(self, where: jax.Array | None, size) -> jax.Array | float:
         """How many elements, or how much weight, a set has: ``size``, of which JAX forgets that it is static without a mask."""
-        return float(self.size * self.across(lax.psum, 1)) if where is None else size
+        if where is not None:
+            return size
+        count = self.size * self.across(lax.psum, 1)
+        return float(count) if isinstance(count, int) else jnp.asarray(count, float)
 
     def sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:
         """Weighted sum over each set."""
@@ -162,7 +165,7 @@ class Sets:
             values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
         if self.rows:
             return self.across(lax.psum, jnp.sum(values, self.axes, keepdims=True))
-        late = values.ndim - 1 if values.shape[-1] < LONG else None
+        late = values.ndim - 1 if number(values.shape[-1]) < LONG else None
         axes = sorted(self.axes, key=lambda axis: (axis == late, -axis))
         return self.across(lax.psum, self.gathered(add_in_turn(values, axes, self.whole)))
 

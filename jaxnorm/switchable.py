@@ -97,7 +97,7 @@ def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logi
     mean_weights, var_weights = (
         list(jax.nn.softmax(logits.astype(frame.pivot.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
     )
-    blend = Blend(features, 0, axis_name, float(own.pooling.size))
+    blend = Blend(features, 0, axis_name, own.pooling.size)
     extra = middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
     if implementation == "native":
         y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
@@ -114,7 +114,7 @@ class Blend:
     features: tuple[int, ...]
     examples: int
     axis_name: object
-    size: float  # of every instance, where they have no counts
+    size: int  # of every instance, where they have no counts
 
     def parts(self, pivot, offset, var, extra) -> tuple[Moments, Moments, Moments]:
         """The three, about the middle of all of x."""
@@ -127,7 +127,7 @@ class Blend:
         """Of parts whose means are small: between them is no large number that digits could be lost to."""
         mean, total = _average(parts.mean, parts.count, axes, axis_name)
         var, _ = _average(parts.var + (parts.mean - mean) ** 2, parts.count, axes, axis_name)
-        return Moments(total * self.size if parts.count is None else total, mean, var)
+        return Moments(total * jnp.asarray(self.size, total.dtype) if parts.count is None else total, mean, var)
 
     def __call__(self, pivot, offset, var, extra):
         instance, *others = parts = self.parts(pivot, offset, var, extra)

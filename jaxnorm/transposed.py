@@ -30,7 +30,7 @@ Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
 
 
 def _frame(sets: Sets, power, pivot, size) -> Frame:
-    return Frame(float(sets.size) if size is None else size, power, pivot)
+    return Frame(sets.count(None, None) if size is None else size, power, pivot)
 
 
 def tangent_of(facts: Facts, residuals, arguments):

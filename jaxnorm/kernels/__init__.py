@@ -16,6 +16,7 @@ from importlib import import_module
 
 import jax
 
+from jaxnorm.axes import static
 from jaxnorm.kernels.build import library
 from jaxnorm.kernels.placement import known
 
@@ -70,7 +71,10 @@ def chosen(requested: str | None, names: tuple[str, ...], module: str, x: jax.Ar
             raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wish!r}.")
         if wish in ("xla", "full_range") or (wish is None and not (jax.default_backend() == "cpu" and known(x))):
             return wish if wish == "full_range" and wish in names else names[0]
-    found = import_module(module).obstacle(x, *arguments) if built() else "must be built first: python -m jaxnorm.kernels"
+    if not static(x.shape):
+        found = f"takes no symbolic sizes: got {x.shape}"
+    else:
+        found = import_module(module).obstacle(x, *arguments) if built() else "must be built first: python -m jaxnorm.kernels"
     if found and requested:
         raise ValueError(f"implementation='native' {found}. Leave implementation out.")
     return names[0] if found else "native"

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnorm.axes import Pooling
+from jaxnorm.axes import Pooling, static
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
 
@@ -22,7 +22,9 @@ def _mesh(x: jax.Array) -> Any:
 
 
 def known(x: jax.Array) -> bool:
-    """Whether it is known what a device has of an array."""
+    """Whether it is known what a device has of an array; of one with symbolic sizes it is not."""
+    if not static(x.shape):
+        return False
     return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnorm.axes import static
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 from jaxnorm.varying import vary, varying_axes
 
@@ -39,10 +40,12 @@ PLAIN = Chunks(intermediates=6, fewest=6, smallest=4)
 
 
 def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
-    """Steps per chunk: as many as the budget allows.
+    """Steps per chunk: as many as the budget allows, few of a symbolic batch.
 
     A chunk costs what a step costs, and so does every step it is filled up with; then all states are copied as well.
     """
+    if not static(x.shape):
+        return min(x.shape[0], chunks.smallest)
     time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
     most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates))
     most = min(time, most, max(time // chunks.fewest, SHORT))
@@ -56,11 +59,11 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
       x: ``(time, batch, features)``, floating.
       steps: facts about steps, of leading axis ``time``.
       state: ``(batch, features)`` each.
-      loop: computes them; None is a plain scan, whose derivative is left to JAX.
+      loop: computes them; None is a plain scan, whose derivative is left to JAX, as is that of a symbolic number of steps.
     """
     weights, x, state = varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
-    if loop is None:
+    if loop is None or not static((time,)):
         step = partial(advance, cell, weights)
         return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
     if time * batch == 0:

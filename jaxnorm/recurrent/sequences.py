@@ -79,7 +79,7 @@ def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Where, time first, a step that is taken belongs to another segment than the one taken before it."""
     if mask is None:
         mask = jnp.ones(segment_ids.shape, bool)
-    at = jnp.arange(len(segment_ids)).reshape(-1, *(1,) * (segment_ids.ndim - 1))
+    at = jnp.arange(segment_ids.shape[0]).reshape(-1, *(1,) * (segment_ids.ndim - 1))
     last = lax.cummax(jnp.where(mask, at, -1), axis=0)
     last = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
     earlier = jnp.take_along_axis(segment_ids, jnp.maximum(last, 0), 0)

@@ -1,0 +1,129 @@
+"""Programs exported for sizes that are not known before they run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import recurrent_cases
+from cases import BY_NAME
+from flax import nnx
+
+import jaxnorm as jn
+from jaxnorm import linen
+
+SYMBOLIC = {
+    "layer": "b, 77",
+    "layer_hwc": "b, 4, 5, 6",
+    "rms": "b, 77",
+    "batch": "b, 5",
+    "batch_conv": "b, h, h + 1, 8",
+    "batch_nchw": "b, 8, h, h",
+    "instance": "b, h, h, 4",
+    "group": "b, h, h, 8",
+    "group_nchw": "b, 8, h",
+    "switchable": "b, h, h, 4",
+}
+SIZES = {"b": 5, "h": 3}, {"b": 7, "h": 8}, {"b": 40, "h": 33}  # the last of them large enough for other loops
+NATIVE = {"float32": 3e-6, "bfloat16": 1e-2}  # of the largest number: as far as two ways to compute the same may differ
+
+
+def exported(function, shape, *dtypes, platforms=("cpu",)):
+    """The program for an array of this shape, or several alike but in dtype."""
+    structs = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), dtype) for dtype in dtypes]
+    return jax.export.export(jax.jit(function), platforms=platforms)(*structs)
+
+
+SCOPE = jax.export.SymbolicScope()
+
+
+def concrete(shape, sizes):
+    return tuple(eval(size, {}, sizes) for size in shape.split(","))
+
+
+def assert_near(found, wanted, bound):
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        got, want = (np.asarray(a, np.float64) for a in (got, want))
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=0, atol=bound * max(1, np.abs(want).max(initial=0)))
+
+
+@pytest.mark.parametrize("dtype", NATIVE)
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_norms_and_their_gradients_of_any_size(name, dtype, rng):
+    case = BY_NAME[name]
+    scale, bias = (jnp.asarray(p, dtype) for p in case.params(rng))
+
+    def both(x, weights):
+        y, back = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2]), x, scale, bias)
+        return y, back(weights)
+
+    program = exported(both, SYMBOLIC[name], dtype, dtype)
+    for sizes in SIZES:
+        x, weights = (jnp.asarray(rng.standard_normal(concrete(SYMBOLIC[name], sizes)) + 2, dtype) for _ in range(2))
+        assert_near(program.call(x, weights), both(x, weights), NATIVE[dtype])
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_sets_of_one_number(name):
+    shape = SYMBOLIC[name].replace("h + 1", "h")
+    x = jnp.full(concrete(shape, {"b": 1, "h": 1}), 3.0)
+    np.testing.assert_array_equal(exported(BY_NAME[name], shape, "float32").call(x), BY_NAME[name](x))
+
+
+def test_exports_of_masks_weights_and_merged_axes(rng):
+    def norms(x, weights):
+        return (
+            jn.standardize(x, (0, 1), where=weights > 0.5),
+            jn.standardize(x, (0, 1), where=weights, correction=1),
+            jn.standardize(x, "(k [n]) [h] c", k=4, epsilon_in="std"),
+            jn.standardize(x, (1, 2), implementation="full_range"),
+            jn.normalize(x, jn.moments(x, 0)),
+            jn.merge(jn.moments(x, (0, 1)), jn.moments(2 * x, (0, 1))),
+        )
+
+    program = exported(norms, "4 * b, h, 3", "float32", "float32")
+    for shape in ((8, 5, 3), (80, 65, 3)):
+        x, weights = jnp.asarray(rng.standard_normal(shape), jnp.float32), jnp.asarray(rng.uniform(size=shape), jnp.float32)
+        assert_near(program.call(x, weights), norms(x, weights), 3e-6)
+
+
+NETWORKS = [case for case in recurrent_cases.CASES if case.placement == "ba2016" and case.norm != "rms"]
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [*((case, "b, t, 3") for case in NETWORKS), *((case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3", "5, t, 3"))],
+    ids=str,
+)
+def test_networks_and_their_gradients_of_any_length(case, shape, rng):
+    params = case.params()
+
+    def both(x):
+        outputs, back = jax.vjp(lambda params, x: case.call(x, params)[1], params, x)
+        return outputs, back(jnp.cos(outputs))
+
+    program = exported(both, shape, "float32")
+    for sizes in ({"b": 2, "t": 1}, {"b": 5, "t": 12}):
+        x = jnp.asarray(rng.standard_normal(concrete(shape, sizes)), jnp.float32)
+        assert_near(program.call(x), both(x), 2e-5)
+
+
+def test_modules_of_any_batch(rng):
+    module = linen.BatchNorm(use_running_average=False)
+    state = module.init(jax.random.key(0), jnp.ones((2, 3, 8)))
+    layer = nnx.split(jn.nnx.BatchNorm(8, use_running_average=True, rngs=nnx.Rngs(0)))
+    x = jnp.asarray(rng.standard_normal((11, 4, 8)), jnp.float32)
+    for call in (lambda x: module.apply(state, x, mutable=["batch_stats"]), lambda x: nnx.merge(*layer)(x)):
+        assert_near(exported(call, "b, t, 8", "float32").call(x), call(x), 3e-6)
+
+
+@pytest.mark.parametrize("name", ["layer", "batch_conv", "group"])
+def test_exports_for_other_platforms(name):
+    program = exported(jax.grad(lambda x: BY_NAME[name](x).sum()), SYMBOLIC[name], "bfloat16", platforms=("cpu", "cuda", "tpu"))
+    assert program.platforms == ("cpu", "cuda", "tpu")
+    assert [str(aval.dtype) for aval in program.out_avals] == ["bfloat16"]
+
+
+def test_kernels_take_no_symbolic_sizes():
+    with pytest.raises(ValueError, match=r"implementation='native' takes no symbolic sizes: got \(b, 8\)"):
+        exported(lambda x: jn.standardize(x, -1, implementation="native"), "b, 8", "float32")
