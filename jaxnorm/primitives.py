@@ -21,7 +21,9 @@ from jax.interpreters import ad, batching, mlir
 from jaxnorm.varying import vary, varying_axes
 
 
-def linear(name: str, function: Callable, transpose: Callable, like: Callable, batched: Callable, *, results: int) -> Callable:
+def linear(
+    name: str, function: Callable, transpose: Callable, like: Callable, batched: Callable, *, results: int, elsewhere=None
+) -> Callable:
     """A callable ``(facts, residuals, arguments) -> results``, linear in the arguments.
 
     Args:
@@ -32,17 +34,13 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
       batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
       results: how many there are.
+      elsewhere: as ``transpose``, which is then a CPU's alone: what other platforms are given, and what is exported.
     """
 
-    def transposed(facts, residuals, cotangents):
-        def shown(arguments):
-            return [result for result, of in zip(function(facts, residuals, arguments), cotangents, strict=True) if of is not None]
-
-        return jax.linear_transpose(shown, like(residuals))([of for of in cotangents if of is not None])[0]
-
+    transposed = transposed_by_jax(function, like)
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
-    for primitive, plain, run in ((forward, function, function), (backward, transposed, transpose)):
-        _define(primitive, jax.jit(partial(_flat, run), static_argnames=STATIC), batched)
+    for primitive, plain, run, there in ((forward, function, function, None), (backward, transposed, transpose, elsewhere)):
+        _define(primitive, run, there, batched)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
     ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
@@ -57,7 +55,19 @@ def linear(name: str, function: Callable, transpose: Callable, like: Callable, b
     return call
 
 
-def differentiable(name: str, function: Callable, tangent: Callable, batched: Callable, *, results: int) -> Callable:
+def transposed_by_jax(function: Callable, like: Callable) -> Callable:
+    """``(facts, residuals, cotangents of the results) -> cotangents of the arguments``, of what :func:`linear` takes."""
+
+    def transposed(facts, residuals, cotangents):
+        def shown(arguments):
+            return [result for result, of in zip(function(facts, residuals, arguments), cotangents, strict=True) if of is not None]
+
+        return jax.linear_transpose(shown, like(residuals))([of for of in cotangents if of is not None])[0]
+
+    return transposed
+
+
+def differentiable(name: str, function: Callable, tangent: Callable, batched: Callable, *, results: int, elsewhere=None) -> Callable:
     """A callable ``(facts, arguments) -> results`` that has this derivative.
 
     Args:
@@ -66,10 +76,11 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
       tangent: ``(facts, arguments, tangents of the arguments) -> (results, tangents of the results)``.
       batched: as for :func:`linear`.
       results: how many there are.
+      elsewhere: as ``function``, which is then a CPU's alone: what other platforms are given, and what is exported.
     """
     primitive = Primitive(name)
-    run = jax.jit(partial(_flat, lambda facts, _, arguments: function(facts, arguments)), static_argnames=STATIC)
-    _define(primitive, run, batched)
+    alone = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))  # noqa: E731
+    _define(primitive, alone(function), alone(elsewhere), batched)
 
     def jvp(primals, tangents, *, facts, taken, **trees):
         filled = [_zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)]
@@ -106,12 +117,21 @@ def only_on(platform: str, name: str, function: Callable) -> Callable:
 STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results
 
 
-def _define(primitive, run, batched):
+def _define(primitive, run, elsewhere, batched):
+    run, elsewhere = (jax.jit(partial(_flat, f), static_argnames=STATIC) for f in (run, elsewhere or run))
     primitive.multiple_results = True
     primitive.def_impl(run)
     primitive.def_abstract_eval(partial(_types, run))
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    here, there = (mlir.lower_fun(function, multiple_results=True) for function in (run, elsewhere or run))
+    mlir.register_lowering(primitive, there)
+    mlir.register_lowering(
+        primitive, lambda context, *arrays, **static: (there if _exported(context) else here)(context, *arrays, **static), platform="cpu"
+    )
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
+
+
+def _exported(context) -> bool:
+    return context.module_context.lowering_parameters.for_export
 
 
 def _flat(function, *leaves, facts, given, taken, made):

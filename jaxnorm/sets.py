@@ -122,6 +122,12 @@ class Sets:
         """Their sum over each group, which a loop over x reads; not linear to JAX."""
         return values if self.groups is None else hold(self.shared(values, jnp.sum))
 
+    def batched(self, size: int) -> "Sets":
+        """Those of an array with one more axis in front."""
+        pooling = self.pooling
+        more = Pooling((size, *pooling.shape), ((size,), *pooling.parts), tuple(axis + 1 for axis in pooling.axes))
+        return replace(self, pooling=more)
+
     @property
     def rows(self) -> bool:
         """Whether every set is a row: all of the last axes, and nothing of another."""

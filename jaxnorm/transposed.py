@@ -20,7 +20,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
-from jaxnorm.axes import Pooling
 from jaxnorm.frame import Frame, at_once, estimate, estimate_offset, in_a_pass, local, scaled_down, with_pivot
 from jaxnorm.loops import apart, divisor, flat
 from jaxnorm.primitives import linear
@@ -146,19 +145,19 @@ def _fitted(sets: Sets, values: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def batched(facts: Facts, size: int) -> Facts:
-    (sets, rule, applied), pooling = facts, facts[0].pooling
-    more = Pooling((size, *pooling.shape), ((size,), *pooling.parts), tuple(axis + 1 for axis in pooling.axes))
-    return replace(sets, pooling=more), rule, applied if applied is own else applied.batched()
+    sets, rule, applied = facts
+    return sets.batched(size), rule, applied if applied is own else applied.batched()
 
 
 def arguments_like(residuals):
     return residuals[0], *residuals[-3:]
 
 
+transpose_in_passes = partial(transpose_of, (_products, _back, estimate_offset))
 pooled_tangent = linear(
     "jaxnorm_standardize",
     tangent_of,
-    partial(transpose_of, (_products, _back, estimate_offset)),
+    transpose_in_passes,
     like=arguments_like,
     batched=batched,
     results=3,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxnorm import transposed
 from jaxnorm.application import Rule, apply
 from jaxnorm.dtypes import power_of_two
-from jaxnorm.frame import Frame
+from jaxnorm.frame import Frame, estimate, with_pivot
 from jaxnorm.kernels import native
 from jaxnorm.kernels.layout import find
 from jaxnorm.kernels.native import flat, like
@@ -30,10 +30,21 @@ def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | 
 
 def moments(sets: Sets, x: jax.Array, power: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Pivot, offset and variance of every set, as constants."""
+    pivot, offset, var = _moments(sets, jax.lax.stop_gradient((x, power)))
+    return pivot, offset, var
+
+
+def _sums(sets: Sets, arguments):
+    x, power = arguments
     kept = sets.pooling.split_kept
-    each = _factor(power, kept)
-    found = _call("JaxnormMoments", [(kept, jnp.float32)] * 3, jax.lax.stop_gradient(x), each)
-    return found[0], found[1], found[2]
+    return _call("JaxnormMoments", [(kept, jnp.float32)] * 3, x, _factor(power, kept))
+
+
+def _plain_sums(sets: Sets, arguments):
+    """The same for other platforms."""
+    x, power = arguments
+    frame = with_pivot(sets, x, None, Frame(float(sets.pooling.size), power, None))
+    return _of(frame), *estimate(sets, x, None, frame)
 
 
 def _factor(power: jax.Array | None, kept: tuple[int, ...]) -> jax.Array:
@@ -77,6 +88,13 @@ def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift
     return _call("JaxnormBack", [(x.shape, x.dtype)], x, by_y, _factor(frame.power, pivot.shape), pivot, *each)[0]
 
 
+def _nowhere(sets: Sets, arguments, tangents):
+    raise TypeError("the kernel's statistics are constants")
+
+
+_moments = differentiable("jaxnorm_moments", _sums, _nowhere, Sets.batched, results=3, elsewhere=_plain_sums)
+
+
 def _offset(sets: Sets, x, where, frame: Frame) -> jax.Array:
     return moments(sets, x, frame.power)[1]
 
@@ -95,4 +113,5 @@ _apply_tangent = linear(
     like=transposed.arguments_like,
     batched=transposed.batched,
     results=3,
+    elsewhere=transposed.transpose_in_passes,
 )

@@ -12,12 +12,13 @@ import numpy as np
 
 from jaxnorm.application import Rule, apply, own, tangent
 from jaxnorm.axes import unsplit
-from jaxnorm.frame import Frame
+from jaxnorm.frame import Frame, estimate, make_frame
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.sets import Sets
+from jaxnorm.transposed import transpose_in_passes
 
 DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
@@ -71,6 +72,9 @@ class Facts:
 
     def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
         return Frame(float(self.layout.p * self.layout.d), None if self.lowest is None else power, pivot if self.centered else None)
+
+    def offset(self, kept: jax.Array, var: jax.Array) -> jax.Array | None:
+        return jnp.broadcast_to(kept, var.shape) if self.keep_offset else None
 
     @property
     def attributes(self) -> dict[str, np.int64]:
@@ -132,6 +136,16 @@ def _forward(facts: Facts, arguments):
     return y.reshape(x.shape), *map(each, found)
 
 
+def _plain(facts: Facts, arguments):
+    """The same for other platforms."""
+    x, scale, bias = arguments
+    sets = facts.sets(x.shape)
+    frame = make_frame(sets, x, None, facts.lowest)
+    offset, var = estimate(sets, x, None, frame)
+    numbers = (jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
+    return apply(sets, facts.rule, None, frame, x, offset, var, scale, bias), *numbers
+
+
 def _applied(facts: Facts, arguments, found) -> jax.Array:
     """The output, by a loop over all channels of a position, each with the numbers of its group."""
     x, scale, bias, *numbers = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *found))
@@ -154,10 +168,9 @@ def _jvp(facts: Facts, arguments, tangents):
 def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
     x, pivot, offset, var, power, scale = residuals
-    whole = jnp.broadcast_to(offset, var.shape) if facts.keep_offset else None
-    sets, frame = facts.sets(x.shape), facts.frame(pivot, power)
+    sets, frame, offset = facts.sets(x.shape), facts.frame(pivot, power), facts.offset(offset, var)
     dx, dscale, dbias = arguments
-    return tangent(sets, facts.rule, own, x, None, frame, whole, var, (), scale, jnp.zeros_like(scale), dx, (), dscale, dbias)
+    return tangent(sets, facts.rule, own, x, None, frame, offset, var, (), scale, jnp.zeros_like(scale), dx, (), dscale, dbias)
 
 
 def _backward(facts: Facts, residuals, cotangents):
@@ -172,7 +185,16 @@ def _backward(facts: Facts, residuals, cotangents):
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
-_standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5)
+def _plain_backward(facts: Facts, residuals, cotangents):
+    """The same for other platforms."""
+    x, pivot, offset, var, power, scale = residuals
+    frame, offset = facts.frame(pivot, power), facts.offset(offset, var)
+    seen = x, None, frame.power, frame.pivot, None, offset, var, (), scale, scale
+    by_x, _, *by_params = transpose_in_passes((facts.sets(x.shape), facts.rule, own), seen, cotangents)
+    return by_x, *by_params
+
+
+_standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5, elsewhere=_plain)
 _apply_tangent = linear(
     "jaxnorm_native_tangent",
     _tangent,
@@ -180,6 +202,7 @@ _apply_tangent = linear(
     like=lambda residuals: (residuals[0], residuals[-1], residuals[-1]),
     batched=lambda facts, size: facts,  # any axes may stand before the four
     results=3,
+    elsewhere=_plain_backward,
 )
 
 

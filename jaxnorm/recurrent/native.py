@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
-from jaxnorm.primitives import differentiable, linear
+from jaxnorm.primitives import differentiable, linear, transposed_by_jax
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
 
@@ -76,6 +76,14 @@ def _attributes(facts: Facts, state: State) -> dict:
     return {"hidden": np.int64(hidden), "batch": np.int64(batch), "sets": np.int64(sets), "epsilon": np.float64(cell.epsilon), **flags}
 
 
+def _kept_shapes(kept: bool, facts: Facts, weights: Weights, x: jax.Array, state: State) -> list[tuple[int, ...]]:
+    """Of what is kept for the transpose beside the states: c after every step, and gates."""
+    (batch, hidden), packed, nothing = state[1].shape, weights["recurrent_kernel"].shape[-1], (0,)
+    rows = facts.rows(len(x), batch)
+    gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
+    return [(*rows, hidden), gates] if kept else [nothing, nothing]
+
+
 def _names(cell: LSTM) -> tuple[str, ...]:
     """Of the vectors that kernels take, in their order."""
     return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
@@ -98,12 +106,20 @@ def _forward(kept: bool, facts: Facts, arguments):
         return jax.vmap(partial(_forward, kept, facts._replace(axes=facts.axes - 1)))(arguments)
     given = _arguments(facts, *arguments)
     weights, x, _, state = arguments[1:]
-    (batch, hidden), packed = state[1].shape, weights["recurrent_kernel"].shape[-1]
-    nothing, rows = (0,), facts.rows(len(x), batch)
-    gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
-    shapes = [(*rows, hidden), (batch, hidden), *(((*rows, hidden), gates) if kept else (nothing, nothing))]
+    batch, hidden = state[1].shape
+    shapes = [(*facts.rows(len(x), batch), hidden), (batch, hidden), *_kept_shapes(kept, facts, weights, x, state)]
     hs, c, *rest = _call("JaxnormLstmForward", shapes, given, _attributes(facts, state))
     return facts.lying(hs), c, *(rest if kept else ())
+
+
+def _plain(kept: bool, facts: Facts, arguments):
+    """The same for other platforms, where the transpose is JAX's own and takes nothing that is kept."""
+    if facts.axes:
+        return jax.vmap(partial(_plain, kept, facts._replace(axes=facts.axes - 1)))(arguments)
+    _, weights, x, steps, state = arguments
+    (_, c), (hs, _) = chunked(facts.cell, weights, x, steps, state)
+    rest = [jnp.zeros(shape, jnp.float32) for shape in _kept_shapes(kept, facts, weights, x, state)]
+    return hs, c, *(rest if kept else ())
 
 
 def _call(name: str, shapes: list[tuple[int, ...]], given: list[jax.Array], attributes: dict) -> list[jax.Array]:
@@ -179,13 +195,24 @@ def _batched(facts, size):
     return facts._replace(axes=facts.axes + 1)
 
 
-_whole = differentiable("jaxnorm_native_lstm", partial(_forward, False), partial(_jvp, False), _batched, results=2)
-_kept = differentiable("jaxnorm_native_lstm_kept", partial(_forward, True), partial(_jvp, True), _batched, results=4)
+_whole = differentiable(
+    "jaxnorm_native_lstm", partial(_forward, False), partial(_jvp, False), _batched, results=2, elsewhere=partial(_plain, False)
+)
+_kept = differentiable(
+    "jaxnorm_native_lstm_kept", partial(_forward, True), partial(_jvp, True), _batched, results=4, elsewhere=partial(_plain, True)
+)
+
+
+def _arguments_like(residuals):
+    return residuals[1], residuals[2], residuals[4]
+
+
 _apply_tangent = linear(
     "jaxnorm_native_lstm_tangent",
     _tangent,
     _backward,
-    like=lambda residuals: (residuals[1], residuals[2], residuals[4]),
+    like=_arguments_like,
     batched=_batched,
     results=2,
+    elsewhere=transposed_by_jax(_tangent, _arguments_like),
 )
