@@ -8,8 +8,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "binding.h"
+
+constexpr int kLooks = 100;  // before a thread sleeps: to be woken takes it longer than most of what it waits for
 
 // Runs tasks on the caller's thread and on those of XLA's pool that are free. The caller waits only for tasks that
 // have begun, so that a pool whose threads all wait cannot stand still.
@@ -36,6 +39,7 @@ inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void
   };
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
   work();
+  for (int look = 0; look < kLooks && state->done != tasks; ++look) std::this_thread::yield();
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done == tasks; });
 }
