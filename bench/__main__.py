@@ -9,7 +9,6 @@ run to run, with bench/bounds.json.
 
 import argparse
 import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from bench import speed, speed_report
 from bench.peers import OTHERS, installed
-from bench.stamp import commit, versions
+from bench.stamp import allocator, commit, versions
 from jaxnorm import kernels
 from jaxnorm.experiments import report
 from jaxnorm.experiments.runs import carry_out
@@ -54,8 +53,7 @@ def main() -> int:
     missing = [peer for peer in OTHERS if not installed(peer)]
     if missing:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
-    facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports()}
-    facts["allocator"] = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
+    facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports(), "allocator": allocator()}
     try:
         results = carry_out(
             settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, resume=options.resume, **facts

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.speed import repeats_for, sample
-from bench.stamp import commit
+from bench.stamp import allocator, commit, in_front
 from jaxnorm import kernels
 from jaxnorm import linen as jn
 from jaxnorm.experiments.report import machine
@@ -167,11 +167,11 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]
-    facts = machine() | {"commit": commit(), "native": kernels.built()}
+    facts = machine() | {"commit": commit(), "native": kernels.built(), "allocator": allocator()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
-    head = f"Whole models (`python -m bench.models`; {packages}, commit {facts['commit']}).\n\n"
+    head = f"Whole models (`{in_front(facts['allocator'])}python -m bench.models`; {packages}, commit {facts['commit']}).\n\n"
     options.out.with_suffix(".md").write_text(head + table(rows) + BOUND)
     console.print(table(rows), markup=False)
 

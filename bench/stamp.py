@@ -1,6 +1,7 @@
-"""Which commit and which packages measured."""
+"""Which commit and which packages measured, and how the C library was told to give memory."""
 
 import importlib.metadata
+import os
 import subprocess
 from pathlib import Path
 
@@ -22,3 +23,13 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def allocator() -> dict[str, str]:
+    """The variables of the environment that say how it does."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MALLOC_", "GLIBC_"))}
+
+
+def in_front(variables: dict[str, str]) -> str:
+    """As they are set in front of a command."""
+    return "".join(f"{name}={value} " for name, value in variables.items())
