@@ -117,21 +117,22 @@ def only_on(platform: str, name: str, function: Callable) -> Callable:
 STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results
 
 
-def _define(primitive, run, elsewhere, batched):
-    run, elsewhere = (jax.jit(partial(_flat, f), static_argnames=STATIC) for f in (run, elsewhere or run))
+def _define(primitive, function, elsewhere, batched):
+    run, other = (jax.jit(partial(_flat, f), static_argnames=STATIC) for f in (function, elsewhere or function))
     primitive.multiple_results = True
     primitive.def_impl(run)
     primitive.def_abstract_eval(partial(_types, run))
-    here, there = (mlir.lower_fun(function, multiple_results=True) for function in (run, elsewhere or run))
+    here, there = (mlir.lower_fun(f, multiple_results=True) for f in (run, other))
     mlir.register_lowering(primitive, there)
-    mlir.register_lowering(
-        primitive, lambda context, *arrays, **static: (there if _exported(context) else here)(context, *arrays, **static), platform="cpu"
-    )
+    if elsewhere:
+        mlir.register_lowering(primitive, partial(_unless_exported, here, there), platform="cpu")
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
 
-def _exported(context) -> bool:
-    return context.module_context.lowering_parameters.for_export
+def _unless_exported(here, there, context, *arrays, **static):
+    """What is exported may run where there are no kernels, and JAX exports no calls of any."""
+    exported = context.module_context.lowering_parameters.for_export
+    return (there if exported else here)(context, *arrays, **static)
 
 
 def _flat(function, *leaves, facts, given, taken, made):

@@ -47,6 +47,10 @@ def _plain_sums(sets: Sets, arguments):
     return _of(frame), *estimate(sets, x, None, frame)
 
 
+def _no_tangent(sets: Sets, arguments, tangents):
+    raise TypeError("These statistics are constants: they have no derivative.")
+
+
 def _factor(power: jax.Array | None, kept: tuple[int, ...]) -> jax.Array:
     factor = jnp.ones((), jnp.float32) if power is None else power_of_two(-power.astype(jnp.int32), jnp.float32)
     return jnp.broadcast_to(factor, kept)
@@ -88,13 +92,6 @@ def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift
     return _call("JaxnormBack", [(x.shape, x.dtype)], x, by_y, _factor(frame.power, pivot.shape), pivot, *each)[0]
 
 
-def _nowhere(sets: Sets, arguments, tangents):
-    raise TypeError("the kernel's statistics are constants")
-
-
-_moments = differentiable("jaxnorm_moments", _sums, _nowhere, Sets.batched, results=3, elsewhere=_plain_sums)
-
-
 def _offset(sets: Sets, x, where, frame: Frame) -> jax.Array:
     return moments(sets, x, frame.power)[1]
 
@@ -104,6 +101,7 @@ def _of(frame: Frame) -> jax.Array:
     return frame.pivot
 
 
+_moments = differentiable("jaxnorm_moments", _sums, _no_tangent, Sets.batched, results=3, elsewhere=_plain_sums)
 # (facts, (x, power, pivot, offset, var, extra, scale, bias)) -> y, offset, var
 standardize = differentiable("jaxnorm_blend", _forward, _jvp, transposed.batched, results=3)
 _apply_tangent = linear(
