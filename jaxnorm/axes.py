@@ -19,7 +19,7 @@ from operator import index
 
 Axes = int | Iterable[int] | str
 
-MANY_MORE = 1 << 20
+MANY_MORE = 1 << 20  # what a symbolic size counts as
 
 _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
 
@@ -65,7 +65,7 @@ def static(shape: tuple) -> bool:
 
 
 def number(*sizes) -> int:
-    """Their product, for what is decided by size; a symbolic one, which is not known before the program runs, counts as a large one.
+    """Their product, for what is decided by size; a symbolic one, which is not known before the program runs, counts as MANY_MORE.
 
     >>> number(2, 3)
     6

@@ -1,4 +1,4 @@
-"""Programs exported for sizes that are not known before they run."""
+"""Programs that are exported, for sizes that are not known before they run, or compiled for other devices."""
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,16 @@ SYMBOLIC = {
     "switchable": "b, h, h, 4",
 }
 SIZES = {"b": 5, "h": 3}, {"b": 7, "h": 8}, {"b": 40, "h": 33}  # the last of them large enough for other loops
-NATIVE = {"float32": 3e-6, "bfloat16": 1e-2}  # of the largest number: as far as two ways to compute the same may differ
-
-
-def exported(function, shape, *dtypes, platforms=("cpu",)):
-    """The program for an array of this shape, or several alike but in dtype."""
-    structs = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), dtype) for dtype in dtypes]
-    return jax.export.export(jax.jit(function), platforms=platforms)(*structs)
+NEAR = {"float32": 3e-6, "bfloat16": 1e-2}  # of the largest number: as far as two ways to compute the same may differ
 
 
 SCOPE = jax.export.SymbolicScope()
+
+
+def exported(function, shape, *dtypes):
+    """The program for an array of this shape, or several alike but in dtype."""
+    structs = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), dtype) for dtype in dtypes]
+    return jax.export.export(jax.jit(function), platforms=["cpu"])(*structs)
 
 
 def concrete(shape, sizes):
@@ -47,7 +47,7 @@ def assert_near(found, wanted, bound):
         np.testing.assert_allclose(got, want, rtol=0, atol=bound * max(1, np.abs(want).max(initial=0)))
 
 
-@pytest.mark.parametrize("dtype", NATIVE)
+@pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_norms_and_their_gradients_of_any_size(name, dtype, rng):
     case = BY_NAME[name]
@@ -60,7 +60,7 @@ def test_norms_and_their_gradients_of_any_size(name, dtype, rng):
     program = exported(both, SYMBOLIC[name], dtype, dtype)
     for sizes in SIZES:
         x, weights = (jnp.asarray(rng.standard_normal(concrete(SYMBOLIC[name], sizes)) + 2, dtype) for _ in range(2))
-        assert_near(program.call(x, weights), both(x, weights), NATIVE[dtype])
+        assert_near(program.call(x, weights), both(x, weights), NEAR[dtype])
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
@@ -130,7 +130,7 @@ WITH_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", NATIVE)
+@pytest.mark.parametrize("dtype", NEAR)
 @pytest.mark.parametrize("vmapped", [False, True])
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_programs_for_other_platforms_where_kernels_are_built(name, vmapped, dtype, use, rng):
@@ -148,4 +148,4 @@ def test_programs_for_other_platforms_where_kernels_are_built(name, vmapped, dty
     assert "Jaxnorm" in traced.lower().as_text()
     assert "Jaxnorm" not in traced.lower(lowering_platforms=("tpu",)).as_text()
     program = jax.export.export(jax.jit(both), platforms=("cpu", "cuda", "tpu"))(x)
-    assert_near(program.call(x), jax.jit(both)(x), NATIVE[dtype])
+    assert_near(program.call(x), jax.jit(both)(x), NEAR[dtype])
