@@ -1,8 +1,8 @@
 """Training steps of whole models with our modules, with Flax's and without norms: time, CPU time, temporaries.
 
-    python -m bench.models [--rounds 21]
+    python -m bench.models [--rounds 21] [--out bench/results/models]
 
-writes bench/results/models.json and models.md. All have the same layers and data; steps are jitted, with gradients of all
+writes models.json and models.md there. All have the same layers and data; steps are jitted, with gradients of all
 parameters and plain gradient descent, in one process, in an order that is drawn anew each round. What is left without norms
 is what no norm can save.
 """
@@ -163,15 +163,16 @@ ResNet, and that of never being slower, can be met by norms only as far as it go
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21, help="measured rounds, 21 by default")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "models", help="results, without suffix")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/models"), help="results, without suffix")
     options = parser.parse_args()
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]
-    facts = machine() | {"commit": commit(), "native": kernels.built(), "allocator": allocator()}
+    command = f"{in_front(allocator())}python -m bench.models --rounds {options.rounds} --out {options.out}"
+    facts = machine() | {"commit": commit(), "native": kernels.built(), "command": command}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
-    head = f"Whole models (`{in_front(facts['allocator'])}python -m bench.models`; {packages}, commit {facts['commit']}).\n\n"
+    head = f"Whole models (`{command}`; {packages}, commit {facts['commit']}).\n\n"
     options.out.with_suffix(".md").write_text(head + table(rows) + BOUND)
     console.print(table(rows), markup=False)
 
