@@ -160,6 +160,12 @@ ResNet, and that of never being slower, can be met by norms only as far as it go
 """
 
 
+def page(results: dict) -> str:
+    facts = results["machine"]
+    packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
+    return f"Whole models (`{facts['command']}`; {packages}, commit {facts['commit']}).\n\n{table(results['rows'])}{BOUND}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=21, help="measured rounds, 21 by default")
@@ -169,11 +175,10 @@ def main() -> None:
     rows = [measure(name, options.rounds, console) for name in MODELS]
     command = f"{in_front(allocator())}python -m bench.models --rounds {options.rounds} --out {options.out}"
     facts = machine() | {"commit": commit(), "native": kernels.built(), "command": command}
+    results = {"machine": facts, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores, kernels {'built' if facts['native'] else 'not built'}"
-    head = f"Whole models (`{command}`; {packages}, commit {facts['commit']}).\n\n"
-    options.out.with_suffix(".md").write_text(head + table(rows) + BOUND)
+    options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(page(results))
     console.print(table(rows), markup=False)
 
 

@@ -2,12 +2,15 @@
 
     python -m bench.pages [--check]
 
-writes bench/results/NAME/README.md from results.json there and from the texts of bench/findings.py.
+writes bench/results/NAME/README.md from results.json there and from the texts of bench/findings.py, and the pages of speeds
+and of whole models from what was measured for them; or says whether they are so.
 """
 
+import json
 import sys
 from pathlib import Path
 
+from bench import models, speed_report
 from bench.findings import FINDINGS, Finding
 from jaxnorm.experiments import explain, explain_figures, figures, report, samples
 
@@ -34,14 +37,25 @@ def page(name: str, finding: Finding) -> str:
     )
 
 
+def pages() -> dict[Path, str]:
+    """The texts by file."""
+    found = {RESULTS / name / "README.md": page(name, finding) for name, finding in FINDINGS.items()}
+    for name in ("speed", "speed-pages"):
+        folder = RESULTS / name
+        found[folder / "README.md"] = speed_report.page(report.read(folder), folder.relative_to(RESULTS.parents[1]))
+    for name in ("models", "models-pages"):
+        found[RESULTS / f"{name}.md"] = models.page(json.loads((RESULTS / f"{name}.json").read_text()))
+    return found
+
+
 def main() -> None:
-    for name, finding in FINDINGS.items():
-        path, text = RESULTS / name / "README.md", page(name, finding)
+    texts = pages()
+    for path, text in texts.items():
         if "--check" not in sys.argv:
             path.write_text(text)
         elif path.read_text() != text:
             sys.exit(f"{path} is not what python -m bench.pages writes.")
-    print(f"{len(FINDINGS)} pages {'are as written' if '--check' in sys.argv else 'written'}.")
+    print(f"{len(texts)} pages {'are as written' if '--check' in sys.argv else 'written'}.")
 
 
 if __name__ == "__main__":
