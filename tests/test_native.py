@@ -117,14 +117,14 @@ FAR = {  # of 512 positions
 
 
 @pytest.mark.parametrize("where", FAR)
-@pytest.mark.parametrize("name", ["batch", "instance", "switchable"])
+@pytest.mark.parametrize("name", ["batch", "instance", "switchable", "layer"])
 def test_positions_unlike_the_first(name, where, rng, use):
     """Statistics that the kernels take from their distance to the first positions, of which too much may be lost."""
     use("native")
     course = FAR[where](np.arange(512)) + 0.01 * (where != "blank") * rng.standard_normal((2, 70, 512))
-    x = np.moveaxis(course, 1, 2).astype(np.float32)
+    x = (course if name == "layer" else np.moveaxis(course, 1, 2)).astype(np.float32)
     truth = np.asarray(x, np.float64)
-    axes = (0, 1) if name == "batch" else 1
+    axes = {"batch": (0, 1), "layer": 2}.get(name, 1)
     mean, var = truth.mean(axes, keepdims=True), truth.var(axes, keepdims=True)
     if name == "switchable":
         y = jn.switchable_norm(jnp.asarray(x), *[jnp.array([60.0, 0.0, 0.0])] * 2, epsilon=1e-5)[0]

@@ -1,13 +1,12 @@
 // The transpose of the tangent of forward.cc: the gradients of x, scale and bias.
 
+#include "neighbours.h"
 #include "pages.h"
 #include "rule.h"
 #include "sets.h"
 #include "sums.h"
 
 namespace {
-
-constexpr int64_t kShort = 512;  // up to it a row is added in float32, in the lanes of a vector
 
 using S8 = ffi::Buffer<ffi::S8>;
 
@@ -56,28 +55,25 @@ void add_up(const double* parts, int64_t count, int64_t c, float* dscale, float*
   std::copy(sum.begin() + c, sum.end(), dbias);
 }
 
-template <typename Sum, typename X, typename Y>
+template <typename X, typename Y>
 void backward_row(const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first, float* dscale,
                   float* dbias, X* dx) {
   const int64_t d = shape.d;
   for (int64_t g = 0; g < shape.g; ++g, x += d, ct += d, dx += d, scale += d, dscale += d, dbias += d) {
     const int64_t set = first + g;
     const float factor = factor_of(given.power[set]), pivot = given.pivot[set], r = given.rstd(set);
-    Sum sum = 0, product = 0, rest = 0;
-    if (given.recompute) {
-#pragma omp simd reduction(+ : rest)
-      for (int64_t i = 0; i < d; ++i) rest += load(x[i]) * factor - pivot;
-    }
-    const float offset = given.recompute ? float(rest / d) : given.offset[set];
-#pragma omp simd reduction(+ : sum, product)
-    for (int64_t i = 0; i < d; ++i) {
+    double rest[] = {0}, sums[2];
+    if (given.recompute)
+      sum_row(d, rest, [&](int64_t i, int64_t way, auto& few) { few[0][way] += load(x[i]) * factor - pivot; });
+    const float offset = given.recompute ? float(rest[0] / d) : given.offset[set];
+    sum_row(d, sums, [&](int64_t i, int64_t way, auto& few) {
       const float xh = ((load(x[i]) * factor - pivot) - offset) * r, cotangent = load(ct[i]), w = cotangent * scale[i];
-      sum += w;
-      product += Sum(w) * xh;
+      few[0][way] += w;
+      few[1][way] += w * xh;
       dscale[i] += cotangent * xh;
       dbias[i] += cotangent;
-    }
-    const Found of = found(given, set, r, sum, product);
+    });
+    const Found of = found(given, set, r, sums[0], sums[1]);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
       const float u = (load(x[i]) * factor - pivot) - offset;
@@ -101,8 +97,7 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const 
     for (int64_t start = s * per_scale + block * rows; start < end; start += kRows) {
       std::fill(few.begin(), few.end(), 0.0f);
       for (int64_t n = start; n < std::min(end, start + kRows); ++n) {
-        auto row = shape.d <= kShort ? backward_row<float, X, Y> : backward_row<double, X, Y>;
-        row(shape, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
+        backward_row(shape, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
       }
       for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }

@@ -58,21 +58,8 @@ void forward_rows(const Shape& shape, const Rule& rule, const X* x, const float*
   Set of[kMostRows];
   x += first * d;
   y += first * d;
-  for (int64_t row = 0; stats.centered && row < count; ++row) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < d; ++i) sum += load(x[row * d + i]);
-    mean[row] = sum / d;
-  }
-  for (int64_t row = 0; row < count; ++row) {
-    double square = 0;
-#pragma omp simd reduction(+ : square)
-    for (int64_t i = 0; i < d; ++i) {
-      const double u = load(x[row * d + i]) - mean[row];
-      square += u * u;
-    }
-    var[row] = square / d;
-  }
+  auto row_of = stats.centered ? row_stats<true, X> : row_stats<false, X>;
+  for (int64_t row = 0; row < count; ++row) row_of(x + row * d, d, mean + row, var + row);
   for (int64_t row = 0; row < count; ++row) of[row] = stats.set(first + row, mean[row], var[row]);
   rule.rstds(count, d, rstd, [&](int64_t row) { return of[row].var; }, [&](int64_t row) { return of[row].power; });
   for (int64_t row = 0; row < count; ++row) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "neighbours.h"
 #include "numbers.h"
 #include "sums.h"
 
@@ -54,4 +55,43 @@ bool strip_stats(int64_t rows, int64_t width, bool centered, double* mean, doubl
     }
   }
   return all;
+}
+
+// The mean of d neighbouring numbers, and that of their squared deviations, whatever their size.
+template <bool centered, typename X>
+void row_in_double(const X* x, int64_t d, double* mean, double* var) {
+  double sum = 0, square = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < d; ++i) sum += load(x[i]);
+  *mean = centered ? sum / d : 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t i = 0; i < d; ++i) {
+    const double u = load(x[i]) - *mean;
+    square += u * u;
+  }
+  *var = square / d;
+}
+
+// The same: read once, or twice, as by strip_stats, where float32 holds the squares.
+template <bool centered, typename X>
+void row_stats(const X* x, int64_t d, double* mean, double* var) {
+  float center = 0;
+  const int64_t head = centered ? std::min<int64_t>(d, 8) : 0;
+  for (int64_t i = 0; i < head; ++i) center += load(x[i]);
+  if (centered) center /= head;
+  bool far = true;
+  for (int reading = 0; far && reading < 2; ++reading) {
+    double sums[1 + centered];
+    sum_row(d, sums, [&](int64_t i, int64_t way, auto& few) {
+      const float u = load(x[i]) - center;
+      few[0][way] += u * u;
+      if (centered) few[centered][way] += u;
+    });
+    const double square = sums[0] / d, rest = centered ? sums[centered] / d : 0, lost = rest * rest;
+    if (!(square > 1e-30 && square < 1e36)) return row_in_double<centered>(x, d, mean, var);
+    far = lost > 0.5 * square;
+    *mean = center + rest;
+    *var = std::max(0.0, square - lost);
+    center = float(*mean);
+  }
 }
