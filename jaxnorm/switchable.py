@@ -126,19 +126,32 @@ class Blend:
     def _merge(self, parts: Moments, axes: tuple[int, ...], axis_name=None) -> Moments:
         """Of parts whose means are small: between them is no large number that digits could be lost to."""
         mean, total = _average(parts.mean, parts.count, axes, axis_name)
-        var, _ = _average(parts.var + (parts.mean - mean) ** 2, parts.count, axes, axis_name)
+        var, _ = _average(parts.var + _square_about(parts.mean, mean), parts.count, axes, axis_name)
         return Moments(total * jnp.asarray(self.size, total.dtype) if parts.count is None else total, mean, var)
 
     def __call__(self, pivot, offset, var, extra):
         instance, *others = parts = self.parts(pivot, offset, var, extra)
         *_, mean_weights, var_weights = extra
         # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
-        mean = offset + sum(w * (part.mean - instance.mean) for w, part in zip(mean_weights[1:], others, strict=True))
+        there = sum(w * part.mean for w, part in zip(mean_weights[1:], others, strict=True))
+        mean = offset + (there + -sum(mean_weights[1:]) * instance.mean)
         return hold(mean), sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
 
     def batched(self) -> "Blend":
         """The same for arrays with one more axis in front."""
         return replace(self, features=tuple(axis + 1 for axis in self.features), examples=self.examples + 1)
+
+
+@jax.custom_jvp
+def _square_about(values: jax.Array, mean: jax.Array) -> jax.Array:
+    """``(values - mean)**2``, to be averaged as the mean was. That average has no slope by the mean, so none is computed here."""
+    return (values - mean) ** 2
+
+
+@_square_about.defjvp
+def _square_about_jvp(primals, tangents):
+    values, mean = primals
+    return _square_about(values, mean), 2 * (values - mean) * tangents[0]
 
 
 def _average(values, weights, axes: tuple[int, ...], axis_name) -> tuple[jax.Array, jax.Array]:
