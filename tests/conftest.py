@@ -1,5 +1,6 @@
 """Every test runs with strict dtype and rank promotion, on eight host devices."""
 
+import fcntl
 import os
 from functools import partial
 
@@ -86,13 +87,17 @@ def ordinary_promotion():
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The kernels, built for this run unless they are already; without a compiler there are none to test."""
+    """The kernels, built once for this run unless they are already; without a compiler there are none to test."""
     if kernels.built():
         return build.library()
-    try:
-        path = build.build(tmp_path_factory.mktemp("kernels"))
-    except build.BuildError as error:
-        pytest.skip(str(error))
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with open(shared / "kernels.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: workers wait for the first of them
+        try:
+            path = build.library(shared) if build.library(shared).exists() else build.build(shared)
+        except build.BuildError as error:
+            pytest.skip(str(error))
     native.load(path)
     return path
 

@@ -15,6 +15,8 @@ from oracle import worst
 import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 KEY = jax.random.key(0)
 
 SAME = [

@@ -9,6 +9,8 @@ from oracle import worst
 
 import jaxnorm as jn
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 JUNK = [np.nan, np.inf, -np.inf, 1e30]
 
 

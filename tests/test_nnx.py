@@ -12,6 +12,8 @@ from flax import nnx
 from jaxnorm import linen as jn_linen
 from jaxnorm import nnx as jn_nnx
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 KEY = jax.random.key(0)
 
 SAME = [
