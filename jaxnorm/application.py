@@ -88,8 +88,13 @@ def _unbias(rule: Rule, var, count):
 
 
 def apply(sets: Sets, rule: Rule, where, frame: Frame, x, offset, var, scale, bias) -> jax.Array:
-    """The one line that everything here is about."""
+    """The line that everything here is about, of a variance."""
     rstd = flat(partial(inverse_root, rule))(var, rule.scaled_epsilon(frame, var.dtype), frame.size)
+    return apply_root(sets, rule, where, frame, x, offset, rstd, scale, bias)
+
+
+def apply_root(sets: Sets, rule: Rule, where, frame: Frame, x, offset, rstd, scale, bias) -> jax.Array:
+    """That line."""
     y = local(sets, x, where, frame) - offset
     y = y * rstd.astype(y.dtype)
     if scale is not None:

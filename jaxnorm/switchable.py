@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
+from jaxnorm.application import Rule
 from jaxnorm.axes import unsplit
+from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.features import aligned, like_batch, spatial_axes
-from jaxnorm.frame import Frame, largest_power, make_frame
+from jaxnorm.frame import make_frame
 from jaxnorm.loops import divide, hold
 from jaxnorm.moments import Moments, assemble, into_frame
 from jaxnorm.normalize import make_rule, own_statistics
@@ -74,37 +77,55 @@ def switchable_norm(
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.channels", x, own, rule, where, scale, bias)
-    y, batch = _switchable(rule, features, spatial, axis_name, chosen, x, *logits, running, scale, bias, where)
+    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
+    norm = Norm(rule, features, spatial, axis_name, chosen == "full_range")
+    y, batch = _switchable(norm, chosen == "native", x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _switchable(rule, features, spatial, axis_name, implementation, x, mean_logits, var_logits, running, scale, bias, where):
-    everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), axis_name), Sets(unsplit(x.shape, spatial))
-    lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
-    if implementation == "native":
-        from jaxnorm.kernels import channels
+@partial(jax.jit, static_argnums=(0, 1))
+def _switchable(norm: "Norm", native: bool, x, mean_logits, var_logits, running, scale, bias, where):
+    weights = jnp.concatenate([jax.nn.softmax(logits.astype(real(compute_dtype(x.dtype)))) for logits in (mean_logits, var_logits)])
+    return norm.by_kernels(x, weights, running, scale, bias) if native else norm(x, weights, running, scale, bias, where)
 
-        power = None if lowest is None else largest_power(everything, x, None, lowest)
-        pivot, *constants = channels.moments(own, x, power)
-        frame = Frame(float(own.pooling.size), power, pivot)
-    else:
-        frame = make_frame(own, x, where, lowest, alike=everything)
-    # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
-    count = None if where is None else jnp.broadcast_to(frame.size, frame.pivot.shape)
-    middle = frame._replace(pivot=_average(frame.pivot, count, tuple(range(x.ndim)), axis_name)[0])
-    mean_weights, var_weights = (
-        list(jax.nn.softmax(logits.astype(frame.pivot.dtype)).reshape(3, *(1,) * x.ndim)) for logits in (mean_logits, var_logits)
-    )
-    blend = Blend(features, 0, axis_name, own.pooling.size)
-    extra = middle.pivot, count, None if running is None else into_frame(running, middle), mean_weights, var_weights
-    if implementation == "native":
-        y, offset, var = channels.standardize((own, rule, blend), (x, frame.power, frame.pivot, *constants, extra, scale, bias))
-    else:
-        y, offset, var = own_statistics(own, rule, blend, x, where, frame, extra, scale, bias)
-    _, _, batch = blend.parts(frame.pivot, offset, var, extra)
-    return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
+
+@dataclass(frozen=True)
+class Norm:
+    """The static facts about the norm."""
+
+    rule: Rule
+    features: tuple[int, ...]
+    spatial: tuple[int, ...]
+    axis_name: Any = None
+    full_range: bool = False
+
+    def __call__(self, x, weights, running, scale, bias, where) -> tuple[jax.Array, Moments]:
+        """The output, and the Moments of the batch; weights are those of the means, then those of the variances."""
+        everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), self.axis_name), Sets(unsplit(x.shape, self.spatial))
+        frame = make_frame(own, x, where, self.rule.lowest_power(x.dtype, always=self.full_range), alike=everything)
+        assert frame.pivot is not None
+        # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
+        count = None if where is None else jnp.broadcast_to(frame.size, frame.pivot.shape)
+        middle = frame._replace(pivot=_average(frame.pivot, count, everything.axes, self.axis_name)[0])
+        weights = list(weights.reshape(6, *(1,) * x.ndim))
+        blend = Blend(self.features, 0, self.axis_name, own.pooling.size)
+        extra = middle.pivot, count, None if running is None else into_frame(running, middle), weights[:3], weights[3:]
+        y, offset, var = own_statistics(own, self.rule, blend, x, where, frame, extra, scale, bias)
+        _, _, batch = blend.parts(frame.pivot, offset, var, extra)
+        return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
+
+    def of_arrays(self, x, weights, running, scale, bias) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The output, and mean and variance of the batch; running are mean and variance."""
+        given = None if running is None else Moments(jnp.ones_like(running[1]), *running)
+        y, batch = self(x, weights, given, scale, bias, None)
+        return y, batch.mean, batch.var
+
+    def by_kernels(self, x, weights, running, scale, bias) -> tuple[jax.Array, Moments]:
+        """The same as when called, of channels that come last, without a mask."""
+        from jaxnorm.kernels import switchable  # takes long to import, for what most never need
+
+        y, mean, var = switchable.standardize(self, x, weights, None if running is None else (running.mean, running.var), scale, bias)
+        return y, Moments(jnp.full_like(var, x.size // var.size), mean, var)
 
 
 @dataclass(frozen=True)

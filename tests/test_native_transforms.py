@@ -81,7 +81,7 @@ def test_transformations(name, rng, use):
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
-@pytest.mark.parametrize("name", ["batch", "group", "adaptive"])
+@pytest.mark.parametrize("name", ["batch", "group", "adaptive", "blend"])
 @pytest.mark.usefixtures("by_xla")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
     test_transformations(name, rng, use)
@@ -99,6 +99,11 @@ def test_moments_and_logits_of_a_blend(rng, use):
     value = jax.value_and_grad(loss, (0, 1, 2))
     for call in (value, partial(value, running=running)):
         kernels_agree(use, call, (x, LOGITS, scale), 5e-6)
+
+
+@pytest.mark.usefixtures("by_xla")
+def test_moments_and_logits_of_a_blend_of_which_a_kernel_has_the_statistics(rng, use):
+    test_moments_and_logits_of_a_blend(rng, use)
 
 
 def test_a_blend_without_channels_last_is_plain_jax(rng, use):

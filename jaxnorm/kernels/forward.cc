@@ -10,9 +10,6 @@ namespace {
 constexpr int64_t kFew = 4096;     // bytes of the rows that are worked on together: each step finds them in the nearest cache
 constexpr int64_t kMostRows = 16;  // and how many rows at most
 
-// Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
-inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
-
 // What is known of a set.
 struct Set {
   float pivot, offset, var;
@@ -29,12 +26,7 @@ struct Stats {
 
   // Of the exact mean and variance. Sets of an ordinary size do without a power.
   Set set(int64_t i, double mean, double var_) const {
-    int exponent = 0;
-    const double square = mean * mean + var_;
-    if (full_range() && !ordinary(std::sqrt(square))) {
-      if (std::isfinite(square)) std::frexp(std::sqrt(square), &exponent);
-      exponent = int(std::clamp<int64_t>(exponent, std::max<int64_t>(lowest, -126), 126));
-    }
+    const int exponent = full_range() ? power_of(mean * mean + var_, lowest) : 0;
     if (exponent) {
       mean = std::ldexp(mean, -exponent);
       var_ = std::ldexp(var_, -2 * exponent);
@@ -79,7 +71,7 @@ void chunk_stats(const X* x, int64_t rows, int64_t c, const Stats& stats, double
   for (int64_t first = 0; first < c; first += kStrip)
     held &= strip_stats(rows, std::min(kStrip, c - first), stats.centered, mean + first, square + first,
                         [&](int64_t r, int64_t j) { return load(x[r * c + first + j]); });
-  if (stats.full_range() && !held) stats_in_double(x, rows, c, stats.centered, mean, square);
+  if (stats.full_range() && !held) stats_in_double(rows, c, stats.centered, mean, square, [&](int64_t r, int64_t j) { return load(x[r * c + j]); });
 }
 
 // What is known of an n: means and squares of every chunk, then the sets, then for each channel factor, pivot, offset, slope.

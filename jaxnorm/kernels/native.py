@@ -24,6 +24,7 @@ DTYPES = ("float32", "bfloat16")
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 WIDEST = 16384  # channels, where sets have several positions
 NOTHING = np.zeros((1, 1, 1, 1), np.float32)  # stands for numbers of sets that need not be kept, or are 0
+SWITCHABLE = tuple(f"Switchable{name}" for name in ("Forward", "Statistics", "Backward"))
 CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
 
 
@@ -31,7 +32,7 @@ CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel wei
 def load(path: Path) -> None:
     """Makes the kernels of a library known to JAX."""
     functions = ctypes.CDLL(str(path))
-    for name in ("Forward", "Statistics", "Backward", "Moments", "Products", "Back", "LstmForward", "LstmBackward"):
+    for name in ("Forward", "Statistics", "Backward", *SWITCHABLE, "LstmForward", "LstmBackward"):
         jax.ffi.register_ffi_target(f"Jaxnorm{name}", jax.ffi.pycapsule(getattr(functions, f"Jaxnorm{name}")), platform="cpu")
 
 

@@ -1,6 +1,8 @@
 // Numbers of float32 and bfloat16, read and written as float.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -18,3 +20,18 @@ inline void store(uint16_t* to, float v) {  // to nearest, ties to even
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   *to = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
+
+// Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
+inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
+
+// Of the two by which numbers of this mean square are divided: 0 if they are of an ordinary size.
+inline int power_of(double square, int64_t lowest) {
+  const double size = std::sqrt(square);
+  if (ordinary(size)) return 0;
+  int exponent = 0;
+  if (std::isfinite(square)) std::frexp(size, &exponent);
+  return int(std::clamp<int64_t>(exponent, std::max<int64_t>(lowest, -126), 126));
+}
+
+// 1 / 2**power
+inline float factor_of(int power) { return power == 0 ? 1 : std::ldexp(1.0f, -power); }

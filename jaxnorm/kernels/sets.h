@@ -31,9 +31,6 @@ inline Shape shape_of(const Any& x, const F32& scale, int64_t p, int64_t g, int6
   return {int64_t(x.element_count()) / (p * g * d), p, g, d, int64_t(scale.element_count()) / (g * d)};
 }
 
-// 1 / 2**power
-inline float factor_of(int power) { return power == 0 ? 1 : std::ldexp(1.0f, -power); }
-
 // For each channel of one n the value of its set, value(set).
 template <typename Value>
 void spread(const Shape& shape, float* to, Value value) {

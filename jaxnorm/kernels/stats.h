@@ -12,29 +12,30 @@ inline bool held(double squares, double sizes, int64_t count) {
   return sizes == 0 || (sizes > 1e-7 * count && std::isfinite(squares));
 }
 
-// Of each channel over rows of x, c numbers long, whatever their size.
-template <typename X>
-void stats_in_double(const X* x, int64_t rows, int64_t c, bool centered, double* mean, double* square) {
-  std::fill(mean, mean + c, 0.0);
-  std::fill(square, square + c, 0.0);
+// Of value(row, channel) over rows, whatever its size.
+template <typename Value>
+void stats_in_double(int64_t rows, int64_t width, bool centered, double* mean, double* square, Value value) {
+  std::fill(mean, mean + width, 0.0);
+  std::fill(square, square + width, 0.0);
   for (int64_t r = 0; centered && r < rows; ++r)
-    for (int64_t j = 0; j < c; ++j) mean[j] += load(x[r * c + j]);
-  for (int64_t j = 0; j < c; ++j) mean[j] /= rows;
+    for (int64_t j = 0; j < width; ++j) mean[j] += value(r, j);
+  for (int64_t j = 0; j < width; ++j) mean[j] /= rows;
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < c; ++j) {
-      const double u = load(x[r * c + j]) - mean[j];
+    for (int64_t j = 0; j < width; ++j) {
+      const double u = value(r, j) - mean[j];
       square[j] += u * u;
     }
 }
 
-// Of value(row, channel) over rows: read once, looked at from the mean of the first of them, and a second time, from the mean,
+// The same: read once, looked at from the mean of the first of them, and a second time, from the mean,
 // where that is so far that digits would be lost. Returns whether all squares were held.
 template <typename Value>
 bool strip_stats(int64_t rows, int64_t width, bool centered, double* mean, double* square, Value value) {
   float center[kStrip] = {};
   const int64_t head = centered ? std::min(rows, kRows) : 0;
+  const float share = 1.0f / std::max<int64_t>(head, 1);
   for (int64_t r = 0; r < head; ++r)
-    for (int64_t j = 0; j < width; ++j) center[j] += value(r, j) / head;
+    for (int64_t j = 0; j < width; ++j) center[j] += value(r, j) * share;
   bool far = true, all = true;
   for (int reading = 0; far && reading < 2; ++reading) {
     double sums[3][kStrip];
@@ -45,6 +46,7 @@ bool strip_stats(int64_t rows, int64_t width, bool centered, double* mean, doubl
       few[2][place] += std::fabs(v);
     });
     far = false;
+#pragma omp simd reduction(| : far) reduction(& : all)
     for (int64_t j = 0; j < width; ++j) {
       const double rest = centered ? sums[0][j] / rows : 0, lost = rows * rest * rest;
       far |= lost > 0.75 * sums[1][j];
