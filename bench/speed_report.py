@@ -135,9 +135,11 @@ def missed(results: dict) -> str:
   they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
   bytes, not a faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of the output in the
   cache for what follows, which takes a kernel of more than the norm.
-- 32x7x7x512: sets of 49 numbers. Mean and variance of a set, which pass between kernels and are the temporaries, are 8 bytes
-  next to 98 of data in bfloat16, and the few small JAX operations on them, of which switchable norm has most, weigh as much
-  as the passes. Next: the blend inside the kernel.
+- 32x7x7x512: sets of 49 numbers. Mean and variance of a set, which instance norm's kernels pass on and are its temporaries, are
+  8 bytes next to 98 of data in bfloat16. Switchable norm's find them again, one pass more over x, and besides merge, blend and pull
+  back 16384 of them, in double. Next: statistics and sums for the gradients in one reading.
+- Not in XLA's count of temporaries is what kernels allocate while they run: up to 24 bytes per instance of switchable norm, 16 per
+  channel and example of instance and group norm (at 32x7x7x512 0.12 and 0.08 of x, in bfloat16 twice as much).
 - Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
@@ -150,7 +152,8 @@ def missed(results: dict) -> str:
   no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the
   steps of the gradients of several rows in turn, as for their output (1.09 of the time in float32); reading from last to first, so
   that the next pass begins with what is in the cache (0.98 to 1.03 of the time at seven shapes); gradients of scale and bias
-  added up by several threads (0.94 to 1.07)."""
+  added up by several threads (0.94 to 1.07); switchable norm's statistics of instances found again for every pass instead of kept
+  while a kernel runs (1.1 of the time at 32x7x7x512)."""
 
 
 def _goal(what: str, most: float, found: dict[str, float], beyond: set[str] | None = None) -> list[str]:
