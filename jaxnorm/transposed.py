@@ -45,8 +45,7 @@ def transpose_of_rows(facts: Facts, residuals, cotangents):
     by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
     frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
     seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
-    passes = partial(_products, seen=at_once), partial(_back, seen=at_once), estimate_offset
-    by_x, by_extra, *_ = transpose_of(passes, facts, seen, (by_output, *rest))
+    by_x, by_extra, *_ = transpose_in_passes(facts, seen, (by_output, *rest), at_once)
     by_scale = by_bias = None
     if scale is not None:
         own_x, own_y, own_power = apart(x, by_y, power)
@@ -74,24 +73,24 @@ def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, 
     return frame._replace(pivot=pivot), offset, var
 
 
-def transpose_of(passes: tuple[Callable, Callable, Callable], facts: Facts, residuals, cotangents):
-    """Its transpose; ``passes`` are those over x: :func:`_products`, :func:`_back`, and one for an offset that was not kept."""
+def transpose_in_passes(facts: Facts, residuals, cotangents, seen: Callable = in_a_pass):
+    """Its transpose; ``seen`` is how a pass over x gets what it reads."""
     (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
-    (by_y, by_offset, by_var), (products, back, again) = cotangents, passes
+    by_y, by_offset, by_var = cotangents
     frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
-    offset = again(sets, x, where, frame) if offset is None else offset
+    offset = estimate_offset(sets, x, where, frame) if offset is None else offset
     (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
     r = flat(partial(inverse_root, rule))(spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
     shared = shared_axes(sets, scale, bias)
     rest = tuple(axis for axis in sets.axes if axis not in shared)
-    alone, product = products(sets, x, where, frame, mean, by_y, shared)
+    alone, product = _products(sets, x, where, frame, mean, by_y, shared, seen)
     gain = jnp.ones((), r.dtype) if scale is None else scale.astype(mean.dtype)
     totals = _sum(sets, gain * alone, rest), _sum(sets, gain * product, rest)
     *by_own, by_extra = pull_back(flat(partial(_by_applied, rule))(spread, r, *totals, frame.size))
     by_each = [0.0 if a is None else a for a in (by_offset, by_var)]
     shift, by_u = map(sets.gathered, flat(_by_element)(*by_each, *by_own, divisor(frame.size, r)))
     shift = shift if sets.centered else jnp.zeros_like(shift)
-    by_x = back(sets, x, where, frame, offset, by_y, r * gain, by_u, shift)
+    by_x = _back(sets, x, where, frame, offset, by_y, r * gain, by_u, shift, seen)
     by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
     return by_x.reshape(x.shape), by_extra, *by_params
 
@@ -106,7 +105,7 @@ def _by_element(by_offset, by_var, own_offset, own_var, count) -> tuple[jax.Arra
     return (by_offset + own_offset) / count, 2 * (by_var + own_var) / count
 
 
-def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen=in_a_pass) -> tuple[jax.Array, jax.Array]:
+def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen: Callable) -> tuple[jax.Array, jax.Array]:
     """The sums of c(y) and of c(y) (u - mean)."""
     own_x, _, own_frame, own_y = seen(sets, x, where, frame, by_y)
     u = local(sets, own_x, where, own_frame)
@@ -116,7 +115,7 @@ def _products(sets: Sets, x, where, frame: Frame, mean, by_y, shared, seen=in_a_
     return alone, flat(lambda product, mean, alone: product - mean * alone)(product, mean, alone) if sets.centered else product
 
 
-def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift, seen=in_a_pass) -> jax.Array:
+def _back(sets: Sets, x, where, frame: Frame, offset, by_y, slope, spread, shift, seen: Callable) -> jax.Array:
     """c(x) = c(y) slope + (u - offset) spread + shift"""
     own_x, _, own_frame, spread = seen(sets, x, where, frame, spread)
     u = local(sets, own_x, where, own_frame)
@@ -153,7 +152,6 @@ def arguments_like(residuals):
     return residuals[0], *residuals[-3:]
 
 
-transpose_in_passes = partial(transpose_of, (_products, _back, estimate_offset))
 pooled_tangent = linear(
     "jaxnorm_standardize",
     tangent_of,

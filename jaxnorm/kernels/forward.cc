@@ -71,7 +71,8 @@ void chunk_stats(const X* x, int64_t rows, int64_t c, const Stats& stats, double
   for (int64_t first = 0; first < c; first += kStrip)
     held &= strip_stats(rows, std::min(kStrip, c - first), stats.centered, mean + first, square + first,
                         [&](int64_t r, int64_t j) { return load(x[r * c + first + j]); });
-  if (stats.full_range() && !held) stats_in_double(rows, c, stats.centered, mean, square, [&](int64_t r, int64_t j) { return load(x[r * c + j]); });
+  auto value = [&](int64_t r, int64_t j) { return load(x[r * c + j]); };
+  if (stats.full_range() && !held) stats_in_double(rows, c, stats.centered, mean, square, value);
 }
 
 // What is known of an n: means and squares of every chunk, then the sets, then for each channel factor, pivot, offset, slope.

@@ -1,4 +1,4 @@
-"""Switchable norm by the CPU kernels of switchable.cc, and the transpose of its tangent."""
+"""Switchable norm by the CPU kernels of switchable_forward.cc and switchable_backward.cc, and the transpose of its tangent."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,12 +12,12 @@ from jaxnorm.axes import unsplit
 from jaxnorm.frame import Frame
 from jaxnorm.kernels import native
 from jaxnorm.kernels.layout import find
-from jaxnorm.kernels.native import NOTHING, like
+from jaxnorm.kernels.native import NOTHING, flat, like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.primitives import differentiable, linear
 from jaxnorm.sets import Sets
 
-TOLD = 3  # numbers that tell mean and variance, as in switchable.cc
+TOLD = 3  # numbers that tell mean and variance, as in instances.h
 
 
 def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:
@@ -80,12 +80,10 @@ def standardize(norm, x, weights, running, scale, bias) -> tuple[jax.Array, jax.
 
 
 def _call(name: str, results, facts: Facts, x, *given, **attributes) -> list[jax.Array]:
-    """The kernel of arrays, of which those as large as x have their channels in an axis of their own (see native.flat)."""
-    sizes = facts.sizes(x)
-    flat = [a.reshape(-1, int(sizes["c"])) if a.shape == x.shape else a.reshape(-1) for a in (x, *given)]
-    results_like = [like((math.prod(shape),), dtype, *flat) for shape, dtype in results]
-    attributes |= sizes | {"epsilon": np.float64(facts.norm.rule.epsilon)}
-    found = jax.ffi.ffi_call(f"JaxnormSwitchable{name}", results_like)(*flat, **attributes)
+    taken = [flat(a, len(facts.norm.features)) for a in (x, *given)]
+    results_like = [like((math.prod(shape),), dtype, *taken) for shape, dtype in results]
+    attributes |= facts.sizes(x) | {"epsilon": np.float64(facts.norm.rule.epsilon)}
+    found = jax.ffi.ffi_call(f"JaxnormSwitchable{name}", results_like)(*taken, **attributes)
     return [a.reshape(shape) for a, (shape, _) in zip(found, results, strict=True)]
 
 
