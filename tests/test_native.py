@@ -144,6 +144,28 @@ def test_numbers_that_hardly_differ(size, axes, rng, use):
     close(jn.standardize(jnp.asarray(x), axes, epsilon=0.0), truth, 1e-6)
 
 
+@pytest.mark.parametrize("positions", [25, 700], ids=["few", "many"])
+@pytest.mark.parametrize("size", [1e-30, 1e-14, 1e18, 1e30, 3.4e38])
+def test_blends_of_numbers_of_any_size(size, positions, rng, use):
+    """Even where their squares leave float32's range."""
+    use("native")
+    x = (rng.uniform(-1, 1, (4, positions, 40)) * size).astype(np.float32)
+    truth = x.astype(np.longdouble)
+    mean, var = (sum(f(axes, keepdims=True) for axes in (1, (1, 2), (0, 1))) / 3 for f in (truth.mean, truth.var))
+    y = jn.switchable_norm(jnp.asarray(x), jnp.zeros(3), jnp.zeros(3), epsilon=0.0)[0]
+    close(y, (truth - mean) / np.sqrt(var), 4e-7)
+
+
+@pytest.mark.parametrize("positions", [25, 700], ids=["few", "many"])
+@pytest.mark.parametrize("value", [0.0, 3.3, 1e6 + 0.3, 1e10, 3e38])
+def test_a_blend_of_a_constant_is_the_bias(value, positions, use):
+    use("native")
+    x, bias = jnp.full((4, positions, 40), value, jnp.float32), jnp.arange(40.0)
+    y, pullback = jax.vjp(lambda x: jn.switchable_norm(x, *LOGITS, scale=bias, bias=bias)[0], x)
+    np.testing.assert_array_equal(y, jnp.broadcast_to(bias, x.shape))
+    assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

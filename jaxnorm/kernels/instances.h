@@ -100,6 +100,8 @@ struct Merged {
       : layer{layers + b * kTold * shape.n, shape.n}, batch{batches + b * kTold * shape.c, shape.c} {}
 };
 
+constexpr double kSteepest = 1e19;  // 1 / sqrt(FLT_MIN), of numbers in their frame: of constants of any size nothing becomes infinite
+
 // How the numbers of instances are looked at, u = x factor - pivot, and what is applied of them: (u - offset) root.
 struct Applied {
   float factor[kStrip], pivot[kStrip], offset[kStrip], root[kStrip];
@@ -126,6 +128,7 @@ struct Applied {
       factor[j] = float(scale[j]);
       pivot[j] = float(of.mean[j] * scale[j]);
       offset[j] = float(mean[j] * scale[j] - pivot[j]);
+      rstd[j] = std::min(rstd[j], kSteepest * scale[j]);
       root[j] = float(rstd[j] / scale[j]);
     }
   }
