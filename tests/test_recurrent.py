@@ -13,7 +13,7 @@ import jaxnorm as jn
 from jaxnorm import recurrent
 from jaxnorm.recurrent import native, scan
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 CHUNK_LENGTH = scan.chunk_length
 
 
