@@ -119,7 +119,7 @@ struct Applied {
       const double total = w.var[0] * of.var[j] + var + w.var[2] * merged.batch.var(first + j), root = 1 / std::sqrt(total + epsilon);
       rstd[j] = total + epsilon == 0 ? 0 : root;
       square[j] = mean[j] * mean[j] + total;
-      usual &= (square[j] > 1e-14) & (square[j] < 1e34);
+      usual &= ordinary(square[j]);
     }
     for (int64_t j = 0; j < width; ++j) power[j] = usual ? 0 : power_of(square[j], -126);
     for (int64_t j = 0; j < width; ++j) scale[j] = usual ? 1 : factor_of(power[j]);

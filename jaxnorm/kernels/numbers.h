@@ -21,15 +21,14 @@ inline void store(uint16_t* to, float v) {  // to nearest, ties to even
   *to = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-// Whether float32 holds squares of numbers of this size, and of deviations as small as their last bit.
-inline bool ordinary(double size) { return size == 0 || (size > 1e-7 && size < 1e17); }
+// Whether float32 holds squares of numbers of this mean square, and of deviations as small as their last bit.
+inline bool ordinary(double square) { return (square == 0) | ((square > 1e-14) & (square < 1e34)); }
 
 // Of the two by which numbers of this mean square are divided: 0 if they are of an ordinary size.
 inline int power_of(double square, int64_t lowest) {
-  const double size = std::sqrt(square);
-  if (ordinary(size)) return 0;
+  if (ordinary(square)) return 0;
   int exponent = 0;
-  if (std::isfinite(square)) std::frexp(size, &exponent);
+  if (std::isfinite(square)) std::frexp(std::sqrt(square), &exponent);
   return int(std::clamp<int64_t>(exponent, std::max<int64_t>(lowest, -126), 126));
 }
 
