@@ -233,11 +233,12 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
 
-        y, frame, offset, var = native.standardize(sets, rule, lowest, x, scale, bias)
+        y, found = native.standardize(sets, rule, lowest, moments, x, scale, bias)
     else:
         frame = make_frame(sets, x, where, lowest)
-        y, offset, var = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
-    return y.reshape(shape), jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(frame, offset, var)) if moments else None
+        y, *found = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
+        found = (frame, *found)
+    return y.reshape(shape), jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(*found)) if moments else None
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -14,7 +14,7 @@ from jaxnorm import checks
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
 from jaxnorm.moments import Moments
-from jaxnorm.normalize import fused_with_moments, make_rule, normalize, standardize
+from jaxnorm.normalize import fused, fused_with_moments, make_rule, normalize, standardize
 from jaxnorm.sets import Sets
 
 
@@ -63,14 +63,23 @@ def batch_norm(
     if not pooled and axis_name is None:
         raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)
+    return by_feature_with_moments(x, features, pooled, scale=scale, bias=bias, **options)
 
 
-def by_feature(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype) -> tuple[jax.Array, Moments]:
-    """Batch and instance norm with their axes known; ``pooled`` may be empty: every element is a set of its own."""
+def by_feature_with_moments(x, features, pooled, **options) -> tuple[jax.Array, Moments]:
+    """Batch norm with its axes known; ``pooled`` may be empty: every element is a set of its own."""
+    return fused_with_moments(*_of_features(x, features, pooled, **options))
+
+
+def by_feature(x, features, pooled, **options) -> jax.Array:
+    """The same without the Moments, instance norm."""
+    return fused(*_of_features(x, features, pooled, **options))
+
+
+def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
-    return fused_with_moments(sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias)
+    return sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias
 
 
 def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:
@@ -212,7 +221,7 @@ def instance_norm(
     x = checks.floating(x)
     features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)[0]
+    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)
 
 
 def group_norm(

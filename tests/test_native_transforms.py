@@ -51,11 +51,11 @@ def _rows(x, scale, bias, **options):
     return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
 
 
-@pytest.mark.parametrize("name", ["rows", "batch", "group", "adaptive", "blend"])
-def test_transformations(name, rng, use):
-    """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
+@pytest.mark.parametrize(("name", "width"), [("rows", 8), ("rows", 80), ("batch", 8), ("group", 8), ("adaptive", 8), ("blend", 8)])
+def test_transformations(name, width, rng, use):
+    """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small sets and others."""
     norm, shape = WIDE[name]
-    shape = (*(min(size, 8) for size in shape[:-1]), 8)
+    shape = (*(min(size, 8) for size in shape[:-1]), width)
     given = arguments(rng, shape)
     stacked = [jnp.stack([a, 2 * a, a + 1]) for a in given]
     direction = (given[3][::-1], *arguments(rng, shape)[1:3])
@@ -75,7 +75,7 @@ def test_transformations(name, rng, use):
         lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[1],
         lambda at, more, to: jax.grad(along)(at, to)[:3],
         lambda at, more, to: jax.grad(jax.checkpoint(lambda *of: loss(*of)))(*at),
-        lambda at, more, to: jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0],
+        lambda at, more, to: (norm(*at[:3]), jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0]),
     ]
     for call in ways:
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
@@ -84,7 +84,7 @@ def test_transformations(name, rng, use):
 @pytest.mark.parametrize("name", ["batch", "group", "adaptive", "blend"])
 @pytest.mark.usefixtures("by_xla")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
-    test_transformations(name, rng, use)
+    test_transformations(name, 8, rng, use)
 
 
 def test_moments_and_logits_of_a_blend(rng, use):
@@ -129,7 +129,7 @@ def test_second_order_through_a_loop(name, rng, use):
 @pytest.mark.parametrize("shown", [(1, 1, 1), (0, 1, 0), (0, 0, 1), (0, 1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(40, 5), (600, 2)], ids=str)
 def test_moments_of_batch_norm_and_their_gradients(shape, shown, rng, use):
-    """Of what the loss leaves out a kernel gets no cotangents, and below 256 numbers no offset."""
+    """Of what the loss leaves out a kernel gets no cotangents; what is known of 40 numbers it finds again."""
     x = jnp.asarray(rng.standard_normal(shape).astype(np.float32) + 100)
 
     def both(x):
@@ -138,3 +138,18 @@ def test_moments_of_batch_norm_and_their_gradients(shape, shown, rng, use):
         return sum(compress(parts, shown)), found
 
     kernels_agree(use, jax.value_and_grad(both, has_aux=True), (x,), 2e-6)
+
+
+def test_moments_of_numbers_whose_squares_are_small(rng, use):
+    """They are told in units that the derivative takes as well."""
+    x = jnp.asarray(rng.standard_normal((40, 5)).astype(np.float32) * 1e-12)
+
+    def parts(x):
+        y, found = jn.batch_norm(x, epsilon=0.0)
+        return jnp.sin(y), found.mean / 1e-12, found.var / 1e-24
+
+    def derivatives(x):
+        of, pull = jax.vjp(parts, x)
+        return jax.jvp(parts, (x,), (x[::-1],)), pull(jax.tree.map(jnp.ones_like, of))[0] * 1e-12
+
+    kernels_agree(use, derivatives, (x,), 5e-6)

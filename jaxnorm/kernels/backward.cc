@@ -1,10 +1,7 @@
 // The transpose of the tangent of forward.cc: the gradients of x, scale and bias.
 
-#include "neighbours.h"
+#include "moments.h"
 #include "pages.h"
-#include "rule.h"
-#include "sets.h"
-#include "sums.h"
 
 namespace {
 
@@ -21,16 +18,16 @@ struct Each {
   T operator[](int64_t set) const { return values[one ? 0 : set]; }
 };
 
-// What the gradient needs of each set: its frame, variance, and the cotangents of offset and variance. The offset of small
-// sets is not given, but computed again.
+// What the gradient needs of each set: what is known of it, unless that is to be found again, and the cotangents of offset and variance.
 struct Given {
   Rule rule;
+  Stats stats;
   double size;
-  bool centered, recompute;
+  bool again;
   Each<float> pivot, offset, var, by_offset, by_var;
   Each<int8_t> power;
 
-  float rstd(int64_t set) const { return float(rule.rstd(var[set], size, power[set])); }
+  Set kept(int64_t set) const { return {pivot[set], offset[set], var[set], power[set]}; }
 };
 
 // What a set needs for dx = factor (r ct scale + shift + u spread), with u from its frame.
@@ -39,10 +36,10 @@ struct Found {
 };
 
 // From the sums of ct scale and of ct scale u r.
-inline Found found(const Given& given, int64_t set, float r, double sum, double product) {
+inline Found found(const Given& given, int64_t set, float var, float r, double sum, double product) {
   const double each = 1 / given.size;
-  const float q = float(given.rule.steepness(given.var[set], r, given.size)), by_var = float(2 * given.by_var[set] * each);
-  const double through = given.centered ? r * (sum * each) : 0;
+  const float q = float(given.rule.steepness(var, r, given.size)), by_var = float(2 * given.by_var[set] * each);
+  const double through = given.stats.centered ? r * (sum * each) : 0;
   return {r, float(given.by_offset[set] * each) - float(through), by_var - r * float(q * (product * each))};
 }
 
@@ -56,16 +53,12 @@ void add_up(const double* parts, int64_t count, int64_t c, float* dscale, float*
 }
 
 template <typename X, typename Y>
-void backward_row(const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first, float* dscale,
-                  float* dbias, X* dx) {
+void backward_row(const Shape& shape, const X* x, const Y* ct, const float* scale, const Given& given, int64_t first, const Set* of,
+                  const float* rstd, float* dscale, float* dbias, X* dx) {
   const int64_t d = shape.d;
   for (int64_t g = 0; g < shape.g; ++g, x += d, ct += d, dx += d, scale += d, dscale += d, dbias += d) {
-    const int64_t set = first + g;
-    const float factor = factor_of(given.power[set]), pivot = given.pivot[set], r = given.rstd(set);
-    double rest[] = {0}, sums[2];
-    if (given.recompute)
-      sum_row(d, rest, [&](int64_t i, int64_t way, auto& few) { few[0][way] += load(x[i]) * factor - pivot; });
-    const float offset = given.recompute ? float(rest[0] / d) : given.offset[set];
+    const float factor = factor_of(of[g].power), pivot = of[g].pivot, offset = of[g].offset, r = rstd[g];
+    double sums[2];
     sum_row(d, sums, [&](int64_t i, int64_t way, auto& few) {
       const float xh = ((load(x[i]) * factor - pivot) - offset) * r, cotangent = load(ct[i]), w = cotangent * scale[i];
       few[0][way] += w;
@@ -73,11 +66,11 @@ void backward_row(const Shape& shape, const X* x, const Y* ct, const float* scal
       dscale[i] += cotangent * xh;
       dbias[i] += cotangent;
     });
-    const Found of = found(given, set, r, sums[0], sums[1]);
+    const Found by = found(given, first + g, of[g].var, r, sums[0], sums[1]);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
       const float u = (load(x[i]) * factor - pivot) - offset;
-      store(dx + i, factor * (of.r * (load(ct[i]) * scale[i]) + of.shift + u * of.spread));
+      store(dx + i, factor * (by.r * (load(ct[i]) * scale[i]) + by.shift + u * by.spread));
     }
   }
 }
@@ -93,11 +86,17 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const 
     const int64_t s = task / blocks, block = task % blocks;
     const int64_t end = s * per_scale + std::min(per_scale, (block + 1) * rows);
     double* part = parts.data() + task * 2 * c;
-    std::vector<float> few(2 * c);
+    std::vector<float> few(2 * c), rstd(kRows * shape.g);
+    std::vector<Set> of(kRows * shape.g);
     for (int64_t start = s * per_scale + block * rows; start < end; start += kRows) {
+      const int64_t count = std::min(kRows, end - start), first = start * shape.g, sets = count * shape.g;
+      if (given.again) given.stats.rows(x, shape.d, first, sets, of.data());
+      for (int64_t i = 0; !given.again && i < sets; ++i) of[i] = given.kept(first + i);
+      given.rule.rstds(of.data(), sets, given.size, rstd.data());
       std::fill(few.begin(), few.end(), 0.0f);
-      for (int64_t n = start; n < std::min(end, start + kRows); ++n) {
-        backward_row(shape, x + n * c, ct + n * c, scale + s * c, given, n * shape.g, few.data(), few.data() + c, dx + n * c);
+      for (int64_t row = 0; row < count; ++row) {
+        const int64_t g = row * shape.g, at = (start + row) * c;
+        backward_row(shape, x + at, ct + at, scale + s * c, given, first + g, &of[g], &rstd[g], few.data(), few.data() + c, dx + at);
       }
       for (int64_t i = 0; i < 2 * c; ++i) part[i] += few[i];
     }
@@ -105,54 +104,36 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const 
   for (int64_t s = 0; s < shape.s; ++s) add_up(parts.data() + s * blocks * 2 * c, blocks, c, dscale + s * c, dbias + s * c);
 }
 
-// What is found out about an n: the sums of every chunk, of ct u, ct and, where the offset is computed again, u; then for each
-// channel factor, pivot, offset, slope, shift, spread.
-constexpr int64_t kSums = 3;
-struct Known {
-  std::vector<double> parts;
-  std::vector<float> each;
-};
-
+// The sums of ct u and of ct for each channel over the rows of a chunk.
 template <typename X, typename Y>
-void chunk_sums(const X* x, const Y* ct, int64_t rows, int64_t c, bool recompute, const Known& known, double* part) {
+void chunk_sums(const X* x, const Y* ct, int64_t rows, int64_t c, const Known& known, double* part) {
   const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
-  auto strip = [&](int64_t first, auto count) {
+  for (int64_t first = 0; first < c; first += kStrip) {
     const int64_t width = std::min(kStrip, c - first);
-    double sum[count][kStrip];
+    double sum[2][kStrip];
     sum_rows(rows, width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
       const int64_t j = first + channel;
       const float u = (load(x[r * c + j]) * factor[j] - pivot[j]) - offset[j], cotangent = load(ct[r * c + j]);
       few[0][place] += cotangent * u;
       few[1][place] += cotangent;
-      if constexpr (count == kSums) few[2][place] += u;
     });
-    for (int64_t i = 0; i < count; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
-  };
-  for (int64_t first = 0; first < c; first += kStrip)
-    if (recompute) strip(first, std::integral_constant<int, kSums>{});
-    else strip(first, std::integral_constant<int, 2>{});
+    for (int64_t i = 0; i < 2; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
+  }
 }
 
-// From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes.
-void merge(const Shape& shape, const Chunks& chunks, const float* scales, const Given& given, int64_t n, Known& known, double* product,
-           double* alone) {
+// From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes: beside the frame slope, shift, spread.
+void merge_sums(const Shape& shape, const Chunks& chunks, const float* scales, const Given& given, int64_t n, Known& known,
+                double* product, double* alone) {
   const int64_t c = shape.c(), g = shape.g, first = n * g;
-  float *offset = known.each.data() + 2 * c, *slope = offset + c, *shift = slope + c, *by_u = shift + c;
+  float *slope = known.each.data() + 3 * c, *shift = slope + c, *by_u = shift + c;
   std::vector<double> each(c), sums(g), products(g);
   for (int64_t k = 0; k < chunks.count; ++k) {
-    const double* part = known.parts.data() + k * kSums * c;
+    const double* part = known.parts.data() + k * 2 * c;
     for (int64_t j = 0; j < c; ++j) product[j] += part[j];
     for (int64_t j = 0; j < c; ++j) alone[j] += part[c + j];
-    for (int64_t j = 0; given.recompute && j < c; ++j) each[j] += part[2 * c + j];
-  }
-  if (given.recompute) {
-    gather(shape, each.data(), sums.data());
-    spread(shape, offset, [&](int64_t i) { return float(sums[i] / given.size); });
-    for (int64_t j = 0; j < c; ++j) product[j] -= offset[j] * alone[j];
   }
   std::vector<float> rstd(g);
-  auto var = [&](int64_t i) { return given.var[first + i]; };
-  given.rule.rstds(g, given.size, rstd.data(), var, [&](int64_t i) { return given.power[first + i]; });
+  given.rule.rstds(known.sets.data(), g, given.size, rstd.data());
   spread(shape, slope, [&](int64_t i) { return rstd[i]; });
   for (int64_t j = 0; j < c; ++j) product[j] *= slope[j];
   for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * product[j];
@@ -160,7 +141,7 @@ void merge(const Shape& shape, const Chunks& chunks, const float* scales, const 
   for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * alone[j];
   gather(shape, each.data(), sums.data());
   std::vector<Found> of(g);
-  for (int64_t i = 0; i < g; ++i) of[i] = found(given, first + i, rstd[i], sums[i], products[i]);
+  for (int64_t i = 0; i < g; ++i) of[i] = found(given, first + i, known.sets[i].var, rstd[i], sums[i], products[i]);
   spread(shape, shift, [&](int64_t i) { return of[i].shift; });
   spread(shape, by_u, [&](int64_t i) { return of[i].spread; });
   for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
@@ -187,38 +168,40 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct
   const Chunks chunks(shape, pool.num_threads());
   std::vector<double> sums(shape.n * 2 * c);
   auto start = [&](int64_t n, int64_t k) { return (n * shape.p + k * chunks.rows) * c; };
-  auto make = [&](int64_t n) {
-    Known known{std::vector<double>(chunks.count * kSums * c), std::vector<float>(6 * c)};
-    float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
-    spread(shape, factor, [&](int64_t i) { return factor_of(given.power[n * shape.g + i]); });
-    spread(shape, pivot, [&](int64_t i) { return given.pivot[n * shape.g + i]; });
-    if (!given.recompute) spread(shape, offset, [&](int64_t i) { return given.offset[n * shape.g + i]; });
-    return known;
+  auto make = [&] { return Known(shape, chunks, 6); };
+  auto merge = [&](Known& known, int64_t n) {
+    merge_stats(shape, chunks, given.stats, n, known);
+    spread_frames(shape, known);
+  };
+  auto take = [&](Known& known, int64_t n) {
+    for (int64_t i = 0; i < shape.g; ++i) known.sets[i] = given.kept(n * shape.g + i);
+    spread_frames(shape, known);
   };
   auto reduce = [&](Known& known, int64_t n, int64_t k) {
     const int64_t i = start(n, k);
-    chunk_sums(x + i, ct + i, chunks.size(shape, k), c, given.recompute, known, known.parts.data() + k * kSums * c);
+    chunk_sums(x + i, ct + i, chunks.size(shape, k), c, known, known.parts.data() + k * 2 * c);
   };
   auto combine = [&](Known& known, int64_t n) {
     double* product = sums.data() + n * 2 * c;
-    merge(shape, chunks, shape.of(scale, n), given, n, known, product, product + c);
+    merge_sums(shape, chunks, shape.of(scale, n), given, n, known, product, product + c);
   };
   auto apply = [&](const Known& known, int64_t n, int64_t k) {
     const int64_t i = start(n, k);
     apply_to(x + i, ct + i, chunks.size(shape, k), c, known, dx + i);
   };
-  by_chunks(pool, shape, chunks, make, reduce, combine, apply);
+  if (given.again) in_stages(pool, shape, chunks, make, reduce_to_stats(shape, chunks, x, given.stats), merge, reduce, combine, apply);
+  else in_stages(pool, shape, chunks, make, take, reduce, combine, apply);
   const int64_t per_scale = shape.n / shape.s;
   for (int64_t s = 0; s < shape.s; ++s) add_up(sums.data() + s * per_scale * 2 * c, per_scale, c, dscale + s * c, dbias + s * c);
 }
 
 ffi::Error backward_call(ffi::ThreadPool pool, Any x, Any ct, F32 scale, F32 pivot, F32 offset, F32 var, F32 by_offset, F32 by_var,
                          S8 power, ffi::Result<Any> dx, ffi::Result<F32> dscale, ffi::Result<F32> dbias, int64_t p, int64_t g, int64_t d,
-                         double epsilon, double correction, bool in_std, bool centered, bool recompute) {
+                         double epsilon, double correction, bool in_std, bool centered, int64_t lowest, bool again) {
   const Shape shape = shape_of(x, scale, p, g, d);
   const int64_t sets = shape.sets();
-  const Given given{{epsilon, correction, in_std}, double(p) * d,    centered,          recompute,      {pivot, sets}, {offset, sets},
-                    {var, sets},                   {by_offset, sets}, {by_var, sets}, {power, sets}};
+  const Given given{{epsilon, correction, in_std}, {nullptr, nullptr, nullptr, nullptr, centered, lowest}, double(p) * d,  again,
+                    {pivot, sets}, {offset, sets}, {var, sets}, {by_offset, sets}, {by_var, sets}, {power, sets}};
   return typed(x.element_type(), ct.element_type(), [&](auto* of_x, auto* of_ct) {
     backward(pool, shape, (decltype(of_x))x.untyped_data(), (decltype(of_ct))ct.untyped_data(), scale.typed_data(), given,
              (decltype(of_x))in_large_pages(dx), dscale->typed_data(), dbias->typed_data());
@@ -236,4 +219,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormBackward, backward_call,
                                   .Attr<double>("correction")
                                   .Attr<bool>("in_std")
                                   .Attr<bool>("centered")
-                                  .Attr<bool>("recompute"));
+                                  .Attr<int64_t>("lowest")
+                                  .Attr<bool>("again"));

@@ -21,7 +21,7 @@ from jaxnorm.sets import Sets
 from jaxnorm.transposed import transpose_in_passes
 
 DTYPES = ("float32", "bfloat16")
-SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
+KEPT = 1 / 20  # of the bytes of a set at most what is known of it is kept for the derivative; else it is found again
 WIDEST = 16384  # channels, where sets have several positions
 NOTHING = np.zeros((1, 1, 1, 1), np.float32)  # stands for numbers of sets that need not be kept, or are 0
 SWITCHABLE = tuple(f"Switchable{name}" for name in ("Forward", "Statistics", "Backward"))
@@ -65,7 +65,7 @@ class Facts:
     rule: Rule
     centered: bool
     lowest: int | None
-    keep_offset: bool  # for the derivative; else it is computed again
+    moments: bool  # whether what is known of sets is asked for
 
     def sets(self, shape: tuple[int, ...]) -> Sets:
         """Of an array ``(..., N, P, G, D)``."""
@@ -74,8 +74,14 @@ class Facts:
     def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
         return Frame(float(self.layout.p * self.layout.d), None if self.lowest is None else power, pivot if self.centered else None)
 
-    def offset(self, kept: jax.Array, var: jax.Array) -> jax.Array | None:
-        return jnp.broadcast_to(kept, var.shape) if self.keep_offset else None
+    def told(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
+        """Whether pivot, offset, variance and power say something. Next to bfloat16 the offset is nothing."""
+        return self.centered, self.centered and x.dtype != jnp.bfloat16, True, self.lowest is not None
+
+    def again(self, x: jax.Array) -> bool:
+        """Whether the derivative finds again what is known of sets; the power in which moments are told need not come out the same."""
+        told, set_bytes = self.told(x), self.layout.p * self.layout.d * x.dtype.itemsize
+        return sum(np.compress(told, (4, 4, 4, 1))) > KEPT * set_bytes and not (self.moments and told[3])
 
     @property
     def attributes(self) -> dict[str, np.int64]:
@@ -86,54 +92,54 @@ class Facts:
         rule = self.rule
         return {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction), "in_std": rule.epsilon_in == "std"}
 
+    @property
+    def flags(self) -> dict[str, np.int64 | bool]:
+        return {"centered": self.centered, "lowest": np.int64(-(2**63) if self.lowest is None else self.lowest)}
 
-def standardize(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
-    """Output, and frame, offset and variance of each set, of arguments that there is no obstacle to; scale and bias split."""
+
+def standardize(sets: Sets, rule: Rule, lowest: int | None, moments: bool, x, scale, bias) -> tuple:
+    """Output, and frame, offset and variance of each set if asked for, of arguments that there is no obstacle to; scale and bias split."""
     if not sharded(x):
-        return _whole(sets, rule, lowest, x, scale, bias)
-    pooling = on_device(sets.pooling, x)
-    assert pooling is not None
-    of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, sets.pooling.split_kept)
-    of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
-    params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
-
-    def on_each(x, params):
-        y, frame, *rest = _whole(replace(sets, pooling=pooling), rule, lowest, x, *params)
-        return y, frame[1:], rest
-
-    specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_sets, of_sets)))
-    y, frame, (offset, var) = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
-    return y, Frame(float(pooling.size), *frame), offset, var
+        y, found = _whole(sets, rule, lowest, moments, x, scale, bias)
+    else:
+        pooling = on_device(sets.pooling, x)
+        assert pooling is not None
+        of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, sets.pooling.split_kept)
+        of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
+        params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
+        on_each = lambda x, params: _whole(replace(sets, pooling=pooling), rule, lowest, moments, x, *params)  # noqa: E731
+        specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_sets)))
+        y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
+    return y, found and (Frame(float(sets.pooling.size), *found[0]), *found[1:])
 
 
-def _whole(sets: Sets, rule: Rule, lowest: int | None, x, scale, bias) -> tuple[jax.Array, Frame, jax.Array, jax.Array]:
-    """Of what a device has."""
+def _whole(sets: Sets, rule: Rule, lowest: int | None, moments: bool, x, scale, bias) -> tuple:
+    """Of what a device has; of the frame what is not known without."""
     layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in whole)
-    small = layout.p * layout.d < SMALL_SET
-    facts = Facts(layout, rule, sets.centered, lowest, keep_offset=not (sets.centered and (small or x.dtype == jnp.bfloat16)))
-    y, pivot, offset, var, power = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
-    pivot, power, offset, var = (a.reshape(sets.pooling.split_kept) for a in (pivot, power, offset, var))
-    return y.reshape(x.shape), facts.frame(pivot, power), offset, var
+    facts = Facts(layout, rule, sets.centered, lowest, moments)
+    y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
+    pivot, offset, var, power = (a.reshape(sets.pooling.split_kept) for a in found)
+    return y.reshape(x.shape), (facts.frame(pivot, power)[1:], offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
     """Of many positions the statistics alone by a kernel: XLA makes one loop of the rest and what follows, and keeps no output."""
     x, rule, per_set = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
-    wanted = facts.centered, facts.centered and (many or facts.keep_offset), True, facts.lowest is not None
-    results = [like((math.prod(per_set) if of else 1,), jnp.float32, *arguments) for of in wanted]  # pivot, offset, var, power
+    wanted = many or facts.moments or not facts.again(x)
+    sizes = [math.prod(per_set) if told and wanted else 1 for told in facts.told(x)]
+    results = [like((size,), jnp.float32, *arguments) for size in sizes]
     each = lambda a: jnp.broadcast_to(a.reshape(per_set if a.size > 1 else (1,) * x.ndim), per_set)  # noqa: E731
-    flags = {"centered": facts.centered, "lowest": np.int64(-(2**63) if facts.lowest is None else facts.lowest)}
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(flat(x), **facts.attributes, **flags)))
+        found = list(map(each, call(flat(x), **facts.attributes, **facts.flags)))
         return _applied(facts, arguments, found), *found
     output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    y, *found = call(*map(flat, arguments), **facts.attributes, **facts.numbers, **flags)
+    y, *found = call(*map(flat, arguments), **facts.attributes, **facts.numbers, **facts.flags)
     return y.reshape(x.shape), *map(each, found)
 
 
@@ -159,17 +165,27 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
 def _jvp(facts: Facts, arguments, tangents):
     x, scale, _ = arguments
     y, pivot, offset, var, power = _standardize(facts, arguments)
-    exponent = (NOTHING if facts.lowest is None else power).astype(jnp.int8)
-    frame = jax.lax.stop_gradient((pivot if facts.centered else NOTHING, exponent))
-    kept = frame[0], offset if facts.centered and facts.keep_offset else NOTHING, var, frame[1]
+    frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
+    found = zip((frame[0], offset, var, frame[1]), facts.told(x), strict=True)
+    kept = (a if told and not facts.again(x) else NOTHING.astype(a.dtype) for a, told in found)
     dy, doffset, dvar = _apply_tangent(facts, (x, *kept, scale), tangents)
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
+def _known(facts: Facts, residuals) -> tuple:
+    """Sets, frame, offset (None to be estimated again) and variance, by what was kept."""
+    x, pivot, offset, var, power, _ = residuals
+    sets = facts.sets(x.shape)
+    if facts.again(x):
+        frame = make_frame(sets, x, None, facts.lowest)
+        return sets, frame, *estimate(sets, x, None, frame)
+    return sets, facts.frame(pivot, power), offset if facts.told(x)[1] else None, var
+
+
 def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
-    x, pivot, offset, var, power, scale = residuals
-    sets, frame, offset = facts.sets(x.shape), facts.frame(pivot, power), facts.offset(offset, var)
+    x, scale = residuals[0], residuals[-1]
+    sets, frame, offset, var = _known(facts, residuals)
     dx, dscale, dbias = arguments
     return tangent(sets, facts.rule, own, x, None, frame, offset, var, (), scale, jnp.zeros_like(scale), dx, (), dscale, dbias)
 
@@ -181,17 +197,16 @@ def _backward(facts: Facts, residuals, cotangents):
     given = list(map(flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
     results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
-    again = not facts.keep_offset and x.dtype != jnp.bfloat16  # next to bfloat16 the offset is nothing
-    results = call(*given, **facts.attributes, **facts.numbers, centered=facts.centered, recompute=again)
+    results = call(*given, **facts.attributes, **facts.numbers, **facts.flags, again=facts.again(x))
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """The same for other platforms."""
-    x, pivot, offset, var, power, scale = residuals
-    frame, offset = facts.frame(pivot, power), facts.offset(offset, var)
+    x, scale = residuals[0], residuals[-1]
+    sets, frame, offset, var = _known(facts, residuals)
     seen = x, None, frame.power, frame.pivot, None, offset, var, (), scale, scale
-    by_x, _, *by_params = transpose_in_passes((facts.sets(x.shape), facts.rule, own), seen, cotangents)
+    by_x, _, *by_params = transpose_in_passes((sets, facts.rule, own), seen, cotangents)
     return by_x, *by_params
 
 

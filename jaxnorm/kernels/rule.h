@@ -6,6 +6,12 @@
 #include <cmath>
 #include <cstdint>
 
+// What is known of a set, in its frame, u = x / 2**power - pivot.
+struct Set {
+  float pivot, offset, var;
+  int power;
+};
+
 struct Rule {
   double epsilon, correction;
   bool in_std;
@@ -26,18 +32,17 @@ struct Rule {
     return total == 0 ? 0 : in_std ? 1 / total : 1 / std::sqrt(total);
   }
 
-  double rstd(double var, double count, int power) const { return root(var * unbias(count), scaled_epsilon(power)); }
+  float rstd(const Set& of, double count) const { return float(root(of.var * unbias(count), scaled_epsilon(of.power))); }
 
-  // That of neighbouring sets, with var(i) and power(i), as a rule by a loop of vectors.
-  template <typename Var, typename Power>
-  void rstds(int64_t sets, double count, float* r, Var var, Power power) const {
+  // That of neighbouring sets, as a rule by a loop of vectors.
+  void rstds(const Set* of, int64_t sets, double count, float* r) const {
     bool scaled = false;
-    for (int64_t i = 0; i < sets; ++i) scaled |= power(i) != 0;
+    for (int64_t i = 0; i < sets; ++i) scaled |= of[i].power != 0;
     const double factor = unbias(count), eps = scaled_epsilon(0);
     if (scaled)
-      for (int64_t i = 0; i < sets; ++i) r[i] = float(rstd(var(i), count, power(i)));
+      for (int64_t i = 0; i < sets; ++i) r[i] = rstd(of[i], count);
     else
-      for (int64_t i = 0; i < sets; ++i) r[i] = float(root(var(i) * factor, eps));
+      for (int64_t i = 0; i < sets; ++i) r[i] = float(root(of[i].var * factor, eps));
   }
 
   // q in d r = -q r r d var / 2, where r is rstd; 0 for sqrt(var) where there is no spread.

@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 #include "numbers.h"
@@ -58,25 +59,31 @@ struct Chunks {
   int64_t size(const Shape& shape, int64_t chunk) const { return std::min(rows, shape.p - chunk * rows); }
 };
 
-// Runs chunk by chunk `reduce`, then for each n `combine`, then chunk by chunk `apply`, unless that is null. What they find out
-// about an n they leave each other in what `make` makes: where one thread has all of an n, only while it is at work on it.
-template <typename Make, typename Reduce, typename Combine, typename Apply>
-void by_chunks(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, Make make, Reduce reduce, Combine combine, Apply apply) {
-  constexpr bool applies = !std::is_null_pointer_v<Apply>;
+template <typename Stage, typename Known>
+constexpr bool of_chunks = std::is_invocable_v<Stage, Known&, int64_t, int64_t>;
+
+// Runs the stages in turn, those of chunks, stage(known, n, chunk), and those of each n, stage(known, n). What they find out about
+// an n they leave each other in what `make` makes: where one thread has all of an n, only while it is at work on it.
+template <typename Make, typename... Stage>
+void in_stages(ffi::ThreadPool& pool, const Shape& shape, const Chunks& chunks, Make make, Stage... stage) {
+  using Known = decltype(make());
   const int64_t count = chunks.count;
   if (chunks.whole) {
-    in_parallel(pool, shape.n, [&](int64_t n) {
-      auto known = make(n);
-      for (int64_t k = 0; k < count; ++k) reduce(known, n, k);
-      combine(known, n);
-      if constexpr (applies)
-        for (int64_t k = 0; k < count; ++k) apply(known, n, k);
+    auto run = [&](auto& stage, Known& known, int64_t n) {
+      if constexpr (!of_chunks<decltype(stage), Known>) stage(known, n);
+      else
+        for (int64_t k = 0; k < count; ++k) stage(known, n, k);
+    };
+    return in_parallel(pool, shape.n, [&](int64_t n) {
+      Known known = make();
+      (run(stage, known, n), ...);
     });
-    return;
   }
-  std::vector<decltype(make(0))> known;
-  for (int64_t n = 0; n < shape.n; ++n) known.push_back(make(n));
-  in_parallel(pool, shape.n * count, [&](int64_t i) { reduce(known[i / count], i / count, i % count); });
-  in_parallel(pool, shape.n, [&](int64_t n) { combine(known[n], n); });
-  if constexpr (applies) in_parallel(pool, shape.n * count, [&](int64_t i) { apply(known[i / count], i / count, i % count); });
+  std::vector<Known> known;
+  for (int64_t n = 0; n < shape.n; ++n) known.push_back(make());
+  auto run = [&](auto& stage) {
+    if constexpr (!of_chunks<decltype(stage), Known>) in_parallel(pool, shape.n, [&](int64_t n) { stage(known[n], n); });
+    else in_parallel(pool, shape.n * count, [&](int64_t i) { stage(known[i / count], i / count, i % count); });
+  };
+  (run(stage), ...);
 }

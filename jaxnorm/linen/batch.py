@@ -11,7 +11,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.linen.layers import affine
 from jaxnorm.moments import Moments
-from jaxnorm.norms import by_feature, with_running
+from jaxnorm.norms import by_feature_with_moments, with_running
 from jaxnorm.running import ema
 from jaxnorm.sets import bound
 from jaxnorm.switchable import switchable_norm
@@ -77,7 +77,7 @@ class BatchNorm(nn.Module):
             return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
         axis_name = bound(self.axis_name, self.axis_index_groups)
         pooled = other_axes(features, x.ndim)
-        y, batch = by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
         running.update(batch, self.momentum)
         return y
 

@@ -120,7 +120,7 @@ class InstanceNorm(nn.Module):
         features, pooled = instance_axes(self.feature_axes, x.ndim)
         axis_name = bound(self.axis_name, self.axis_index_groups)
         params = affine(self, x, features)
-        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)[0]
+        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
 
 
 class GroupNorm(nn.Module):

@@ -12,7 +12,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.moments import Moments
 from jaxnorm.nnx.layers import NO_METADATA, Affine, Metadata
-from jaxnorm.norms import by_feature, with_running
+from jaxnorm.norms import by_feature_with_moments, with_running
 from jaxnorm.running import ema
 from jaxnorm.switchable import switchable_norm
 
@@ -107,7 +107,7 @@ class BatchNorm(_Running):
             running = self._running(tuple(x.shape[axis] for axis in features))
             return with_running(x, running, features, epsilon=self.epsilon, where=mask, **params)
         pooled = other_axes(features, x.ndim)
-        y, batch = by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
         self._update(batch)
         return y
 

@@ -191,7 +191,7 @@ class InstanceNorm(Affine):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
         x, params = self._operands(x, features)
-        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)[0]
+        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
 
 
 class GroupNorm(Affine):
