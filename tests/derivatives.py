@@ -1,0 +1,55 @@
+"""Derivatives of both modes and two orders, against differences and each other, in two programs: compiling is what takes long."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+STEP = 1e-5  # an error of its square, and of 1e-16 divided by it
+
+PAIRS = (  # the same number twice: along a direction, the first or the second, and of what is shown of the result
+    ("reverse", "forward", 0),
+    ("reverse of forward", "forward of forward", 1),
+    ("forward of reverse", "forward of forward", 0),
+    ("reverse of reverse", "forward of forward", 1),
+)
+
+
+def check_derivatives(call, arguments, bound=1e-7):
+    """Of a function of float64 arrays that gives one; along random directions, ``bound`` next to the largest of differences."""
+    call, rng = jax.jit(call), np.random.default_rng(1)
+    like = lambda arrays: tuple(jnp.asarray(rng.standard_normal(a.shape)) for a in arrays)  # noqa: E731
+    arguments = tuple(map(jnp.asarray, arguments))
+    first, second = like(arguments), like(arguments)
+    (shown,) = like([jax.eval_shape(call, *arguments)])
+
+    def forward(*at):
+        return jax.jvp(call, at, first)[1]
+
+    def reverse(*at):
+        return jax.vjp(call, *at)[1](shown)
+
+    @jax.jit
+    def derivatives(*at):
+        return {
+            "forward": forward(*at),
+            "reverse": reverse(*at),
+            "forward of forward": jax.jvp(forward, at, second)[1],
+            "reverse of forward": jax.vjp(forward, *at)[1](shown),
+            "forward of reverse": jax.jvp(reverse, at, second)[1],
+            "reverse of reverse": jax.vjp(reverse, *at)[1](first),
+        }
+
+    def difference(function, direction):
+        ahead, behind = (function(*(a + step * d for a, d in zip(arguments, direction, strict=True))) for step in (STEP, -STEP))
+        return (ahead - behind) / (2 * STEP)
+
+    found = derivatives(*arguments)
+    near(found["forward"], difference(call, first), bound)
+    near(found["forward of forward"], difference(lambda *at: derivatives(*at)["forward"], second), bound)
+    for name, of, direction in PAIRS:
+        along = sum(jnp.vdot(a, b) for a, b in zip(found[name], (first, second)[direction], strict=True))
+        near(along, jnp.vdot(shown, found[of]), 1e-10, jnp.linalg.norm(shown) * jnp.linalg.norm(found[of]))
+
+
+def near(found, expected, bound, size=0.0):
+    assert jnp.abs(found - expected).max() <= bound * jnp.maximum(jnp.abs(expected).max(), size)
