@@ -93,7 +93,7 @@ inline void merge_stats(const Shape& shape, const Chunks& chunks, const Stats& s
   for (int64_t i = 0; i < g; ++i) known.sets[i] = stats.set(n * g + i, mean[i], square[i] / total);
 }
 
-// The stages, as in sets.h, after which the sets of an n are known.
+// The stage, as in sets.h, whose parts merge_stats makes sets of.
 template <typename X>
 auto reduce_to_stats(const Shape& shape, const Chunks& chunks, const X* x, const Stats& stats) {
   return [=](Known& known, int64_t n, int64_t k) {

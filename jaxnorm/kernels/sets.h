@@ -59,6 +59,7 @@ struct Chunks {
   int64_t size(const Shape& shape, int64_t chunk) const { return std::min(rows, shape.p - chunk * rows); }
 };
 
+// Whether a stage is of chunks.
 template <typename Stage, typename Known>
 constexpr bool of_chunks = std::is_invocable_v<Stage, Known&, int64_t, int64_t>;
 
