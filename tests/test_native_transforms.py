@@ -51,7 +51,10 @@ def _rows(x, scale, bias, **options):
     return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
 
 
-@pytest.mark.parametrize(("name", "width"), [("rows", 8), ("rows", 80), ("batch", 8), ("group", 8), ("adaptive", 8), ("blend", 8)])
+WIDTHS = {"rows": (8, 80), "rms": (80,), "batch": (8,), "group": (8,), "adaptive": (8,), "blend": (8,)}
+
+
+@pytest.mark.parametrize(("name", "width"), [(name, width) for name, widths in WIDTHS.items() for width in widths])
 def test_transformations(name, width, rng, use):
     """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small sets and others."""
     norm, shape = WIDE[name]

@@ -173,13 +173,14 @@ def _jvp(facts: Facts, arguments, tangents):
 
 
 def _known(facts: Facts, residuals) -> tuple:
-    """Sets, frame, offset (None to be estimated again) and variance, by what was kept."""
+    """Sets, frame, offset and variance, by what was kept; an offset of None is to be estimated again."""
     x, pivot, offset, var, power, _ = residuals
     sets = facts.sets(x.shape)
     if facts.again(x):
         frame = make_frame(sets, x, None, facts.lowest)
         return sets, frame, *estimate(sets, x, None, frame)
-    return sets, facts.frame(pivot, power), offset if facts.told(x)[1] else None, var
+    estimated = facts.centered and not facts.told(x)[1]
+    return sets, facts.frame(pivot, power), None if estimated else jnp.broadcast_to(offset, var.shape), var
 
 
 def _tangent(facts: Facts, residuals, arguments):
