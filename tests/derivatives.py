@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from test_native import close
 
 STEP = 1e-5  # an error of its square, and of 1e-16 divided by it
 
@@ -44,12 +45,8 @@ def check_derivatives(call, arguments, bound=1e-7):
         return (ahead - behind) / (2 * STEP)
 
     found = derivatives(*arguments)
-    near(found["forward"], difference(call, first), bound)
-    near(found["forward of forward"], difference(lambda *at: derivatives(*at)["forward"], second), bound)
+    close(found["forward"], difference(call, first), bound)
+    close(found["forward of forward"], difference(lambda *at: derivatives(*at)["forward"], second), bound)
     for name, of, direction in PAIRS:
         along = sum(jnp.vdot(a, b) for a, b in zip(found[name], (first, second)[direction], strict=True))
-        near(along, jnp.vdot(shown, found[of]), 1e-10, jnp.linalg.norm(shown) * jnp.linalg.norm(found[of]))
-
-
-def near(found, expected, bound, size=0.0):
-    assert jnp.abs(found - expected).max() <= bound * jnp.maximum(jnp.abs(expected).max(), size)
+        close(along, jnp.vdot(shown, found[of]), 1e-10, least=jnp.linalg.norm(shown) * jnp.linalg.norm(found[of]))
