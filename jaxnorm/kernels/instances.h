@@ -19,7 +19,8 @@ constexpr int64_t kTasks = 16;  // for each b, about as many
 
 struct Shape {
   int64_t b, n, p, c, scales;  // scales: 1 or n
-  int64_t strips() const { return (c + kStrip - 1) / kStrip; }
+  int64_t strip() const { return n < kTasks ? kStrip / 4 : kStrip; }  // channels of a task: many, to read neighbours
+  int64_t strips() const { return (c + strip() - 1) / strip(); }
   int64_t scale(int64_t b, int64_t i) const { return (b * scales + (scales == 1 ? 0 : i)) * c; }
 };
 
@@ -40,7 +41,8 @@ void over_blocks(ffi::ThreadPool& pool, const Shape& shape, Run run, Finish fini
   const int64_t strips = shape.strips(), tasks = blocks.count * strips;
   in_parallel(pool, shape.b * tasks, [&](int64_t task) {
     const int64_t b = task / tasks, block = task % tasks / strips, strip = task % strips, first = block * blocks.rows;
-    run(b, block, first, std::min(shape.n, first + blocks.rows), strip, strip * kStrip, std::min(kStrip, shape.c - strip * kStrip));
+    const int64_t channel = strip * shape.strip(), width = std::min(shape.strip(), shape.c - channel);
+    run(b, block, first, std::min(shape.n, first + blocks.rows), strip, channel, width);
   });
   for (int64_t b = 0; b < shape.b; ++b) finish(b);
 }

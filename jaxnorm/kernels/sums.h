@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-constexpr int64_t kStrip = 128;  // channels at a time, at most, that a thread takes through all rows
+constexpr int64_t kStrip = 512;  // channels at a time, at most, that a thread takes through all rows: many, to read neighbours
 constexpr int64_t kTile = 64;    // channels at a time, at most, through some
 constexpr int64_t kRows = 16;    // rows that are added in float32, before they are added to a sum in double
 

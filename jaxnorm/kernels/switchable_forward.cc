@@ -37,7 +37,7 @@ void statistics(ffi::ThreadPool& pool, const Shape& shape, const X* x, const flo
     for (int64_t i = 0; i < n; ++i) {
       double mean = 0, square = 0;
       for (int64_t strip = 0; strip < strips; ++strip, part += 2)
-        add(strip * kStrip, mean, square, std::min(kStrip, c - strip * kStrip), part[0], part[1]);
+        add(strip * shape.strip(), mean, square, std::min(shape.strip(), c - strip * shape.strip()), part[0], part[1]);
       tell(layer + b * kTold * n, n, i, mean, square / c);
     }
     double *mean = of_batch.data() + b * blocks.count * 2 * c, *square = mean + c, *more = square + c;
