@@ -136,6 +136,26 @@ def test_positions_unlike_the_first(name, where, rng, use):
     close(y, (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
 
 
+@pytest.mark.parametrize(("size", "of_cotangent"), [(1.0, 1.0), (1e10, 1e30), (1e-12, 1e-20), (1e30, 1.0)])
+@pytest.mark.parametrize("where", ["noise", "a step"])
+@pytest.mark.parametrize("name", ["instance", "switchable"])
+def test_gradients_of_few_positions(name, where, size, of_cotangent, rng, use):
+    """Whose sums are found in one reading with mean and variance, even where products leave float32's range."""
+    use("native")
+    noise, ct = rng.standard_normal((2, 5, 49, 70))
+    course = noise if where == "noise" else np.where(np.arange(49) < 16, 0, 100)[:, None] + noise
+    x, ct = (size * course).astype(np.float32), (of_cotangent * ct).astype(np.float32)
+    one_hot = jnp.array([60.0, 0.0, 0.0])
+    norms = {"instance": jn.instance_norm, "switchable": lambda x, **options: jn.switchable_norm(x, one_hot, one_hot, **options)[0]}
+    dx = jax.vjp(partial(norms[name], epsilon=0.0), jnp.asarray(x))[1](jnp.asarray(ct))[0]
+    truth, ct = np.asarray(x, np.float64), np.asarray(ct, np.float64)
+    root = 1 / truth.std(1, keepdims=True)
+    y = (truth - truth.mean(1, keepdims=True)) * root
+    close(
+        dx / of_cotangent * size, root * size / of_cotangent * (ct - ct.mean(1, keepdims=True) - y * (y * ct).mean(1, keepdims=True)), 1e-6
+    )
+
+
 @pytest.mark.parametrize("axes", [1, 0], ids=["rows", "channels"])
 @pytest.mark.parametrize("size", [3e-15, 3e-9, 1.0, 3e16])
 def test_numbers_that_hardly_differ(size, axes, rng, use):

@@ -121,6 +121,19 @@ void chunk_sums(const X* x, const Y* ct, int64_t rows, int64_t c, const Known& k
   }
 }
 
+// Of sums beside statistics those of ct u and of ct, with u from the frames of sets.
+inline void center(const Shape& shape, const Chunks& chunks, Known& known) {
+  const int64_t c = shape.c();
+  const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
+  for (int64_t k = 0; k < chunks.count; ++k) {
+    double *mean = known.part(k), *square = mean + c, *product = square + c, *alone = product + c;
+    for (int64_t j = 0; j < c; ++j) {
+      mean[j] = product[j] * factor[j] + alone[j] * ((mean[j] * factor[j] - pivot[j]) - offset[j]);
+      square[j] = alone[j];
+    }
+  }
+}
+
 // From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes: beside the frame slope, shift, spread.
 void merge_sums(const Shape& shape, const Chunks& chunks, const float* scales, const Given& given, int64_t n, Known& known,
                 double* product, double* alone) {
@@ -128,7 +141,7 @@ void merge_sums(const Shape& shape, const Chunks& chunks, const float* scales, c
   float *slope = known.each.data() + 3 * c, *shift = slope + c, *by_u = shift + c;
   std::vector<double> each(c), sums(g), products(g);
   for (int64_t k = 0; k < chunks.count; ++k) {
-    const double* part = known.parts.data() + k * 2 * c;
+    const double* part = known.part(k);
     for (int64_t j = 0; j < c; ++j) product[j] += part[j];
     for (int64_t j = 0; j < c; ++j) alone[j] += part[c + j];
   }
@@ -168,10 +181,11 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct
   const Chunks chunks(shape, pool.num_threads());
   std::vector<double> sums(shape.n * 2 * c);
   auto start = [&](int64_t n, int64_t k) { return (n * shape.p + k * chunks.rows) * c; };
-  auto make = [&] { return Known(shape, chunks, 6); };
+  auto make = [&] { return Known(shape, chunks, given.again ? 4 : 2, 6); };
   auto merge = [&](Known& known, int64_t n) {
     merge_stats(shape, chunks, given.stats, n, known);
     spread_frames(shape, known);
+    center(shape, chunks, known);
   };
   auto take = [&](Known& known, int64_t n) {
     for (int64_t i = 0; i < shape.g; ++i) known.sets[i] = given.kept(n * shape.g + i);
@@ -179,7 +193,7 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct
   };
   auto reduce = [&](Known& known, int64_t n, int64_t k) {
     const int64_t i = start(n, k);
-    chunk_sums(x + i, ct + i, chunks.size(shape, k), c, known, known.parts.data() + k * 2 * c);
+    chunk_sums(x + i, ct + i, chunks.size(shape, k), c, known, known.part(k));
   };
   auto combine = [&](Known& known, int64_t n) {
     double* product = sums.data() + n * 2 * c;
@@ -189,7 +203,7 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct
     const int64_t i = start(n, k);
     apply_to(x + i, ct + i, chunks.size(shape, k), c, known, dx + i);
   };
-  if (given.again) in_stages(pool, shape, chunks, make, reduce_to_stats(shape, chunks, x, given.stats), merge, reduce, combine, apply);
+  if (given.again) in_stages(pool, shape, chunks, make, reduce_to_stats(shape, chunks, given.stats, x, ct), merge, combine, apply);
   else in_stages(pool, shape, chunks, make, take, reduce, combine, apply);
   const int64_t per_scale = shape.n / shape.s;
   for (int64_t s = 0; s < shape.s; ++s) add_up(sums.data() + s * per_scale * 2 * c, per_scale, c, dscale + s * c, dbias + s * c);

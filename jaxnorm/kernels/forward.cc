@@ -60,7 +60,7 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
       for (int64_t j = 0; j < c; ++j) store(y + i + j, ((load(x[i + j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + shift[j]);
     }
   };
-  in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 4); }, reduce_to_stats(shape, chunks, x, stats), merge, apply);
+  in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 2, 4); }, reduce_to_stats(shape, chunks, stats, x), merge, apply);
 }
 
 // Where a result says something of each set; one of a single element is not asked for.
@@ -93,8 +93,8 @@ ffi::Error statistics_call(ffi::ThreadPool pool, Any x, ffi::Result<F32> pivot, 
   return typed(x.element_type(), x.element_type(), [&](auto* of_x, auto*) {
     const Chunks chunks(shape, pool.num_threads());
     auto merge = [&](Known& known, int64_t n) { merge_stats(shape, chunks, stats, n, known); };
-    auto reduce = reduce_to_stats(shape, chunks, (decltype(of_x))x.untyped_data(), stats);
-    in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 0); }, reduce, merge);
+    auto reduce = reduce_to_stats(shape, chunks, stats, (decltype(of_x))x.untyped_data());
+    in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 2, 0); }, reduce, merge);
   });
 }
 

@@ -19,7 +19,7 @@ constexpr int64_t kTasks = 16;  // for each b, about as many
 
 struct Shape {
   int64_t b, n, p, c, scales;  // scales: 1 or n
-  int64_t strip() const { return n < kTasks ? kStrip / 4 : kStrip; }  // channels of a task: many, to read neighbours
+  int64_t strip() const { return n < kTasks ? kStrip / 4 : kStrip; }  // channels of a task
   int64_t strips() const { return (c + strip() - 1) / strip(); }
   int64_t scale(int64_t b, int64_t i) const { return (b * scales + (scales == 1 ? 0 : i)) * c; }
 };
@@ -82,15 +82,18 @@ inline void add(double count, double& mean, double& square, double more, double 
 struct Instances {
   double mean[kStrip], var[kStrip];
 
-  template <typename X>
-  Instances(const Shape& shape, const X* x, int64_t n, int64_t first, int64_t width, const float* kept) {
-    if (kept) {
-      const Told told{kept + n * kTold * shape.c + first, shape.c};
-      for (int64_t j = 0; j < width; ++j) mean[j] = told.mean(j), var[j] = told.var(j);
-      return;
-    }
-    auto value = [x = x + n * shape.p * shape.c + first, &shape](int64_t r, int64_t j) { return load(x[r * shape.c + j]); };
-    if (!strip_stats(shape.p, width, true, mean, var, value)) stats_in_double(shape.p, width, true, mean, var, value);
+  // Those that were kept.
+  Instances(const Shape& shape, const float* kept, int64_t n, int64_t first, int64_t width) {
+    const Told told{kept + n * kTold * shape.c + first, shape.c};
+    for (int64_t j = 0; j < width; ++j) mean[j] = told.mean(j), var[j] = told.var(j);
+  }
+
+  // Those of x, which starts at the first number of the first of them.
+  template <typename X, typename... Cotangent>
+  Instances(const Shape& shape, const X* x, int64_t width, const Beside<Cotangent>&... beside) {
+    auto value = [x, &shape](int64_t r, int64_t j) { return load(x[r * shape.c + j]); };
+    if (!strip_stats(shape.p, width, true, mean, var, value, beside...))
+      stats_in_double(shape.p, width, true, mean, var, value, beside...);
     for (int64_t j = 0; j < width; ++j) var[j] /= shape.p;
   }
 };
@@ -107,31 +110,33 @@ constexpr double kSteepest = 1e19;  // 1 / sqrt(FLT_MIN), of numbers in their fr
 // How the numbers of instances are looked at, u = x factor - pivot, and what is applied of them: (u - offset) root.
 struct Applied {
   float factor[kStrip], pivot[kStrip], offset[kStrip], root[kStrip];
-  double rstd[kStrip];
+  double rstd[kStrip], size[kStrip];  // size = 1 / factor
   int power[kStrip];
 
   Applied(const Instances& of, const Merged& merged, const Weights& w, double epsilon, int64_t n, int64_t first, int64_t width) {
     const double there = merged.layer.mean(n), var = w.var[1] * merged.layer.var(n);
-    double mean[kStrip], square[kStrip], scale[kStrip];
-    bool usual = true;
-#pragma omp simd reduction(& : usual)
+    double mean[kStrip], square[kStrip];
+    int64_t unusual = 0;  // of numbers, unlike conditions, compilers make vectors
+#pragma omp simd reduction(+ : unusual)
     for (int64_t j = 0; j < width; ++j) {
       const double own = of.mean[j];  // a step from it: weights that add up to 1 + 1e-7 then do no harm
       mean[j] = own + w.mean[1] * (there - own) + w.mean[2] * (merged.batch.mean(first + j) - own);
       const double total = w.var[0] * of.var[j] + var + w.var[2] * merged.batch.var(first + j), root = 1 / std::sqrt(total + epsilon);
       rstd[j] = total + epsilon == 0 ? 0 : root;
       square[j] = mean[j] * mean[j] + total;
-      usual &= ordinary(square[j]);
+      unusual += !ordinary(square[j]);
     }
+    const bool usual = unusual == 0;
     for (int64_t j = 0; j < width; ++j) power[j] = usual ? 0 : power_of(square[j], -126);
-    for (int64_t j = 0; j < width; ++j) scale[j] = usual ? 1 : factor_of(power[j]);
+    for (int64_t j = 0; j < width; ++j) factor[j] = usual ? 1 : factor_of(power[j]);
+    for (int64_t j = 0; j < width; ++j) size[j] = usual ? 1 : 1.0 / factor[j];
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      factor[j] = float(scale[j]);
-      pivot[j] = float(of.mean[j] * scale[j]);
-      offset[j] = float(mean[j] * scale[j] - pivot[j]);
-      rstd[j] = std::min(rstd[j], kSteepest * scale[j]);
-      root[j] = float(rstd[j] / scale[j]);
+      const double scale = factor[j];
+      pivot[j] = float(of.mean[j] * scale);
+      offset[j] = float(mean[j] * scale - pivot[j]);
+      rstd[j] = std::min(rstd[j], kSteepest * scale);
+      root[j] = float(rstd[j] * size[j]);
     }
   }
 };

@@ -33,8 +33,8 @@ inline Shape shape_of(const Any& x, const F32& scale, int64_t p, int64_t g, int6
 }
 
 // For each channel of one n the value of its set, value(set).
-template <typename Value>
-void spread(const Shape& shape, float* to, Value value) {
+template <typename T, typename Value>
+void spread(const Shape& shape, T* to, Value value) {
   if (shape.d == 1)
     for (int64_t i = 0; i < shape.g; ++i) to[i] = value(i);
   else

@@ -8,19 +8,18 @@
 
 namespace {
 
-// The cotangents of what is applied of instances, of their means and variances, from the sums of ct and of ct times the output.
+// The sums of ct and of ct times the output, and of these the cotangents of what is applied of instances, of their means and variances.
 struct Pulled {
   double alone[kStrip], product[kStrip], mean[kStrip], var[kStrip];
 
   // Of sums that were found, (2, C).
-  Pulled(const Shape& shape, const float* found, const float* gain, const Applied& a, int64_t width) {
+  void take(const Shape& shape, const float* found, int64_t width) {
     std::copy(found, found + width, alone);
     std::copy(found + shape.c, found + shape.c + width, product);
-    pull(gain, a, width);
   }
 
   template <typename X, typename Y>
-  Pulled(const Shape& shape, const X* x, const Y* ct, const float* gain, const Applied& a, int64_t width) {
+  void sum(const Shape& shape, const X* x, const Y* ct, const Applied& a, int64_t width) {
     double sums[2][kStrip];
     sum_rows(shape.p, width, sums, [&](int64_t r, int64_t j, int64_t place, auto& few) {
       const float cotangent = load(ct[r * shape.c + j]), v = load(x[r * shape.c + j]);
@@ -29,7 +28,15 @@ struct Pulled {
     });
     std::copy(sums[0], sums[0] + width, alone);
     std::copy(sums[1], sums[1] + width, product);
-    pull(gain, a, width);
+  }
+
+  // Of products that are of deviations from the mean of the instance.
+  void center(const Instances& of, const Applied& a, int64_t width) {
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) {
+      const double scale = a.factor[j], step = (of.mean[j] * scale - a.pivot[j]) - a.offset[j];
+      product[j] = (product[j] * scale + alone[j] * step) * a.root[j];
+    }
   }
 
   void pull(const float* gain, const Applied& a, int64_t width) {
@@ -72,8 +79,24 @@ struct Work {
 
   float* sums(int64_t b, int64_t i, int64_t first) const { return found.get() + (b * shape.n + i) * 2 * shape.c + first; }
   int64_t position(int64_t b, int64_t i, int64_t first) const { return (b * shape.n + i) * shape.p * shape.c + first; }
+
   Applied applied(const Instances& of, int64_t b, int64_t i, int64_t first, int64_t width) const {
     return Applied(of, given.merged(shape, b), Weights(given.weights + b * 6), given.epsilon, i, first, width);
+  }
+
+  // The instances of some channels, and what is pulled back of them: of those that were not kept, x is read for both at once.
+  template <typename X, typename Y>
+  Instances look(const X* x, const Y* ct, int64_t b, int64_t i, int64_t first, int64_t width, Pulled& by) const {
+    const int64_t c = shape.c, at = b * shape.n + i;
+    const bool kept = given.instances;
+    auto cotangent = [=](int64_t r, int64_t j) { return load(ct[r * c + j]); };
+    const Instances of = kept ? Instances(shape, given.instances, at, first, width)
+                              : Instances(shape, x, width, Beside{cotangent, by.product, by.alone});
+    for (int64_t j = 0; !kept && j < width; ++j) tell(again.get() + at * kTold * c + first, c, j, of.mean[j], of.var[j]);
+    const Applied a = applied(of, b, i, first, width);
+    kept ? by.sum(shape, x, ct, a, width) : by.center(of, a, width);
+    by.pull(given.scale + shape.scale(b, i) + first, a, width);
+    return of;
   }
 };
 
@@ -130,12 +153,9 @@ void find(Work& work, const X* x, const Y* ct, const Gradients& to, int64_t b, i
          *of_weights = work.of_weights.data() + ((b * work.blocks.count + block) * strips + strip) * 2;
   const double center = given.merged(shape, b).layer.mean(0);
   for (int64_t i = start; i < end; ++i) {
-    const Instances of(shape, x, b * n + i, first, width, given.instances);
-    for (int64_t j = 0; !given.instances && j < width; ++j)
-      tell(work.again.get() + (b * n + i) * kTold * c + first, c, j, of.mean[j], of.var[j]);
-    const float* gain = given.scale + shape.scale(b, i) + first;
     const int64_t from = work.position(b, i, first);
-    const Pulled by(shape, x + from, ct + from, gain, work.applied(of, b, i, first, width), width);
+    Pulled by;
+    const Instances of = work.look(x + from, ct + from, b, i, first, width, by);
     std::copy(by.alone, by.alone + width, work.sums(b, i, first));
     std::copy(by.product, by.product + width, work.sums(b, i, first) + c);
     double mean = 0, var = 0, means = 0, vars = 0;
@@ -172,12 +192,14 @@ void apply(const Work& work, const X* x, const Y* ct, X* dx, int64_t b, int64_t 
   const int64_t n = shape.n, p = shape.p, c = shape.c;
   const Weights w(given.weights + b * 6);
   const Merged merged = given.merged(shape, b);
-  const double* of_batch = work.batch.data() + b * work.blocks.count * 4 * c + first;
+  const double *of_batch = work.batch.data() + b * work.blocks.count * 4 * c + first, each = 1.0 / p;
   for (int64_t i = start; i < end; ++i) {
-    const Instances of(shape, x, b * n + i, first, width, given.instances ? given.instances : work.again.get());
+    const Instances of(shape, given.instances ? given.instances : work.again.get(), b * n + i, first, width);
     const Applied a = work.applied(of, b, i, first, width);
     const float* gain = given.scale + shape.scale(b, i) + first;
-    const Pulled by(shape, work.sums(b, i, first), gain, a, width);
+    Pulled by;
+    by.take(shape, work.sums(b, i, first), width);
+    by.pull(gain, a, width);
     const double *of_layer = work.layer.data() + b * n * shape.strips() * 2 + i * 2, there = merged.layer.mean(i);
     float rest[kStrip], slope[kStrip], shift[kStrip], spread[kStrip];
 #pragma omp simd
@@ -188,8 +210,8 @@ void apply(const Work& work, const X* x, const Y* ct, X* dx, int64_t b, int64_t 
                              2 * ((mean - there) * of_layer[1] + (mean - merged.batch.mean(first + j)) * of_batch[c + j]);
       rest[j] = float(mean * scale - a.pivot[j]);
       slope[j] = a.root[j] * gain[j];
-      shift[j] = float(by_mean / p / scale);
-      spread[j] = float(2 * by_var / p / (scale * scale));
+      shift[j] = float(by_mean * each * a.size[j]);
+      spread[j] = float(2 * by_var * each * a.size[j] * a.size[j]);
     }
     const int64_t from = work.position(b, i, first);
     for (int64_t row = from; row < from + p * c; row += c)

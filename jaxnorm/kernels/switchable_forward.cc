@@ -19,7 +19,7 @@ void statistics(ffi::ThreadPool& pool, const Shape& shape, const X* x, const flo
   auto find = [&](int64_t b, int64_t block, int64_t start, int64_t end, int64_t strip, int64_t first, int64_t width) {
     double *mean = of_batch.data() + (b * blocks.count + block) * 2 * c + first, *square = mean + c;
     for (int64_t i = start; i < end; ++i) {
-      const Instances of(shape, x + b * n * shape.p * c, i, first, width, nullptr);
+      const Instances of(shape, x + (b * n + i) * shape.p * c + first, width);
       double *part = of_layers.data() + ((b * n + i) * strips + strip) * 2, sum = 0, around = 0;
 #pragma omp simd reduction(+ : sum)
       for (int64_t j = 0; j < width; ++j) sum += of.mean[j];
@@ -60,7 +60,7 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const float*
   statistics(pool, shape, x, given, instances.get(), layer, batch, var);
   auto run = [&](int64_t b, int64_t, int64_t start, int64_t end, int64_t, int64_t first, int64_t width) {
     for (int64_t i = start; i < end; ++i) {
-      const Instances of(shape, x, b * shape.n + i, first, width, instances.get());
+      const Instances of(shape, instances.get(), b * shape.n + i, first, width);
       Applied a(of, Merged(shape, layer, batch, b), Weights(weights + b * 6), epsilon, i, first, width);
       const float *gain = scale + shape.scale(b, i) + first, *shift = bias + shape.scale(b, i) + first;
       for (int64_t j = 0; j < width; ++j) a.root[j] *= gain[j];
@@ -80,7 +80,7 @@ void blend(ffi::ThreadPool& pool, const Shape& shape, const float* instances, co
   const int64_t n = shape.n, c = shape.c;
   auto run = [&](int64_t b, int64_t, int64_t start, int64_t end, int64_t, int64_t first, int64_t width) {
     for (int64_t i = start; i < end; ++i) {
-      const Instances of(shape, (const float*)nullptr, b * n + i, first, width, instances);
+      const Instances of(shape, instances, b * n + i, first, width);
       const Applied a(of, Merged(shape, layer, batch, b), Weights(weights + b * 6), epsilon, i, first, width);
       const int64_t at = (b * n + i) * c + first;
       std::copy(a.pivot, a.pivot + width, pivot + at);
