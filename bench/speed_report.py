@@ -136,8 +136,8 @@ def missed(results: dict) -> str:
   bytes, not a faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of the output in the
   cache for what follows, which takes a kernel of more than the norm.
 - 32x7x7x512: sets of 49 numbers. Mean and variance of a set are 8 bytes next to 98 of data in bfloat16: instead of keeping them the
-  kernels of instance and switchable norm find them again for the gradients, one pass more over x. Switchable norm's besides merge,
-  blend and pull back 16384 of them, in double. Next: statistics and sums for the gradients in one reading.
+  kernels of instance and switchable norm find them again for the gradients, in one reading with the sums for these. Switchable norm's
+  besides merge, blend and pull back 16384 of them, in double. Next: what instance norm makes of sums, in vectors (6 %).
 - Not in XLA's count of temporaries is what kernels allocate while they run: up to 24 bytes per instance of switchable norm, 16 per
   channel and example of instance and group norm (at 32x7x7x512 0.12 and 0.08 of x, in bfloat16 twice as much).
 - Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
