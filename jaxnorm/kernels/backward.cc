@@ -11,11 +11,11 @@ using S8 = ffi::Buffer<ffi::S8>;
 template <typename T>
 struct Each {
   const T* values;
-  bool one;
+  int64_t step;  // a number, since compilers make a loop for either case of a condition
 
   template <typename Buffer>
-  Each(const Buffer& buffer, int64_t sets) : values(buffer.typed_data()), one(int64_t(buffer.element_count()) != sets) {}
-  T operator[](int64_t set) const { return values[one ? 0 : set]; }
+  Each(const Buffer& buffer, int64_t sets) : values(buffer.typed_data()), step(int64_t(buffer.element_count()) == sets) {}
+  T operator[](int64_t set) const { return values[set * step]; }
 };
 
 // What the gradient needs of each set: what is known of it, unless that is to be found again, and the cotangents of offset and variance.
