@@ -138,12 +138,12 @@ def test_positions_unlike_the_first(name, where, rng, use):
 
 @pytest.mark.parametrize(("size", "of_cotangent"), [(1.0, 1.0), (1e10, 1e30), (1e-12, 1e-20), (1e30, 1.0)])
 @pytest.mark.parametrize("where", ["noise", "a step"])
-@pytest.mark.parametrize("name", ["instance", "switchable"])
-def test_gradients_of_few_positions(name, where, size, of_cotangent, rng, use):
-    """Whose sums are found in one reading with mean and variance, even where products leave float32's range."""
+@pytest.mark.parametrize(("name", "positions"), [("instance", 49), ("instance", 700), ("switchable", 49), ("switchable", 700)])
+def test_gradients_of_large_cotangents(name, positions, where, size, of_cotangent, rng, use):
+    """Of few positions sums are found in one reading with mean and variance; products may leave float32's range."""
     use("native")
-    noise, ct = rng.standard_normal((2, 5, 49, 70))
-    course = noise if where == "noise" else np.where(np.arange(49) < 16, 0, 100)[:, None] + noise
+    noise, ct = rng.standard_normal((2, 5, positions, 70))
+    course = noise if where == "noise" else np.where(np.arange(positions) < 16, 0, 100)[:, None] + noise
     x, ct = (size * course).astype(np.float32), (of_cotangent * ct).astype(np.float32)
     one_hot = jnp.array([60.0, 0.0, 0.0])
     norms = {"instance": jn.instance_norm, "switchable": lambda x, **options: jn.switchable_norm(x, one_hot, one_hot, **options)[0]}

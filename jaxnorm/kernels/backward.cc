@@ -104,21 +104,32 @@ void backward_rows(ffi::ThreadPool& pool, const Shape& shape, const X* x, const 
   for (int64_t s = 0; s < shape.s; ++s) add_up(parts.data() + s * blocks * 2 * c, blocks, c, dscale + s * c, dbias + s * c);
 }
 
-// The sums of ct u and of ct for each channel over the rows of a chunk.
+// The sums of ct u and of ct for each channel over the rows of a chunk; where float32 does not hold the products, in double.
 template <typename X, typename Y>
 void chunk_sums(const X* x, const Y* ct, int64_t rows, int64_t c, const Known& known, double* part) {
   const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c;
+  auto u = [=](int64_t r, int64_t j) { return (load(x[r * c + j]) * factor[j] - pivot[j]) - offset[j]; };
+  int64_t unheld = 0;
   for (int64_t first = 0; first < c; first += kStrip) {
     const int64_t width = std::min(kStrip, c - first);
     double sum[2][kStrip];
     sum_rows(rows, width, sum, [&](int64_t r, int64_t channel, int64_t place, auto& few) {
       const int64_t j = first + channel;
-      const float u = (load(x[r * c + j]) * factor[j] - pivot[j]) - offset[j], cotangent = load(ct[r * c + j]);
-      few[0][place] += cotangent * u;
+      const float cotangent = load(ct[r * c + j]);
+      few[0][place] += cotangent * u(r, j);
       few[1][place] += cotangent;
     });
+    for (int64_t j = 0; j < width; ++j) unheld += !std::isfinite(sum[0][j]);
     for (int64_t i = 0; i < 2; ++i) std::copy(sum[i], sum[i] + width, part + i * c + first);
   }
+  if (!unheld) return;
+  std::fill(part, part + 2 * c, 0.0);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < c; ++j) {
+      const double cotangent = load(ct[r * c + j]);
+      part[j] += cotangent * u(r, j);
+      part[c + j] += cotangent;
+    }
 }
 
 // Of sums beside statistics those of ct u and of ct, with u from the frames of sets.
