@@ -145,7 +145,7 @@ inline void center(const Shape& shape, const Chunks& chunks, Known& known) {
   }
 }
 
-// From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes: beside the frame slope, shift, spread.
+// From the sums of chunks those of ct u r and of ct for each channel of n, and what dx takes: slope, which was r, shift, spread.
 void merge_sums(const Shape& shape, const Chunks& chunks, const float* scales, const Given& given, int64_t n, Known& known,
                 double* product, double* alone) {
   const int64_t c = shape.c(), g = shape.g, first = n * g;
@@ -156,16 +156,13 @@ void merge_sums(const Shape& shape, const Chunks& chunks, const float* scales, c
     for (int64_t j = 0; j < c; ++j) product[j] += part[j];
     for (int64_t j = 0; j < c; ++j) alone[j] += part[c + j];
   }
-  std::vector<float> rstd(g);
-  given.rule.rstds(known.sets.data(), g, given.size, rstd.data());
-  spread(shape, slope, [&](int64_t i) { return rstd[i]; });
   for (int64_t j = 0; j < c; ++j) product[j] *= slope[j];
   for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * product[j];
   gather(shape, each.data(), products.data());
   for (int64_t j = 0; j < c; ++j) each[j] = scales[j] * alone[j];
   gather(shape, each.data(), sums.data());
   std::vector<Found> of(g);
-  for (int64_t i = 0; i < g; ++i) of[i] = found(given, first + i, known.sets[i].var, rstd[i], sums[i], products[i]);
+  for (int64_t i = 0; i < g; ++i) of[i] = found(given, first + i, known.sets[i].var, slope[i * shape.d], sums[i], products[i]);
   spread(shape, shift, [&](int64_t i) { return of[i].shift; });
   spread(shape, by_u, [&](int64_t i) { return of[i].spread; });
   for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
@@ -195,12 +192,12 @@ void backward(ffi::ThreadPool& pool, const Shape& shape, const X* x, const Y* ct
   auto make = [&] { return Known(shape, chunks, given.again ? 4 : 2, 6); };
   auto merge = [&](Known& known, int64_t n) {
     merge_stats(shape, chunks, given.stats, n, known);
-    spread_frames(shape, known);
+    spread_frames(shape, given.rule, known);
     center(shape, chunks, known);
   };
   auto take = [&](Known& known, int64_t n) {
     for (int64_t i = 0; i < shape.g; ++i) known.sets[i] = given.kept(n * shape.g + i);
-    spread_frames(shape, known);
+    spread_frames(shape, given.rule, known);
   };
   auto reduce = [&](Known& known, int64_t n, int64_t k) {
     const int64_t i = start(n, k);

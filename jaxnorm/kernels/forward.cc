@@ -44,11 +44,8 @@ void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const 
   const Chunks chunks(shape, pool.num_threads());
   auto merge = [&](Known& known, int64_t n) {
     merge_stats(shape, chunks, stats, n, known);
-    spread_frames(shape, known);
+    spread_frames(shape, rule, known);
     float* slope = known.each.data() + 3 * c;
-    std::vector<float> rstd(shape.g);
-    rule.rstds(known.sets.data(), shape.g, double(shape.p) * shape.d, rstd.data());
-    spread(shape, slope, [&](int64_t i) { return rstd[i]; });
     const float* scales = shape.of(scale, n);
     for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
   };

@@ -67,12 +67,15 @@ struct Known {
   double* part(int64_t chunk) { return parts.data() + chunk * sums; }
 };
 
-// The first three numbers of each channel: factor, pivot and offset of its set.
-inline void spread_frames(const Shape& shape, Known& known) {
-  float *factor = known.each.data(), *pivot = factor + shape.c(), *offset = pivot + shape.c();
+// The first four numbers of each channel: factor, pivot, offset and rstd of its set.
+inline void spread_frames(const Shape& shape, const Rule& rule, Known& known) {
+  float *factor = known.each.data(), *pivot = factor + shape.c(), *offset = pivot + shape.c(), *slope = offset + shape.c();
+  std::vector<float> rstd(shape.g);
+  rule.rstds(known.sets.data(), shape.g, double(shape.p) * shape.d, rstd.data());
   spread(shape, factor, [&](int64_t i) { return factor_of(known.sets[i].power); });
   spread(shape, pivot, [&](int64_t i) { return known.sets[i].pivot; });
   spread(shape, offset, [&](int64_t i) { return known.sets[i].offset; });
+  spread(shape, slope, [&](int64_t i) { return rstd[i]; });
 }
 
 // Means and sums of squared deviations of each channel over the rows of a chunk and, of cotangents, the sums beside.
