@@ -21,8 +21,9 @@ inline void store(uint16_t* to, float v) {  // to nearest, ties to even
   *to = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-// Whether float32 holds squares of numbers of this mean square, and of deviations as small as their last bit.
-inline bool ordinary(double square) { return (square == 0) | ((square > 1e-14) & (square < 1e34)); }
+// Whether float32 holds squares of numbers of this mean square and of deviations as small as their last bit, and what gradients take:
+// cotangents from 1e-24 to 1e24 over such squares.
+inline bool ordinary(double square) { return (square == 0) | ((square > 1e-14) & (square < 1e14)); }
 
 // Of the two by which numbers of this mean square are divided: 0 if they are of an ordinary size.
 inline int power_of(double square, int64_t lowest) {
