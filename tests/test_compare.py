@@ -97,14 +97,17 @@ def test_earlier_results_are_kept(tmp_path):
 
 def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
     command = [sys.executable, "-m", "jaxnorm", "compare", "--epochs", "1", "--batch-sizes", "64", "--seeds", "500", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    deadline = time.monotonic() + 120
-    while not ((tmp_path / "results.json").exists() and report.read(tmp_path)["runs"]):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    shown, _ = process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while not ((tmp_path / "results.json").exists() and report.read(tmp_path)["runs"]):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            shown, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "--resume goes on." in shown
     assert len(report.read(tmp_path)["runs"]) >= 1

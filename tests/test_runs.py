@@ -1,6 +1,8 @@
 """Runs made some at a time: what is kept, in which order, and who stops when."""
 
 import io
+import signal
+import sys
 from dataclasses import dataclass
 from threading import Barrier, Event
 from types import SimpleNamespace
@@ -94,6 +96,39 @@ def test_where_one_fails_the_others_stop_and_the_finished_are_kept(tmp_path, err
     assert numbers_of(resumed) == [(0, 0), (1, 1), (2, 4), (3, 9)]
     assert resumed["jobs"] == 3
     assert carried_out(tmp_path, go_on, jobs=4, resume=True) == resumed  # nothing was left to do
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, number, jobs):
+    """As it drops all errors within callbacks of its garbage collector, of which JAX has one."""
+    dropped, sent = [], Event()
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: dropped.append(what.exc_type))
+
+    class Dropping:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    def measure(run, on_progress):
+        if run.number > 0:
+            assert sent.wait(60)
+            on_progress(1, 2)
+        return {"square": run.number**2}
+
+    def told(found):  # in the main thread, the one that gets signals
+        Dropping()
+        sent.set()
+        return "told"
+
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(Settings((0, 1, 2)), ("number",), measure, told, tmp_path, Console(file=io.StringIO()), resume=False, jobs=jobs)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert dropped == [KeyboardInterrupt]
+    assert numbers_of(report.read(tmp_path)) == [(0, 0)]
 
 
 @pytest.mark.usefixtures("quick_compile", "ordinary_promotion")

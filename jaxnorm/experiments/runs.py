@@ -1,12 +1,13 @@
 """Runs made some at a time and kept as they finish: interrupted, they go on where they were."""
 
+import signal
 from bisect import insort
-from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
 from typing import Any
 
 from rich.console import Console
@@ -50,7 +51,7 @@ def carry_out(
         results["jobs"] = max(jobs, results.get("jobs", 1))  # of which its speeds are
     report.write(out, results)
     try:
-        with _progress_on(console) as progress, closing(_measured(todo, measure, progress, jobs)) as measured:
+        with _interrupts() as stop, _progress_on(console) as progress, closing(_measured(todo, measure, progress, jobs, stop)) as measured:
             overall = progress.add_task("all runs", total=len(runs), completed=len(finished))
             for name, found in measured:
                 insort(results["runs"], identify(todo[name]) | found, key=place)
@@ -64,16 +65,39 @@ def carry_out(
     return report.read(out)
 
 
-def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jobs: int) -> Generator[tuple[str, dict]]:
-    """Names and what was found, as the runs finish; where one fails, or nobody waits any more, the others stop, too."""
+@contextmanager
+def _interrupts() -> Iterator[Event]:
+    """An event that interrupts set before they are raised.
+
+    What is raised within a callback of Python's garbage collector (JAX has one) is shown and dropped; the event stays set.
+    """
     stop = Event()
+
+    def interrupted(number, frame):
+        stop.set()
+        raise KeyboardInterrupt
+
+    usual = signal.default_int_handler
+    here = current_thread() is main_thread()  # the others get no signals
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(number) is usual]
+    for number in numbers:
+        signal.signal(number, interrupted)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            signal.signal(number, usual)
+
+
+def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jobs: int, stop: Event) -> Generator[tuple[str, dict]]:
+    """Names and what was found, as the runs finish; where one fails, or nobody waits any more, the others stop, too."""
 
     def carry(name: str) -> tuple[str, dict]:
         shown = progress.add_task(name, total=None)
 
         def on_progress(step: int, steps: int) -> None:
             if stop.is_set():
-                raise CancelledError
+                raise KeyboardInterrupt
             progress.update(shown, completed=step, total=steps)
 
         found = measure(todo[name], on_progress)
