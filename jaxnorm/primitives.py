@@ -118,7 +118,8 @@ STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of r
 
 
 def _define(primitive, function, elsewhere, batched):
-    run, other = (jax.jit(partial(_flat, f), static_argnames=STATIC) for f in (function, elsewhere or function))
+    run = jax.jit(partial(_flat, function), static_argnames=STATIC)
+    other = jax.jit(partial(_flat, elsewhere), static_argnames=STATIC) if elsewhere else run
     primitive.multiple_results = True
     primitive.def_impl(run)
     primitive.def_abstract_eval(partial(_types, run))

@@ -10,6 +10,7 @@ from cases import CASES, SIX
 from derivatives import check_derivatives
 
 import jaxnorm as jn
+from jaxnorm.primitives import linear
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -132,3 +133,31 @@ def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
     y, pullback = jax.vjp(lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x)
     assert (np.asarray(y) == 0.5).all()
     assert (np.asarray(pullback(jnp.ones_like(y))[0]) == 0).all()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_transpose_is_traced_once(elsewhere):
+    """Not once more for the program that it becomes part of, nor for platforms that are not asked for."""
+    traced = []
+
+    def times(name, factor):
+        def function(facts, residuals, arguments):
+            traced.append(name)
+            return (factor * arguments[0],)
+
+        return function
+
+    there = times("elsewhere", 2.0) if elsewhere else None
+    twice = linear(
+        f"twice_{elsewhere}",
+        times("function", 2.0),
+        times("transpose", 2.0),
+        lambda _: (jax.ShapeDtypeStruct((3,), jnp.float32),),
+        lambda facts, size: facts,
+        results=1,
+        elsewhere=there,
+    )
+    slope = jax.jit(jax.grad(lambda x: twice(None, (), (x,))[0].sum()))(jnp.arange(3.0))
+    np.testing.assert_array_equal(slope, [2.0, 2.0, 2.0])
+    assert traced.count("transpose") == 1
+    assert "elsewhere" not in traced
