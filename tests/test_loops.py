@@ -65,7 +65,7 @@ def test_the_last_axes_are_pooled_as_one(name, given, one_device, monkeypatch):
         return (y * factors).sum() + sum((m * m).sum() for m in moments), (y, moments)
 
     learned = {key: value for key, value in params.items() if key != "where"}
-    step = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    step = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
     assert f"reduce_sum[axes={axes} " in str(jax.make_jaxpr(step)(x, learned))
     found = step(x, learned)
     monkeypatch.setattr(import_module("jaxnorm.normalize"), "known", lambda x: False)
