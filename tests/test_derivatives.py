@@ -140,23 +140,16 @@ def test_a_transpose_is_traced_once(elsewhere):
     """Not once more for the program that it becomes part of, nor for platforms that are not asked for."""
     traced = []
 
-    def times(name, factor):
+    def doubled(name):
         def function(facts, residuals, arguments):
             traced.append(name)
-            return (factor * arguments[0],)
+            return (2 * arguments[0],)
 
         return function
 
-    there = times("elsewhere", 2.0) if elsewhere else None
-    twice = linear(
-        f"twice_{elsewhere}",
-        times("function", 2.0),
-        times("transpose", 2.0),
-        lambda _: (jax.ShapeDtypeStruct((3,), jnp.float32),),
-        lambda facts, size: facts,
-        results=1,
-        elsewhere=there,
-    )
+    like, batched = lambda _: (jax.ShapeDtypeStruct((3,), jnp.float32),), lambda facts, size: facts
+    there = doubled("elsewhere") if elsewhere else None
+    twice = linear(f"twice_{elsewhere}", doubled("function"), doubled("transpose"), like, batched, results=1, elsewhere=there)
     slope = jax.jit(jax.grad(lambda x: twice(None, (), (x,))[0].sum()))(jnp.arange(3.0))
     np.testing.assert_array_equal(slope, [2.0, 2.0, 2.0])
     assert traced.count("transpose") == 1

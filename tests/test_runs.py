@@ -23,10 +23,10 @@ class Settings:
         return [SimpleNamespace(number=number) for number in self.numbers]
 
 
-def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False):
+def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False, told=str):
     console = Console(file=io.StringIO())
     try:
-        return carry_out(Settings(numbers), ("number",), measure, str, tmp_path, console, resume=resume, jobs=jobs)
+        return carry_out(Settings(numbers), ("number",), measure, told, tmp_path, console, resume=resume, jobs=jobs)
     finally:
         tmp_path.joinpath("shown").write_text(console.file.getvalue())
 
@@ -123,7 +123,7 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
     before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            carry_out(Settings((0, 1, 2)), ("number",), measure, told, tmp_path, Console(file=io.StringIO()), resume=False, jobs=jobs)
+            carried_out(tmp_path, measure, jobs=jobs, told=told)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)

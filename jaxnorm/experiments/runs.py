@@ -79,7 +79,7 @@ def _interrupts() -> Iterator[Event]:
 
     usual = signal.default_int_handler
     here = current_thread() is main_thread()  # the others get no signals
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(number) is usual]
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(number) is usual]  # that interrupt
     for number in numbers:
         signal.signal(number, interrupted)
     try:
