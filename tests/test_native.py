@@ -136,6 +136,26 @@ def test_positions_unlike_the_first(name, where, rng, use):
     close(y, (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
 
 
+SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).tolist())  # 1 / n times n is not 1 for some
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize(("pattern", "shape"), [("[n] c", lambda n: (n, 3)), ("n [h] c", lambda n: (2, n, 3)), ("n [h c]", lambda n: (2, n, 3))])
+def test_a_constant_gives_the_bias_at_any_size(pattern, shape, n, use):
+    use("native")
+    x = np.broadcast_to(np.float32([0.1, 3.3, 1e6 + 0.3]), shape(n))
+    x = np.full_like(x, x[0, 0, 1]) if "c]" in pattern else x
+
+    @jax.jit
+    def run(x):
+        results = [jax.vjp(lambda x, e=e: jn.standardize(x, pattern, bias=jnp.full((1,) * x.ndim, 0.7), epsilon=e), x) for e in (0.0, 1e-5)]
+        return [(y, pullback(jnp.ones_like(y))[0]) for y, pullback in results]
+
+    for y, dx in run(x):
+        np.testing.assert_array_equal(y, np.full(x.shape, np.float32(0.7)))
+        assert np.abs(dx).max() <= 1e-4  # 1 / sqrt(epsilon) times the rounding of a sum that is 0
+
+
 @pytest.mark.parametrize(("size", "of_cotangent"), [(1.0, 1.0), (1e10, 1e30), (1e-12, 1e-20), (1e30, 1.0), (1e13, 1e-12)])
 @pytest.mark.parametrize("where", ["noise", "a step"])
 @pytest.mark.parametrize(("name", "positions"), [("instance", 49), ("instance", 700), ("switchable", 49), ("switchable", 700)])

@@ -95,14 +95,14 @@ void chunk_stats(int64_t rows, int64_t c, const Stats& stats, double* part, cons
 // Of the means and squares of chunks the sets.
 inline void merge_stats(const Shape& shape, const Chunks& chunks, const Stats& stats, int64_t n, Known& known) {
   const int64_t c = shape.c(), g = shape.g;
-  const double each = 1 / (double(shape.p) * shape.d);
+  const double size = double(shape.p) * shape.d;  // divided by, never multiplied with 1 / size: of a constant the mean is that constant
   std::vector<double> channels(c), center(c), mean(g), var(g);
   for (int64_t k = 0; k < chunks.count; ++k) {
     const double rows = chunks.size(shape, k), *means = known.part(k);
     for (int64_t j = 0; j < c; ++j) channels[j] += rows * means[j];
   }
   gather(shape, channels.data(), mean.data());
-  for (double& sum : mean) sum *= each;
+  for (double& sum : mean) sum /= size;
   spread(shape, center.data(), [&](int64_t i) { return mean[i]; });
   std::fill(channels.begin(), channels.end(), 0.0);
   for (int64_t k = 0; k < chunks.count; ++k) {
@@ -110,7 +110,7 @@ inline void merge_stats(const Shape& shape, const Chunks& chunks, const Stats& s
     for (int64_t j = 0; j < c; ++j) channels[j] += squares[j] + rows * (means[j] - center[j]) * (means[j] - center[j]);
   }
   gather(shape, channels.data(), var.data());
-  for (double& sum : var) sum *= each;
+  for (double& sum : var) sum /= size;
   stats.sets(n * g, g, mean.data(), var.data(), known.sets.data());
 }
 
