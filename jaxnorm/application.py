@@ -7,7 +7,7 @@ The tangent is written down once: the pooled ones in closed form, the rest as th
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -122,7 +122,12 @@ def own(pivot, offset, var, extra):
 
 
 def tangent(sets: Sets, rule: Rule, applied: Callable, x, where, frame: Frame, offset, var, extra, scale, bias, dx, dextra, dscale, dbias):
-    """The tangents of output, offset and variance; an ``offset`` of None is estimated again."""
+    """The tangents of output, offset and variance; an ``offset`` of None is estimated again.
+
+    x is read in three places. Cast once to the dtype of the statistics, its gradient is summed there and rounded once.
+    """
+    rule = replace(rule, dtype=x.dtype if rule.dtype is None else rule.dtype)
+    x, dx = (a.astype(compute_dtype(x.dtype)) for a in (x, dx))
     frame, offset, var = jax.tree.map(sets.each, (frame, offset, var))
     if offset is None:
         offset = average(sets, local(sets, x, where, frame), where, frame.size)

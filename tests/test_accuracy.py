@@ -149,6 +149,22 @@ def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
     assert (np.abs(np.asarray(y).astype(np.float64) - truth) / spacing)[big].max() <= 0.51
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(("dtype", "name", "make"), HALF[:3], ids=[f"{dtype}-{name}" for dtype, name, _ in HALF[:3]])
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_gradients_of_half_precision_are_rounded_once(case, dtype, name, make, masked, rng):
+    """Half a unit in the last place, beside the error of float32."""
+    x, cotangent = jnp.asarray(make(rng, case.shape), dtype), jnp.asarray(rng.standard_normal(case.shape), dtype)
+    where = rng.uniform(size=case.shape) < 0.7 if masked else None
+    scale, bias = case.params(rng)
+    y, pullback = jax.vjp(jax.jit(lambda x: case(x, scale=scale, bias=bias, where=where)), x)
+    found, (wide, wide_cotangent) = pullback(cotangent)[0], (np.asarray(a).astype(np.float64) for a in (x, cotangent))
+    assert y.dtype == found.dtype == x.dtype
+    truth = np.asarray(case.truth(wide, scale=scale, bias=bias, where=where, cotangent=wide_cotangent).dx, np.float64)
+    spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))) * float(jnp.finfo(dtype).eps)
+    assert (np.abs(np.asarray(found).astype(np.float64) - truth) - spacing / 2).max() <= B32[1] * np.abs(truth).max()
+
+
 @pytest.mark.parametrize("mean", [0, 1e4, 1e8])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_float64(case, mean, rng, x64):
