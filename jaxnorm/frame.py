@@ -79,7 +79,7 @@ def _together(sets: Sets, lowest: int | None, alike: Sets | None, x: jax.Array) 
     if not sets.centered:
         return power, None
     count = sets.count(None, None)
-    room = 2.0 ** math.frexp(number(sets.size * sets.across(lax.psum, 1)))[1]
+    room = 2.0 ** math.frexp(number(sets.size * sets.most_devices()))[1]
     return power, scaled_down(sets, Frame(count, power, None), divide(sets.careful_sum(u / room, None), count)) * room
 
 

@@ -144,16 +144,34 @@ class Sets:
         """``collective`` of ``value`` over ``axis_name``."""
         if self.axis_name is None:
             return value
-        if isinstance(self.axis_name, AxisGroups):
-            groups = [list(group) for group in self.axis_name.groups]
+        if not isinstance(self.axis_name, AxisGroups):
+            return collective(value, self.axis_name)
+        groups = [list(group) for group in self.axis_name.groups]
+        try:
             return collective(value, self.axis_name.axis_name, axis_index_groups=groups)
-        return collective(value, self.axis_name)
+        except NotImplementedError as error:  # of JAX, without a word
+            raise NotImplementedError(
+                f"groups of devices must not be used in shard_map with check_vma=True: got {self.axis_name}. Pass check_vma=False."
+            ) from error
+
+    def most_devices(self) -> int:
+        """How many devices share statistics at most."""
+        if isinstance(self.axis_name, AxisGroups):
+            return max(map(len, self.axis_name.groups))
+        return self.across(lax.psum, 1)
+
+    def devices(self) -> int | jax.Array:
+        """How many devices share statistics with this one: a traced number where groups differ in size."""
+        if not isinstance(self.axis_name, AxisGroups) or len(set(map(len, self.axis_name.groups))) == 1:
+            return self.most_devices()
+        sizes = {device: len(group) for group in self.axis_name.groups for device in group}
+        return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(self.axis_name.axis_name)]
 
     def count(self, where: jax.Array | None, size) -> jax.Array | float:
         """How many elements, or how much weight, a set has: ``size``, of which JAX forgets that it is static without a mask."""
         if where is not None:
             return size
-        count = self.size * self.across(lax.psum, 1)
+        count = self.size * self.devices()
         return float(count) if isinstance(count, int) else jnp.asarray(count, float)
 
     def sum(self, values: jax.Array, where: jax.Array | None) -> jax.Array:

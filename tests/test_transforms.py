@@ -10,6 +10,7 @@ import pytest
 from cases import BY_NAME, CASES, SIX
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from oracle import Part, oracle
 
 import jaxnorm as jn
 
@@ -161,9 +162,35 @@ def test_uneven_and_empty_shards(mean, rng):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
 
 
-def test_groups_of_replicas(rng):
-    x = rng.standard_normal((4, 6)).astype(np.float32)
+GROUPS = [((0, 1), (2, 3)), ((0, 1, 2), (3,), (4, 5, 6, 7)), ((5,), (0, 4, 2, 1, 3, 6, 7))]
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_groups_of_replicas(groups, masked, rng):
+    """Moments, output and gradient of each group by itself, whatever their sizes."""
+    x, cotangent = rng.standard_normal((2, sum(map(len, groups)), 6, 2)).astype(np.float32)
+    where = rng.uniform(size=x.shape) < 0.8 if masked else np.ones(x.shape, bool)
+
+    @partial(jax.pmap, axis_name="d")
+    def run(x, where, cotangent):
+        options = {"where": where if masked else None, "axis_name": jn.AxisGroups("d", groups), "epsilon": 1e-5}
+        y, pullback, found = jax.vjp(lambda x: jn.batch_norm(x, **options), x, has_aux=True)
+        return y, pullback(cotangent)[0], found, jn.standardize(x.astype(jnp.bfloat16), 0, **options)
+
+    y, dx, found, half = run(x, where, cotangent)
+    for group in map(list, groups):
+        of = lambda a, group=group: np.asarray(a)[group].astype(np.float64)  # noqa: E731
+        truth = oracle(of(x), (Part((0, 1)),), epsilon=1e-5, cotangent=of(cotangent), where=of(where))
+        np.testing.assert_array_equal(found.count[jnp.array(group)][:, 0], [of(where).sum((0, 1))] * len(group))
+        np.testing.assert_allclose(of(y), truth.y, atol=1e-6)
+        np.testing.assert_allclose(of(dx), truth.dx, atol=3e-6)
+        np.testing.assert_allclose(of(half), truth.y, atol=0.03)
+
+
+def test_groups_of_replicas_where_devices_are_told_apart():
+    mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
     across = jn.AxisGroups("d", ((0, 1), (2, 3)))
-    found = jax.pmap(lambda x: jn.moments(x, 0, axis_name=across), axis_name="d")(x)
-    truth = [x[:2].mean(dtype=np.float64)] * 2 + [x[2:].mean(dtype=np.float64)] * 2
-    np.testing.assert_allclose(np.asarray(found.mean)[:, 0], truth, rtol=1e-6)
+    mapped = shard_map(lambda x: jn.moments(x, 0, axis_name=across).mean, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    with pytest.raises(NotImplementedError, match=r"groups of devices.*check_vma=False"):
+        mapped(jnp.arange(8.0))
