@@ -194,21 +194,28 @@ class Sets:
         return self.across(lax.psum, self.gathered(add_in_turn(values, axes, self.whole)))
 
 
-def bound(axis_name, groups=None):
-    """The part of ``axis_name`` that is bound where this is called, None if nothing is; in groups if those are given."""
-    names = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
-    found = tuple(name for name in names if name is not None and _is_bound(name))
-    if not found:
+def bound(axis_name, groups=None, *, initializing: bool = False):
+    """``axis_name`` where it is bound, in groups if those are given; None where no axis is, as under sharded ``jit``.
+
+    Raises:
+      ValueError: other axes are bound and one of these names is not, unless a module is initializing its parameters.
+    """
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,) if axis_name is not None else ()
+    if not names:
         return None
-    return found if groups is None else AxisGroups(found, tuple(tuple(group) for group in groups))
+    from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names  # takes long to import, for what most never need
 
-
-def _is_bound(name) -> bool:
-    try:
-        lax.psum(1, name)
-    except NameError:
-        return False
-    return True
+    found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]  # those of a pmap without a name
+    missing = [name for name in names if name not in found]
+    if missing and found and not initializing:
+        raise ValueError(
+            f"axis_name must be among the axes that are bound here, {', '.join(map(repr, found))}: got {axis_name!r}. "
+            "Name one of those, or None to leave other devices aside."
+        )
+    names = tuple(name for name in names if name in found)
+    if not names:
+        return None
+    return names if groups is None else AxisGroups(names, tuple(tuple(group) for group in groups))
 
 
 def valid(where: jax.Array) -> jax.Array:

@@ -167,6 +167,18 @@ def test_an_axis_name_that_is_not_bound_is_ignored(rng):
         norm.apply(variables, x, mutable=["batch_stats"])
 
 
+@pytest.mark.parametrize("transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica")], ids=["vmap", "pmap"])
+@pytest.mark.parametrize("axis_name", ["data", ("replica", "data")])
+def test_an_axis_name_beside_those_that_are_bound_is_a_mistake(axis_name, transform):
+    x = jnp.ones((2, 4, 5, 3))
+    modules = (jn_nn.LayerNorm, jn_nn.RMSNorm, partial(jn_nn.BatchNorm, False), partial(jn_nn.SwitchableNorm, False))
+    for norm in (module(axis_name=axis_name) for module in modules):
+        variables = transform(lambda x, norm=norm: norm.init(KEY, x))(x)  # where Flax's batch norm shares nothing either
+        with pytest.raises(ValueError, match="among the axes that are bound here, 'replica': got"):
+            transform(lambda v, x, norm=norm: norm.apply(v, x, mutable=["batch_stats"])[0])(variables, x)
+    jax.pmap(lambda x: jn_nn.LayerNorm(axis_name="data").init_with_output(KEY, x)[0])(x)  # a pmap without a name binds none
+
+
 def test_replicas_share_their_statistics(rng):
     x = jnp.asarray(rng.standard_normal((2, 4, 3)), jnp.float32)
     norm = jn_nn.BatchNorm(False, axis_name="d")

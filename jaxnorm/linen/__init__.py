@@ -3,8 +3,8 @@
 Same class names, arguments, defaults, parameters and state, so that a model changes one import and loads its old
 checkpoint. What differs, for the better: statistics are always computed stably (``use_fast_variance`` is accepted and
 has no effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an
-``axis_name`` that is not bound is ignored, and a batch that is empty or not finite leaves the state as it was. Where
-``mask`` is 0 the output is 0.
+``axis_name`` is ignored where no axis is bound (an error where others are), and a batch that is empty or not finite
+leaves the state as it was. Where ``mask`` is 0 the output is 0.
 """
 
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm

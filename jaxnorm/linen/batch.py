@@ -9,11 +9,10 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.linen.layers import affine
+from jaxnorm.linen.layers import across, affine
 from jaxnorm.moments import Moments
 from jaxnorm.norms import by_feature_with_moments, with_running
 from jaxnorm.running import ema
-from jaxnorm.sets import bound
 from jaxnorm.switchable import switchable_norm
 
 
@@ -75,7 +74,7 @@ class BatchNorm(nn.Module):
         params = affine(self, x, features)
         if evaluating:
             return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
-        axis_name = bound(self.axis_name, self.axis_index_groups)
+        axis_name = across(self)
         pooled = other_axes(features, x.ndim)
         y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
         running.update(batch, self.momentum)
@@ -120,6 +119,6 @@ class SwitchableNorm(nn.Module):
         options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
         if evaluating:
             return switchable_norm(x, *logits, running=running.read(), **options)[0]
-        y, batch = switchable_norm(x, *logits, axis_name=bound(self.axis_name, self.axis_index_groups), **options)
+        y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)
         running.update(batch, self.momentum)
         return y

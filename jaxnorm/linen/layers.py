@@ -26,6 +26,11 @@ def affine(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> dict[s
     return {**params, "dtype": promoted(module.dtype, x, *params.values())}
 
 
+def across(module: nn.Module):
+    """The device axes that a module shares statistics over; while it is initialized, as in Flax, they need not be bound."""
+    return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
+
+
 class LayerNorm(nn.Module):
     """Layer normalization (Ba, Kiros & Hinton 2016), as :class:`flax.linen.LayerNorm`.
 
@@ -88,7 +93,7 @@ class RMSNorm(nn.Module):
 def over_axes(module: nn.Module, x: jax.Array, mask, *, centered: bool) -> jax.Array:
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
     options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **affine(module, x, features)}
-    return by_axes(x, module.reduction_axes, features, axis_name=bound(module.axis_name, module.axis_index_groups), **options)
+    return by_axes(x, module.reduction_axes, features, axis_name=across(module), **options)
 
 
 class InstanceNorm(nn.Module):
@@ -118,7 +123,7 @@ class InstanceNorm(nn.Module):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
-        axis_name = bound(self.axis_name, self.axis_index_groups)
+        axis_name = across(self)
         params = affine(self, x, features)
         return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
 
@@ -155,6 +160,6 @@ class GroupNorm(nn.Module):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         axes = group_axes(self.reduction_axes, x.ndim)
-        axis_name = bound(self.axis_name, self.axis_index_groups)
+        axis_name = across(self)
         params = affine(self, x, (x.ndim - 1,))
         return group_norm(x, groups, axes=axes, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)

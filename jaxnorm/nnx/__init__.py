@@ -4,8 +4,8 @@ Same class names, arguments, defaults, parameters and state, so that a model cha
 checkpoint. What differs, for the better: ``x`` is not cast to ``dtype`` before its statistics are computed (bit for bit
 the output of :mod:`jaxnorm.linen`), statistics are always computed stably (``use_fast_variance`` is accepted and has no
 effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an ``axis_name``
-that is not bound is ignored, a batch that is empty or not finite leaves the state as it was, and WeightNorm and
-SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 0 the output is 0.
+is ignored where no axis is bound (an error where others are), a batch that is empty or not finite leaves the state as it
+was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 0 the output is 0.
 """
 
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
