@@ -48,7 +48,28 @@ def variance(var) -> None:
     values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
 
 
-def epsilon(value) -> float:
+def output_dtype(dtype, x: jax.Array) -> jnp.dtype | None:
+    """The dtype that an output is asked to have, which holds what ``x`` normalized is; None for that of ``x``."""
+    if dtype is None:
+        return None
+    dtype = jnp.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.complexfloating if jnp.iscomplexobj(x) else jnp.inexact):
+        needed = "complex for complex x" if jnp.iscomplexobj(x) else "floating point"
+        raise TypeError(f"dtype, that of the output, must be {needed}: got {dtype} for x of {x.dtype}. Cast the output instead.")
+    return dtype
+
+
+def epsilon(value) -> float | jax.core.Tracer:
+    """A finite number >= 0; a traced one is checked under checkify."""
+    if isinstance(value, jax.core.Tracer):
+        if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"epsilon must be one floating point number: got shape {value.shape}, {value.dtype}.")
+        values(value, lambda e: (e >= 0) & (e < math.inf), "epsilon must be finite and >= 0")
+        return value
+    return static_epsilon(value)
+
+
+def static_epsilon(value) -> float:
     """A finite, static number >= 0."""
     value = _number("epsilon", value)
     if not 0 <= value < math.inf:

@@ -82,7 +82,7 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
     x = checks.floating(x)
     where = checks.mask(where, x.shape)
     pooling = resolve(axes, x.shape, sizes)
-    return _moments(Sets(pooling, axis_name, centered), x, where)
+    return moments_of(Sets(pooling, axis_name, centered), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -127,7 +127,8 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 
 
 @partial(jax.jit, static_argnums=0)
-def _moments(sets: Sets, x: jax.Array, where: jax.Array | None) -> Moments:
+def moments_of(sets: Sets, x: jax.Array, where: jax.Array | None) -> Moments:
+    """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(sets.pooling.fit(where.shape))
     frame = make_frame(sets, x, where, -100 if needs_power(x.dtype) else None)
     result = assemble(frame, *estimate(sets, x, where, frame))
@@ -136,7 +137,7 @@ def _moments(sets: Sets, x: jax.Array, where: jax.Array | None) -> Moments:
 
 @partial(jax.jit, static_argnums=0)
 def _merge(sets: Sets, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    pooling, between = sets.pooling, _moments(sets, mean, count)
+    pooling, between = sets.pooling, moments_of(sets, mean, count)
     count, var = (leaf.reshape(pooling.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
     total = between.count.reshape(sets.sum(count, None).shape)
     share = count / jnp.where(total > 0, total, 1)  # before the product: an empty part changes no bit

@@ -13,7 +13,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.frame import Frame, estimate, make_frame, nothing_saved
 from jaxnorm.kernels.placement import known, sharded
 from jaxnorm.loops import SMALL
-from jaxnorm.moments import Moments, assemble
+from jaxnorm.moments import Moments, assemble, moments_of
 from jaxnorm.sets import Sets
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
@@ -65,10 +65,11 @@ def normalize(
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
     checks.variance(moments.var)
-    rule = make_rule(epsilon, correction, epsilon_in, dtype)
+    rule = make_rule(x, epsilon, correction, epsilon_in, dtype)
     where = checks.mask(where, x.shape)
     blocks = _blocks(moments, x.shape)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
+    rule, moments = _static(rule, moments)
     return _normalize(rule, blocks, x, moments, where, scale, bias)
 
 
@@ -99,7 +100,9 @@ def standardize(
       axes: the pooled axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
       scale: factor that broadcasts against ``x``.
       bias: summand that broadcasts against ``x``.
-      epsilon: added to the variance; 0 is allowed, and a set without spread then gives ``bias``.
+      epsilon: added to the variance; 0 is allowed, and a set without spread then gives ``bias``, and gradient 0. With another
+        its gradient is multiplied by 1 / sqrt(epsilon), but by less where epsilon is below 1.2e-38, the smallest normal
+        float32, or below 1.2e-38 times the square of the largest element.
       where: boolean mask or float weights. What is masked out counts for nothing, outputs 0 and gets gradient 0, even
         NaN. A set of which nothing is left is 0 everywhere.
       centered: False divides by the root mean square and subtracts nothing.
@@ -126,7 +129,7 @@ def standardize(
     x = checks.floating(x)
     pooling = resolve(axes, x.shape, sizes)
     where = checks.mask(where, x.shape)
-    rule = make_rule(epsilon, correction, epsilon_in, dtype)
+    rule = make_rule(x, epsilon, correction, epsilon_in, dtype)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     sets = Sets(pooling, axis_name, bool(centered))
     return fused(sets, rule, x, where, scale, bias, implementation=implementation)
@@ -134,12 +137,31 @@ def standardize(
 
 def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> jax.Array:
     """The output, of arguments that have been checked."""
+    if isinstance(rule.epsilon, jax.core.Tracer):
+        return _in_two_steps(sets, rule, x, where, scale, bias)[0]
     return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias))[0]
 
 
 def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
     """Output and Moments, of arguments that have been checked."""
+    if isinstance(rule.epsilon, jax.core.Tracer):
+        return _in_two_steps(sets, rule, x, where, scale, bias)
     return _fused(*_chosen(None, sets, rule, x, where, scale, bias), moments=True)
+
+
+def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
+    """The same where epsilon is traced."""
+    found = moments_of(sets, x, where)
+    rule, spread = _static(rule, found)
+    return _normalize(rule, _blocks(found, x.shape), x, spread, where, scale, bias), found
+
+
+def _static(rule: Rule, moments: Moments) -> tuple[Rule, Moments]:
+    """The same rule and Moments; an epsilon that is traced is added to the variance instead."""
+    if not isinstance(rule.epsilon, jax.core.Tracer):
+        return rule, moments
+    var = jnp.asarray(moments.var)
+    return replace(rule, epsilon=0.0), replace(moments, var=var + rule.epsilon.astype(var.dtype))
 
 
 def _chosen(implementation, sets, rule, x, where, scale, bias):
@@ -147,9 +169,12 @@ def _chosen(implementation, sets, rule, x, where, scale, bias):
     return sets, rule, found, x, where, scale, bias
 
 
-def make_rule(epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
-    dtype = None if dtype is None else jnp.dtype(dtype)
-    return Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype)
+def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
+    dtype = checks.output_dtype(dtype, x)
+    rule = Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype)
+    if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std"):
+        raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
+    return rule
 
 
 def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:

@@ -79,7 +79,7 @@ def by_feature(x, features, pooled, **options) -> jax.Array:
 def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
-    return sets, make_rule(epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias
+    return sets, make_rule(x, epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias
 
 
 def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:

@@ -14,7 +14,9 @@ def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = 
     """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: what is old fades. Every set for itself is left as it was where the batch holds nothing
-    (count 0) or anything that is not finite.
+    (count 0) or anything that is not finite. What is finite enters, outliers too: after one element of 1e17 the variance
+    is 1e31 and more for a thousand steps. Hide such elements from the norm, ``where=abs(x) <= limit``, or such a batch
+    from the average: a batch whose ``count`` is 0 leaves it as it was.
 
     Args:
       running: the old values; only their dtype is kept, so float32 state stays float32.
@@ -36,6 +38,9 @@ def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = 
     >>> new = jn.Moments(count=jnp.array(8.0), mean=jnp.array(4.0), var=jnp.array(3.0))
     >>> float(jn.ema(old, new, momentum=0.75).mean)
     1.0
+    >>> accepted = jnp.where(new.var < 2.0, new.count, 0)  # this batch is not
+    >>> float(jn.ema(old, jn.Moments(accepted, new.mean, new.var), momentum=0.75).mean)
+    0.0
     """
     for name, value in (("running", running), ("batch", batch)):
         if not isinstance(value, Moments):
@@ -72,7 +77,9 @@ def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -
         dtype = new.dtype
     old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
     momentum, weight = (jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, weight))
-    result = old + weight.astype(dtype) * (new - old)  # in this form a value equal to the batch stays what it is
+    step = new - old
+    result = old + weight.astype(dtype) * step  # in this form a value equal to the batch stays what it is
+    result = jnp.where(jnp.isfinite(step), result, momentum.astype(dtype) * old + weight.astype(dtype) * new)  # -3e38 and 3e38
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))

@@ -73,7 +73,7 @@ def switchable_norm(
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     where = checks.mask(where, x.shape)
-    rule = make_rule(epsilon, dtype=x.dtype if dtype is None else dtype)
+    rule = make_rule(x, checks.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype)
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)

@@ -44,7 +44,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    return fused(sets, make_rule(checks.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)
+    return fused(sets, make_rule(kernel, checks.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)
 
 
 def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:

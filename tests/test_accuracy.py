@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +126,24 @@ def test_subnormal_numbers_give_finite_results(case, rng):
     y, pullback = jax.vjp(lambda x: case(x, epsilon=1e-85), x)
     assert np.isfinite(y).all()
     assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "full_range"])
+def test_gradients_of_a_set_without_spread_down_to_the_smallest_epsilon(implementation):
+    """The factor 1 / sqrt(epsilon), bounded by that of 1.2e-38 times the square of the elements, give or take a power of two."""
+
+    def factor(value, epsilon):
+        norm = partial(jn.standardize, axes=0, epsilon=epsilon, implementation=implementation)
+        return float(jax.grad(lambda x: norm(x)[0])(jnp.full(64, value))[0]) * 64 / 63
+
+    for value in (0.0, 3.3, 1e-10):
+        for epsilon in (1e-5, 1e-20, 1e-30, 1e-36):
+            np.testing.assert_allclose(factor(value, epsilon), epsilon**-0.5, rtol=1e-6)
+        assert factor(value, 0.0) == 0
+    for value in (0.0, 3.3):
+        least = 1.2e-38 * max(1, value**2)
+        for epsilon in (1e-40, 1e-80):
+            assert 0.25 * least**-0.5 <= factor(value, epsilon) <= 1.01 * least**-0.5
 
 
 HALF = [

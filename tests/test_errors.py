@@ -1,6 +1,7 @@
 """Wrong calls: each says what must hold, what came, and what to do."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ def init(module, x=X, **options):
     return module.init(jax.random.key(0), x, **options)
 
 
+switchable = partial(jn.switchable_norm, IMAGES, LOGITS, LOGITS)
 WRONG = [
     # axes
     (lambda: jn.moments(X, 5), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis 5."),
@@ -92,7 +94,16 @@ WRONG = [
     (lambda: jn.layer_norm(X, epsilon=float("nan")), ValueError, "epsilon must be finite and >= 0: got nan."),
     (lambda: jn.layer_norm(X, epsilon=float("inf")), ValueError, "epsilon must be finite and >= 0: got inf."),
     (lambda: jn.layer_norm(X, epsilon="1e-5"), TypeError, "epsilon must be a number: got '1e-5' (str)."),
-    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e))(1e-5), TypeError, "epsilon must be a static number: got a traced value."),
+    (lambda: jax.jit(lambda e: switchable(epsilon=e))(1e-5), TypeError, "epsilon must be a static number: got a traced value."),
+    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e))(jnp.ones(2)), TypeError, "epsilon must be one floating point number: got shape"),
+    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5), TypeError, "static number beside correction and eps"),
+    (lambda: jax.jit(lambda c: jn.layer_norm(X, correction=c))(1.0), TypeError, "correction must be a static number: got a traced value."),
+    (lambda: jn.layer_norm(X, dtype=jnp.int32), TypeError, "dtype, that of the output, must be floating point: got int32 for x of float32."),
+    (lambda: jn.batch_norm(X, dtype=bool), TypeError, "dtype, that of the output, must be floating point: got bool for x of float32."),
+    (lambda: jn.rms_norm(X + 0j, dtype="float32"), TypeError, "must be complex for complex x: got float32 for x of complex64."),
+    (lambda: jn.normalize(X + 0j, M, dtype="float32"), TypeError, "must be complex for complex x: got float32 for x of complex64."),
+    (lambda: switchable(dtype="int8"), TypeError, "dtype, that of the output, must be floating point: got int8 for x of float32."),
+    (lambda: jn.weight_norm(X, dtype="int8"), TypeError, "dtype, that of the output, must be floating point: got int8 for x of float32."),
     (lambda: jn.layer_norm(X, correction=-1), ValueError, "correction must be finite and >= 0: got -1.0."),
     (lambda: jn.layer_norm(X, epsilon_in="sigma"), ValueError, "epsilon_in must be 'var' (added to the variance) or 'std'"),
     (lambda: jn.standardize(X, 0, implementation="cuda"), ValueError, "None, 'xla', 'full_range' or 'native': got 'cuda'."),
@@ -121,10 +132,11 @@ CHECKED = [
     (lambda w: jn.moments(X, 0, where=w), -X, "must be finite and >= 0"),
     (lambda m: jn.ema(M, M, momentum=m), np.float32(1.5), "momentum must lie in [0, 1]"),
     (lambda v: jn.normalize(X, jn.Moments(1.0, 0.0, v)), np.float32(-1), "a variance must be >= 0"),
+    (lambda e: jn.layer_norm(X, epsilon=e), np.float32(-1), "epsilon must be finite and >= 0"),
 ]
 
 
-@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=["weights", "momentum", "variance"])
+@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=["weights", "momentum", "variance", "epsilon"])
 def test_wrong_values_inside_jit_are_found_under_checkify(call, value, message):
     error, _ = checkify.checkify(jax.jit(call))(jnp.asarray(value))
     with pytest.raises(checkify.JaxRuntimeError, match=re.escape(message)):

@@ -159,6 +159,22 @@ def test_ema_of_an_empty_or_broken_batch_leaves_the_state(batch):
             np.testing.assert_array_equal(after, before)
 
 
+@pytest.mark.parametrize(("old", "new"), [(-3e38, 3e38), (3e38, -3e38), (3e38, 3e38), (0.0, 3e38)])
+def test_ema_of_what_is_finite_is_finite(old, new):
+    for momentum in (0.0, 0.25, 0.75, 1.0):
+        state, step = jax.value_and_grad(lambda new, m=momentum: jn.ema(running(old, 1.0), running(new, 1.0), momentum=m).mean)(new)
+        np.testing.assert_allclose(state, momentum * old + (1 - momentum) * new, rtol=3e-7, atol=1e32)
+        np.testing.assert_allclose(step, 1 - momentum)
+
+
+def test_ema_with_one_count_and_a_channel_that_is_broken():
+    old, batch = running([1.0, 2.0], [3.0, 4.0], 8.0), running([jnp.nan, 4.0], [3.0, 8.0], 4.0)
+    found = jn.ema(old, batch, momentum=0.5)
+    np.testing.assert_array_equal(found.mean, [1.0, 3.0])
+    np.testing.assert_array_equal(found.var, [3.0, 6.0])
+    np.testing.assert_array_equal(found.count, 6.0)
+
+
 def test_ema_of_one_element_has_no_unbiased_variance():
     old = running([1.0], [3.0])
     np.testing.assert_array_equal(jn.ema(old, of([[7.0]]), unbiased=True).var, old.var)

@@ -79,6 +79,19 @@ def test_scan_and_checkpoint_equal_a_loop(case, rng):
     np.testing.assert_allclose(jax.grad(scanned)(x), jax.grad(looped)(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "switchable"], ids=str)
+def test_a_traced_epsilon_equals_a_static_one(case, rng):
+    x, scale, bias = arguments(case, rng)
+    where = jnp.asarray(rng.uniform(size=case.shape) < 0.8)
+    traced = jax.jit(lambda x, e: jax.value_and_grad(lambda x: jnp.sin(case(x, scale=scale, bias=bias, where=where, epsilon=e)).sum())(x))
+    static = jax.jit(jax.value_and_grad(lambda x: jnp.sin(case(x, scale=scale, bias=bias, where=where, epsilon=0.5)).sum()))
+    for found, truth in zip(traced(x, 0.5), static(x), strict=True):
+        np.testing.assert_allclose(found, truth, rtol=2e-6, atol=2e-6)
+    slope = jax.grad(lambda e: jnp.sin(case(x, epsilon=e)).sum())(0.5)
+    ends = [float(jnp.sin(case(x, epsilon=0.5 + step)).sum()) for step in (0.01, -0.01)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 0.02, rtol=0.05, atol=0.01)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_shapes_are_known_without_computing(case):
     x = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
