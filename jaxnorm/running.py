@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 from jaxnorm import checks
 from jaxnorm.moments import Moments
@@ -71,7 +72,7 @@ def _same_shape(running: Moments, batch: Moments) -> None:
 def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -> jax.Array:
     if old.ndim == 0 and known.size != 1:  # one count for all sets
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
-    new, known = new.reshape(old.shape), known.reshape(old.shape)
+    new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     if jnp.iscomplexobj(new):
         dtype = new.dtype
@@ -84,6 +85,12 @@ def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -
         result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
     return jnp.where(known, result, old)
+
+
+def _sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
+    """In explicit sharding ``new`` lying as ``old`` does: the state goes on as it began, whatever the batch is sharded over."""
+    explicit = AxisType.Explicit in jax.typeof(old).sharding.mesh.axis_types
+    return jax.sharding.reshard(new, jax.typeof(old).sharding) if explicit else new
 
 
 def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:

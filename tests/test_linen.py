@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import serialization
+from flax import nnx, serialization
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from oracle import worst
 
 import jaxnorm as jn
 from jaxnorm import linen as jn_nn
+from jaxnorm import nnx as jn_nnx
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -191,6 +194,35 @@ def test_replicas_share_their_statistics(rng):
     groups = jn_nn.BatchNorm(False, axis_name="d", axis_index_groups=[[0], [1]])
     y = jax.pmap(lambda x: groups.apply(variables, x, mutable=["batch_stats"])[0], axis_name="d")(x)
     np.testing.assert_allclose(y[0], jn_nn.BatchNorm(False).apply(variables, x[0], mutable=["batch_stats"])[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+@pytest.mark.parametrize("family", ["linen", "nnx"])
+@pytest.mark.parametrize("of_state", [P(None), P("model")], ids=["whole", "sharded"])
+def test_training_where_channels_are_explicitly_sharded(family, name, of_state, rng):
+    """Output, gradient and state as on one device; the state lies as it did."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x = rng.standard_normal((8, 4, 6)).astype(np.float32)
+    nnx_norm = getattr(jn_nnx, name)(6, use_running_average=False, rngs=nnx.Rngs(0))
+    graph, variables = nnx.split(nnx_norm)
+    if family == "linen":
+        norm = getattr(jn_nn, name)(use_running_average=False)
+        variables = norm.init(KEY, x)
+
+    def step(variables, x):
+        if family == "linen":
+            y, new = norm.apply(variables, x, mutable=["batch_stats"])
+            return y, (new["batch_stats"]["mean"], new["batch_stats"]["var"])
+        module = nnx.merge(graph, variables, copy=True)
+        return module(x), (module.mean[...], module.var[...])
+
+    run = jax.jit(jax.value_and_grad(lambda v, x: (lambda y, state: (jnp.sin(y).sum(), (y, state)))(*step(v, x)), 1, has_aux=True))
+    truth = run(variables, x)
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, of_state if leaf.shape == (6,) else P())), variables)
+        found = run(placed, jax.device_put(x, NamedSharding(mesh, P("data", None, "model"))))
+        assert all(jax.typeof(leaf).sharding.spec == of_state for leaf in found[0][1][1])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6), found, truth)
 
 
 def test_scan_vmap_and_remat(rng):
