@@ -56,6 +56,12 @@ def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, kept, rng):
     np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)  # the mean is rounded, the sets are small
 
 
+@pytest.mark.parametrize("pattern", ["... [c]", "[c]", "[...]", "[... c]"])
+def test_an_ellipsis_may_stand_for_no_axis(pattern):
+    assert resolve(pattern, (4,)) == resolve(0, (4,))
+    np.testing.assert_allclose(jn.standardize(jnp.array([1.0, 3.0]), pattern, epsilon=0.0), [-1.0, 1.0])
+
+
 def test_masks_and_parameters_follow_the_split(rng):
     x = rng.standard_normal((2, 4, 6)).astype(np.float32)
     scale, mask = rng.standard_normal(6).astype(np.float32), rng.random((4, 1)) < 0.7

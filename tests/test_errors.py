@@ -76,7 +76,11 @@ WRONG = [
     (lambda: jn.normalize(X, jn.Moments(1.0, 0.0, -1.0)), ValueError, "a variance must be >= 0: found -1.0."),
     (lambda: jn.merge(M, 3.0), TypeError, "merge takes Moments: got float."),
     (lambda: jn.merge(M, jn.moments(X[:, :4], 0)), ValueError, "merged Moments must have shapes that broadcast: got (1, 6), (1, 4)."),
+    (lambda: jn.moments(X, 0, where=X * np.inf), ValueError, "must be finite and >= 0: found inf."),
     # groups, spatial axes, logits
+    (lambda: jn.standardize(X, "n (g [c])", g=0), ValueError, "the size of 'g' must be at least 1: got 0."),
+    (lambda: jn.group_norm(X, 2, feature_axes=0), ValueError, "must have one axis of channels, behind the batch axis 0: got feature_axes=0"),
+    (lambda: jn.batch_norm(X[0]), ValueError, "batch norm must have an axis to pool beside the features: x has shape (6,)"),
     (lambda: jn.group_norm(X, 4), ValueError, "num_groups must be positive and divide the channels: got 4 groups for 6 channels."),
     (lambda: jn.group_norm(X, 0), ValueError, "num_groups must be positive and divide the channels: got 0 groups for 6 channels."),
     (lambda: jn.group_norm(X, -1), ValueError, "got -1 groups for 6 channels."),

@@ -196,6 +196,18 @@ def test_replicas_share_their_statistics(rng):
     np.testing.assert_allclose(y[0], jn_nn.BatchNorm(False).apply(variables, x[0], mutable=["batch_stats"])[0], atol=1e-6)
 
 
+def test_groups_of_replicas_share_the_statistics_of_switchable_norm(rng):
+    x = jnp.asarray(rng.standard_normal((4, 2, 5, 3)), jnp.float32)
+    norm = jn_nn.SwitchableNorm(False, axis_name="d", axis_index_groups=[[0, 3], [1, 2]])
+    variables = norm.init(KEY, x[0])
+    y, state = jax.pmap(partial(norm.apply, variables, mutable=["batch_stats"]), axis_name="d")(x)
+    for group in map(np.array, ([0, 3], [1, 2])):
+        whole, truth = jn_nn.SwitchableNorm(False).apply(variables, x[group].reshape(4, 5, 3), mutable=["batch_stats"])
+        np.testing.assert_allclose(y[group].reshape(4, 5, 3), whole, atol=1e-6)
+        for name in ("mean", "var"):
+            np.testing.assert_allclose(state["batch_stats"][name][group], [truth["batch_stats"][name]] * 2, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
 @pytest.mark.parametrize("family", ["linen", "nnx"])
 @pytest.mark.parametrize("of_state", [P(None), P("model")], ids=["whole", "sharded"])

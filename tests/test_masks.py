@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES, SIX
-from oracle import worst
+from oracle import Part, oracle, worst
 
 import jaxnorm as jn
 
@@ -39,6 +39,30 @@ def test_values_and_gradients_equal_those_of_the_compacted_data(case, junk, rng)
     assert (np.asarray(dx)[~mask] == 0).all()
     np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
     np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["mask", "weights"])
+@pytest.mark.parametrize(("dtype", "options"), [("bfloat16", {}), ("float32", {"implementation": "full_range"})])
+def test_what_is_hidden_does_not_scale_the_others(dtype, options, weighted, rng):
+    """1e38 under a mask: a set is divided by a power of two next to the largest of the elements that count."""
+    x = jnp.asarray(rng.integers(-8, 8, (6, 32)), dtype)
+    where = rng.uniform(size=x.shape) < 0.7
+    given = jnp.asarray(where, jnp.float32) if weighted else where
+    for junk in (1e38, -1e38):
+        y = jn.standardize(jnp.where(where, x, jnp.asarray(junk, dtype)), "n [c]", where=given, **options)
+        np.testing.assert_array_equal(y, jn.standardize(x, "n [c]", where=given, **options))
+    truth = oracle(np.asarray(x).astype(np.float64), (Part((1,)),), epsilon=1e-5, where=where).y
+    assert worst(y, truth, 1) <= {"bfloat16": 2.0**-8, "float32": 4e-7}[dtype]
+
+
+def test_rounding_makes_no_variance_negative(rng):
+    """Weighted constants, the mean of whose squares may come out below the square of their mean."""
+    x = np.repeat(10 ** rng.uniform(-3, 7, (500, 1)), 25, 1).astype(np.float32)
+    weights = rng.uniform(size=x.shape).astype(np.float32)
+    assert (np.asarray(jn.moments(x, 1, where=weights).var) >= 0).all()
+    y, pullback = jax.vjp(lambda x: jn.standardize(x, 1, where=weights, epsilon=0.0), x)
+    assert np.isfinite(y).all()
+    assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -136,5 +136,15 @@ def test_the_variants_of_the_listings(correction, epsilon_in, rng):
     assert np.isfinite(constant).all()  # the root has an infinite slope at 0
 
 
+@pytest.mark.parametrize(("correction", "gain"), [(0, 2**-0.5), (1, 3**-0.5), (1.5, 5**-0.5), (2, 1), (3, 1)])
+def test_a_correction_of_the_count_and_more_leaves_no_variance(correction, gain):
+    """-1 and 1 over sqrt(2 / (2 - correction) + 1)."""
+    x, weights, truth = jnp.array([[1.0, 3.0, 7.0]]), jnp.array([[1.0, 1.0, 0.0]]), np.array([[-1, 1, 0]]) * gain
+    options = {"epsilon": 1.0, "correction": correction}
+    np.testing.assert_allclose(jn.standardize(x[:, :2], 1, **options), truth[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(jn.standardize(x, 1, where=weights, **options), truth, rtol=1e-6)
+    np.testing.assert_allclose(jn.normalize(x[:, :2], jn.moments(x[:, :2], 1), **options), truth[:, :2], rtol=1e-6)
+
+
 def test_one_element_and_correction_one():
     assert (np.asarray(jn.layer_norm(jnp.ones((2, 1)), correction=1)) == 0).all()

@@ -160,6 +160,15 @@ def test_replicas_are_weighted_by_their_valid_elements(rng):
     np.testing.assert_array_equal(found.count, np.full((2, 1), 5.0))
 
 
+def test_batch_norm_of_one_example_per_replica(rng):
+    x = rng.standard_normal((8, 3)).astype(np.float32)
+    y, found = jax.vmap(lambda x: jn.batch_norm(x, axis_name="d"), axis_name="d")(x)
+    truth, whole = jn.batch_norm(x)
+    np.testing.assert_allclose(y, truth, atol=1e-6)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(got, np.broadcast_to(want, (8, 3)), atol=1e-6)
+
+
 @pytest.mark.parametrize("mean", [0, 1e3, 1e6])
 def test_uneven_and_empty_shards(mean, rng):
     counts = [64, 0, 1, 5, 40, 13, 2, 30]
