@@ -1,6 +1,5 @@
 """Every test runs with strict dtype and rank promotion, on eight host devices."""
 
-import fcntl
 import os
 from functools import partial
 
@@ -14,7 +13,7 @@ from jax._src import compiler
 from recurrent_cases import small_chunks
 
 from jaxnorm import kernels
-from jaxnorm.kernels import build, native
+from jaxnorm.kernels import build, libraries, native
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
 for name, strict in STRICT:
@@ -89,16 +88,14 @@ def ordinary_promotion():
 def library(tmp_path_factory):
     """The kernels, built once for this run unless they are already; without a compiler there are none to test."""
     if kernels.built():
-        return build.library()
+        return libraries.library()
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    with open(shared / "kernels.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed: workers wait for the first of them
-        try:
-            path = build.library(shared) if build.library(shared).exists() else build.build(shared)
-        except build.BuildError as error:
-            pytest.skip(str(error))
-    native.load(path)
+    try:
+        path = build.build(shared)  # workers wait for the first of them, and find its library
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    libraries.load(path)
     return path
 
 

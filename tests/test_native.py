@@ -10,10 +10,7 @@ from cases import BY_NAME
 from test_accuracy import HARD, check
 
 import jaxnorm as jn
-from jaxnorm import kernels
 from jaxnorm.axes import resolve
-from jaxnorm.kernels import build
-from jaxnorm.kernels.__main__ import main
 from jaxnorm.kernels.layout import find
 
 KINDS = ("layer", "layer_hwc", "rms", "batch_conv", "instance", "group", "switchable")
@@ -226,15 +223,6 @@ def test_what_it_cannot_take_is_told(call, message, use):
     assert str(error.value).endswith("Leave implementation out.")
 
 
-def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
-    monkeypatch.setenv(kernels.VARIABLE, "cuda")
-    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of xla, full_range, native: got 'cuda'"):
-        jn.layer_norm(jnp.ones((2, 3)))
-    monkeypatch.setattr(kernels, "built", lambda: False)
-    with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
-        jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
-
-
 @pytest.mark.parametrize(
     ("pattern", "shape", "params", "layout"),
     [
@@ -254,18 +242,3 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
 def test_layouts(pattern, shape, params, layout):
     found = find(resolve(pattern, shape), *params)
     assert (None if found is None else found[:5]) == layout
-
-
-def test_building(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build the kernels \(no-such-compiler: not found\)"):
-        build.build(tmp_path)
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(build.BuildError, match="false: failed"):
-        build.build(tmp_path)
-    with pytest.raises(build.BuildError, match="cannot be written"):
-        build.build(tmp_path / "missing")
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr("sys.argv", ["jaxnorm.kernels"])
-    assert main() == 1
-    assert "jaxnorm: there is no C++ compiler" in capsys.readouterr().err

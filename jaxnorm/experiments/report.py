@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxnorm.kernels.build import cpu
+from jaxnorm.kernels.libraries import cpu
 
 RESULTS = "results.json"
 

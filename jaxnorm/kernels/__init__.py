@@ -2,13 +2,14 @@
 
     python -m jaxnorm.kernels
 
-builds the kernels for this CPU, if there is a C++ compiler. Nothing depends on them; where they are built, "native" is
-chosen on a CPU, for float32 and bfloat16 without a mask, and for LSTMs in float32. Over several devices it is chosen where
-nothing need be gathered for it: in shard_map, and for norms in explicit sharding whose sets lie whole on a device. The
-variable JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
+builds the kernels for this CPU, if there is a C++ compiler; with --status it tells whether they are active. Nothing depends
+on them; where they are built, "native" is chosen on a CPU, for float32 and bfloat16 without a mask, and for LSTMs in float32.
+Over several devices it is chosen where nothing need be gathered for it: in shard_map, and for norms in explicit sharding whose
+sets lie whole on a device. The variable JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,7 +18,7 @@ from importlib import import_module
 import jax
 
 from jaxnorm.axes import static
-from jaxnorm.kernels.build import library
+from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
 IMPLEMENTATIONS = ("xla", "full_range", "native")
@@ -26,13 +27,36 @@ VARIABLE = "JAXNORM_IMPLEMENTATION"
 
 @lru_cache
 def built() -> bool:
-    """Whether there are CPU kernels; if so, makes them known to JAX."""
-    if not library().exists():
+    """Whether there are CPU kernels; if so, makes them known to JAX. Warns if they are damaged."""
+    path = libraries.library()
+    if not path.exists():
         return False
-    from jaxnorm.kernels import native  # not before: what it needs of JAX takes long to import
-
-    native.load(library())
+    try:
+        libraries.load(path)
+    except libraries.DamagedError as error:
+        message = f"jaxnorm computes in plain JAX, for {path} {error}; build the kernels again: {libraries.BUILD}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return False
     return True
+
+
+def _unbuilt() -> str:
+    """What must be done before there are kernels, in words."""
+    path = libraries.library()
+    fault = libraries.fault(path)
+    return f"must be built again, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
+
+
+def wish() -> str | None:
+    """What the variable names; None where it is not set.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    name = os.environ.get(VARIABLE)
+    if name not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
+    return name
 
 
 @contextmanager
@@ -66,15 +90,13 @@ def chosen(requested: str | None, names: tuple[str, ...], module: str, x: jax.Ar
     if requested not in (None, "native"):
         return requested
     if requested is None:
-        wish = os.environ.get(VARIABLE)
-        if wish not in (None, *IMPLEMENTATIONS):
-            raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {wish!r}.")
-        if wish in ("xla", "full_range") or (wish is None and not (jax.default_backend() == "cpu" and known(x))):
-            return wish if wish == "full_range" and wish in names else names[0]
+        name = wish()
+        if name in ("xla", "full_range") or (name is None and not (jax.default_backend() == "cpu" and known(x))):
+            return name if name == "full_range" and name in names else names[0]
     if not static(x.shape):
         found = f"takes no symbolic sizes: got {x.shape}"
     else:
-        found = import_module(module).obstacle(x, *arguments) if built() else "must be built first: python -m jaxnorm.kernels"
+        found = import_module(module).obstacle(x, *arguments) if built() else _unbuilt()
     if found and requested:
         raise ValueError(f"implementation='native' {found}. Leave implementation out.")
     return names[0] if found else "native"

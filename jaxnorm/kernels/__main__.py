@@ -1,21 +1,72 @@
 """``python -m jaxnorm.kernels``: builds the kernels for this CPU."""
 
 import argparse
+import signal
 import sys
+from pathlib import Path
 
-from jaxnorm.kernels import build
+import jax
+
+from jaxnorm import kernels
+from jaxnorm.kernels import build, libraries
 
 
-def main() -> int:
-    """Builds; returns the exit status."""
-    argparse.ArgumentParser(prog="python -m jaxnorm.kernels", description="Builds jaxnorm's kernels for this CPU.").parse_args()
+def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) -> int:
+    """Builds, or tells whether kernels are active; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=libraries.BUILD,
+        description="Builds jaxnorm's kernels for this CPU, which takes about a minute and a half.",
+        epilog="Exit status: 0 if they are built, or active; 1 if they cannot be built, or are not active; 130 if interrupted.",
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--force", action="store_true", help="build them even if they are up to date")
+    choice.add_argument("--status", action="store_true", help="say in one line whether they are active, and if not why; build nothing")
+    options = parser.parse_args(arguments)
+    if options.status:
+        reasons = inactive(folder)
+        print(f"Not active: {'; '.join(reasons)}." if reasons else f"Active: {libraries.library(folder)}")
+        return 1 if reasons else 0
     try:
-        print(f"Built: {build.build()}")
+        build.build(folder, force=options.force, tell=lambda line: print(line, flush=True))
     except build.BuildError as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("jaxnorm: interrupted, nothing is built.", file=sys.stderr)
+        return 130
     return 0
 
 
+def inactive(folder: Path) -> list[str]:
+    """Every reason for which the kernels are not active."""
+    reasons = [_lacking(folder)]
+    try:
+        wish = kernels.wish()
+        platform = jax.default_backend()
+    except ValueError as error:
+        reasons.append(str(error).removesuffix("."))
+    except (RuntimeError, AssertionError):  # the second where nothing is installed for a platform
+        reasons.append(f"JAX cannot run on {jax.config.values.get('jax_platforms') or 'any platform'}")
+    else:
+        if wish not in (None, "native"):
+            reasons.append(f"left aside by {kernels.VARIABLE}={wish}")
+        elif wish is None and platform != "cpu":
+            reasons.append(f"JAX runs on platform {platform}, and they are for cpu")
+    return [reason for reason in reasons if reason]
+
+
+def _lacking(folder: Path) -> str | None:
+    """Why there is no library that can be used; None if there is one."""
+    path = libraries.library(folder)
+    if path.exists():
+        fault = libraries.fault(path)
+        return fault and f"{path} {fault}, to be built again with {libraries.BUILD}"
+    for other in libraries.others(folder):
+        if other.suffix == ".so":
+            return f"{other} is built for {libraries.purpose(other)}, to be built again with {libraries.BUILD}"
+    return f"never built in {folder}, which {libraries.BUILD} does"
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # being stopped is being interrupted
     sys.exit(main())

@@ -1,10 +1,7 @@
 """Standardizing by the CPU kernels of forward.cc and backward.cc, and the transpose of its tangent."""
 
-import ctypes
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +21,7 @@ DTYPES = ("float32", "bfloat16")
 KEPT = 1 / 20  # of the bytes of a set at most what is known of it is kept for the derivative; else it is found again
 WIDEST = 16384  # channels, where sets have several positions
 NOTHING = np.zeros((1, 1, 1, 1), np.float32)  # stands for numbers of sets that need not be kept, or are 0
-SWITCHABLE = tuple(f"Switchable{name}" for name in ("Forward", "Statistics", "Backward"))
 CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
-
-
-@lru_cache
-def load(path: Path) -> None:
-    """Makes the kernels of a library known to JAX."""
-    functions = ctypes.CDLL(str(path))
-    for name in ("Forward", "Statistics", "Backward", *SWITCHABLE, "LstmForward", "LstmBackward"):
-        jax.ffi.register_ffi_target(f"Jaxnorm{name}", jax.ffi.pycapsule(getattr(functions, f"Jaxnorm{name}")), platform="cpu")
 
 
 def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:

@@ -1,0 +1,161 @@
+"""Libraries of CPU kernels that are damaged, of no use here, or left aside: what becomes of them, and what is told."""
+
+import json
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.random import bit_generator
+
+import jaxnorm as jn
+from jaxnorm import kernels
+from jaxnorm.kernels import libraries
+from jaxnorm.kernels.__main__ import main
+
+SHARED = Path(bit_generator.__file__)  # some library
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """A library, none of whose functions is a kernel, in the place of the kernels, with its check file."""
+    path = libraries.library(tmp_path)
+    path.write_bytes(SHARED.read_bytes())
+    libraries.write_check(path)
+    monkeypatch.setattr(libraries, "library", lambda folder=None: path)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    kernels.built.cache_clear()
+    yield path
+    kernels.built.cache_clear()
+
+
+@pytest.fixture
+def whole(found, monkeypatch):
+    """As if all its functions were kernels."""
+    monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator",))
+    return found
+
+
+SIZE = SHARED.stat().st_size
+LACKS = "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormSwitchableForward, JaxnormSwitchableStatistics, "
+LACKS += "JaxnormSwitchableBackward, JaxnormLstmForward, JaxnormLstmBackward"
+DAMAGED = {
+    "cut short": (lambda path: os.truncate(path, 5000), f"is damaged: it has 5000 bytes, and {SIZE} were built"),
+    "empty": (lambda path: path.write_bytes(b""), f"is damaged: it has 0 bytes, and {SIZE} were built"),
+    "other bytes": (lambda path: path.write_bytes(bytes(SIZE)), "is damaged: its bytes are not those that were built"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read (Is a directory)"),
+    "unchecked": (lambda path: path.with_suffix(".json").unlink(), "lacks its check file {check}"),
+    "damaged check": (lambda path: path.with_suffix(".json").write_text("{"), "has a check file, {check}, that cannot be read"),
+    "other check": (lambda path: path.with_suffix(".json").write_text("[]"), "has a check file, {check}, that cannot be read"),
+    "no kernels": (lambda path: None, LACKS),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_libraries_are_left_out(kind, found, rng, capsys):
+    damage, words = DAMAGED[kind]
+    damage(found)
+    words = f"{found} {words.format(check=found.with_suffix('.json').name)}"
+    x = jnp.asarray(rng.standard_normal((2, 3)), jnp.float32)
+    with pytest.warns(RuntimeWarning) as told:
+        y = jn.standardize(x, 1)
+    assert [str(warning.message) for warning in told] == [
+        f"jaxnorm computes in plain JAX, for {words}; build the kernels again: python -m jaxnorm.kernels"
+    ]
+    np.testing.assert_array_equal(y, jn.standardize(x, 1, implementation="xla"))
+    np.testing.assert_array_equal(y, jn.standardize(x, 1))  # and no second warning, which were an error
+    with pytest.raises(ValueError, match="implementation='native' must be built again") as error:
+        jn.standardize(x, 1, implementation="native")
+    assert str(error.value) == (
+        f"implementation='native' must be built again, for {words}: python -m jaxnorm.kernels. Leave implementation out."
+    )
+    assert main(["--status"], found.parent) == 1
+    assert capsys.readouterr().out == f"Not active: {words}, to be built again with python -m jaxnorm.kernels.\n"
+
+
+def test_bytes_that_are_no_library(found):
+    found.write_text("no library")
+    libraries.write_check(found)
+    with pytest.raises(libraries.DamagedError, match="cannot be opened"):
+        libraries.load(found)
+
+
+def test_all_kernels_are_made_known_or_none(found, monkeypatch):
+    registered = []
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name))
+    monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator", "JaxnormForward"))
+    with pytest.raises(libraries.DamagedError, match=r"^lacks JaxnormForward$"):
+        libraries.load(found)
+    assert registered == []
+    monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator",))
+    libraries.load(found)
+    assert registered == ["PyInit_bit_generator"]
+
+
+def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
+    monkeypatch.setenv(kernels.VARIABLE, "cuda")
+    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of xla, full_range, native: got 'cuda'"):
+        jn.layer_norm(jnp.ones((2, 3)))
+    monkeypatch.setattr(kernels, "built", lambda: False)
+    with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
+        jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
+
+
+class TestStatus:
+    def told(self, folder, capsys):
+        status = main(["--status"], folder)
+        return status, capsys.readouterr().out
+
+    def test_active(self, whole, capsys):
+        assert self.told(whole.parent, capsys) == (0, f"Active: {whole}\n")
+
+    def test_never_built(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.delenv(kernels.VARIABLE, raising=False)
+        words = f"Not active: never built in {tmp_path}, which python -m jaxnorm.kernels does.\n"
+        assert self.told(tmp_path, capsys) == (1, words)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"jaxlib": "0.1.2"}, f"jaxlib 0.1.2 (this is {libraries.facts()['jaxlib']})"),
+            ({"features": "mmx", "processor": "Pentium"}, "another processor (Pentium)"),
+            ({"machine": "ppc", "features": "", "processor": "PowerPC"}, "another processor (PowerPC)"),
+            ({"sources": "", "flags": "-O0"}, "another version of jaxnorm and other compiler flags"),
+            (None, "another jaxlib, processor or version of jaxnorm"),
+        ],
+    )
+    def test_built_for_another(self, change, words, tmp_path, monkeypatch, capsys):
+        monkeypatch.delenv(kernels.VARIABLE, raising=False)
+        other = tmp_path / "cpu-0123456789abcdef.so"
+        other.touch()
+        if change:
+            other.with_suffix(".json").write_text(json.dumps({**libraries.facts(), "processor": "", **change}))
+        words = f"Not active: {other} is built for {words}, to be built again with python -m jaxnorm.kernels.\n"
+        assert self.told(tmp_path, capsys) == (1, words)
+
+    @pytest.mark.parametrize(
+        ("wish", "platform", "words"),
+        [
+            ("xla", "cpu", "left aside by JAXNORM_IMPLEMENTATION=xla"),
+            ("cuda", "cpu", "JAXNORM_IMPLEMENTATION must be one of xla, full_range, native: got 'cuda'"),
+            (None, "gpu", "JAX runs on platform gpu, and they are for cpu"),
+        ],
+    )
+    def test_left_aside(self, wish, platform, words, whole, capsys, monkeypatch):
+        if wish:
+            monkeypatch.setenv(kernels.VARIABLE, wish)
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        assert self.told(whole.parent, capsys) == (1, f"Not active: {words}.\n")
+
+    @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend"), AssertionError()], ids=repr)
+    def test_a_platform_that_is_not_there(self, error, whole, capsys, monkeypatch):
+        """JAX raises the one where it is there but fails, the other where nothing is installed for it."""
+
+        def fail():
+            raise error
+
+        monkeypatch.setattr(jax, "default_backend", fail)
+        assert self.told(whole.parent, capsys) == (1, f"Not active: JAX cannot run on {jax.config.jax_platforms}.\n")
