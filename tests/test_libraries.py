@@ -104,6 +104,16 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
         jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
 
 
+@pytest.mark.parametrize("blank", ["", " \t"])
+def test_a_blank_variable_is_not_set(blank, monkeypatch):
+    x = jnp.arange(6.0).reshape(2, 3)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    expected = jn.layer_norm(x)
+    monkeypatch.setenv(kernels.VARIABLE, blank)
+    np.testing.assert_array_equal(jn.layer_norm(x), expected)
+    assert kernels.wish() is None
+
+
 class TestStatus:
     def told(self, folder, capsys):
         status = main(["--status"], folder)
@@ -141,12 +151,11 @@ class TestStatus:
         [
             ("xla", "cpu", "left aside by JAXNORM_IMPLEMENTATION=xla"),
             ("cuda", "cpu", "JAXNORM_IMPLEMENTATION must be one of xla, full_range, native: got 'cuda'"),
-            (None, "gpu", "JAX runs on platform gpu, and they are for cpu"),
+            ("", "gpu", "JAX runs on platform gpu, and they are for cpu"),
         ],
     )
     def test_left_aside(self, wish, platform, words, whole, capsys, monkeypatch):
-        if wish:
-            monkeypatch.setenv(kernels.VARIABLE, wish)
+        monkeypatch.setenv(kernels.VARIABLE, wish)
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
         assert self.told(whole.parent, capsys) == (1, f"Not active: {words}.\n")
 

@@ -48,12 +48,12 @@ def _unbuilt() -> str:
 
 
 def wish() -> str | None:
-    """What the variable names; None where it is not set.
+    """What the variable names; None where it is not set, or blank.
 
     Raises:
       ValueError: an unknown name.
     """
-    name = os.environ.get(VARIABLE)
+    name = os.environ.get(VARIABLE, "").strip() or None
     if name not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
     return name
