@@ -1,5 +1,6 @@
 """The linen modules: drop-in for Flax's, and better where Flax is wrong."""
 
+from contextlib import suppress
 from functools import partial
 
 import chex
@@ -67,20 +68,6 @@ def test_same_parameters_state_and_output_as_flax(name, options, call, rng):
     # Which way a number between two halves is rounded depends on its last bit, so on the CPU: float32 is compared.
     unrounded = theirs.clone(dtype=None).apply(restored, x, mutable=["batch_stats"], **call)
     jax.tree.map(assert_rounded, found, unrounded)
-
-
-@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "InstanceNorm", "GroupNorm", "BatchNorm"])
-def test_same_arguments_and_defaults_as_flax(name):
-    """In the same order; a field that only newer versions of Flax have is allowed."""
-    ours, theirs = getattr(jn_nn, name).__dataclass_fields__, getattr(flax_nn, name).__dataclass_fields__
-    shared = [field for field in theirs if field in ours]
-    assert shared == list(theirs)
-    assert [field for field in ours if field in theirs] == shared
-    x, call = jnp.ones((2, 3, 32)), {"use_running_average": True} if name == "BatchNorm" else {}
-    for field in ("epsilon", "momentum", "num_groups", "use_bias", "use_scale", "axis"):
-        if field in theirs:
-            assert getattr(getattr(jn_nn, name)(), field) == getattr(getattr(flax_nn, name)(), field)
-    np.testing.assert_array_equal(getattr(jn_nn, name)().init_with_output(KEY, x, **call)[0].shape, x.shape)
 
 
 class Net(flax_nn.Module):
@@ -316,6 +303,46 @@ def test_norms_of_weights_equal_flax(name, options, call, make, rng):
     found, truth = (model.apply(variables, x, mutable=["batch_stats"]) for model in (ours, theirs))
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+BOXED = flax_nn.with_partitioning(flax_nn.initializers.lecun_normal(), (None, "features"))
+
+
+@pytest.mark.parametrize("filtered", [{"kernel"}, None])  # None: the bias, which is in no box, too
+def test_weight_norm_of_partitioned_kernels(filtered, rng):
+    """As without the metadata, and as Flax's where that is new enough to take them."""
+    x = jnp.asarray(rng.standard_normal((4, 6)), jnp.float32)
+    boxed, plain = (jn_nn.WeightNorm(flax_nn.Dense(7, kernel_init=init), variable_filter=filtered) for init in (BOXED, BOXED.__wrapped__))
+    theirs = flax_nn.WeightNorm(flax_nn.Dense(7, kernel_init=BOXED), variable_filter=filtered)
+    variables = boxed.init(KEY, x)
+    params = flax_nn.unbox(variables)["params"]
+    assert ("layer_instance/bias/scale" in params, "layer_instance/kernel/value/scale" in params) == (filtered is None, True)
+    renamed = {"params": {key.replace("/value/", "/"): value for key, value in params.items()}}
+    others = [(plain, renamed)]
+    with suppress(AttributeError):
+        chex.assert_trees_all_close(variables, theirs.init(KEY, x), rtol=1e-6)
+        others.append((theirs, variables))
+    for other, same in others:
+        found, truth = (
+            jax.value_and_grad(lambda v, module=module: jnp.sin(module.apply(v, x)).sum())(disturb(v))
+            for module, v in ((boxed, variables), (other, same))
+        )
+        for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_spectral_norm_of_partitioned_kernels(rng):
+    """As without the metadata; Flax's takes none with it."""
+    x = jnp.asarray(rng.standard_normal((4, 6)), jnp.float32)
+    boxed, plain = (jn_nn.SpectralNorm(flax_nn.Dense(7, kernel_init=init)) for init in (BOXED, BOXED.__wrapped__))
+    variables, truth = (norm.init(KEY, x, update_stats=False) for norm in (boxed, plain))
+    assert flax_nn.get_partition_spec(variables)["params"]["layer_instance"]["kernel"] == jax.sharding.PartitionSpec(None, "features")
+    state, expected = variables["batch_stats"], truth["batch_stats"]
+    assert sorted(state) == ["layer_instance/kernel/value/sigma", "layer_instance/kernel/value/u"]
+    chex.assert_trees_all_equal({key.replace("/value/", "/"): leaf for key, leaf in state.items()}, expected)
+    found = [norm.apply(v, x, update_stats=True, mutable=["batch_stats"]) for norm, v in ((boxed, variables), (plain, truth))]
+    for got, want in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 def test_edge_cases_that_flax_takes(rng):

@@ -89,10 +89,11 @@ class SpectralNorm(nn.Module):
         key = self.make_rng("params") if missing else None
         u = self.variable(self.collection_name, f"{path}/u", jax.random.normal, key, (1, value.shape[-1]), self.param_dtype)
         sigma = self.variable(self.collection_name, f"{path}/sigma", jnp.ones, (), self.param_dtype)
-        kernel, new_u, new_sigma = spectral_norm(value, u.value, n_steps=self.n_steps, epsilon=self.epsilon)
+        wide = value.astype(promoted(None, value, u.value))
+        kernel, new_u, new_sigma = spectral_norm(wide, u.value, n_steps=self.n_steps, epsilon=self.epsilon)
         if update_stats:
             u.value, sigma.value = new_u, new_sigma
-        return kernel.astype(promoted(self.dtype, value, new_u, new_sigma))
+        return kernel.astype(promoted(self.dtype, wide))
 
 
 def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any], **options):
@@ -100,8 +101,8 @@ def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any]
 
     def trans_in(variables):
         def leaf(path, value):
-            name = "/".join((module.layer_instance.name, *(entry.key for entry in path[1:])))
-            return transform(name, jnp.asarray(value))
+            name = jax.tree_util.keystr(path[1:], simple=True, separator="/")  # kernel/value of a kernel in a box of metadata
+            return transform(f"{module.layer_instance.name}/{name}", jnp.asarray(value))
 
         return jax.tree_util.tree_map_with_path(leaf, variables)
 
