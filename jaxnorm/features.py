@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxnorm import checks
 from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.moments import Moments
 
 
@@ -77,11 +78,18 @@ def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def promoted(dtype, *arrays) -> jnp.dtype:
-    """``dtype``, or what the arrays promote to: the dtype of a Flax module's output."""
+    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax module's output."""
     if dtype is not None:
         return jnp.dtype(dtype)
     with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
-        return reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
+        found = reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
+        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+
+
+def inexact(x, dtype) -> jax.Array:
+    """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real(compute_dtype(dtype)))
 
 
 def spatial_axes(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -243,7 +243,7 @@ def group_norm(
     One group is layer norm over all but the batch, one channel per group is instance norm.
 
     Args:
-      x: floating array ``(N, ..., C)``; the batch is axis 0.
+      x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
       num_groups: the number of equal groups of neighbouring channels.
       feature_axes: the one axis of channels.
       axes: the other pooled axes; all but the batch by default.
@@ -267,15 +267,22 @@ def group_norm(
     """
     x = checks.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    if len(features) != 1 or features[0] == 0:
+    if len(features) != 1 or (features[0] == 0 and x.ndim > 1):
         raise ValueError(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
     channel = features[0]
     check_groups(num_groups, x.shape[channel])
-    pooled = other_axes((0, channel), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    pooled = None if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
+    return by_groups(x, num_groups, pooled, features, channel=channel, scale=scale, bias=bias, **options)
+
+
+def by_groups(x, num_groups: int, pooled, features, *, channel: int = -1, scale, bias, **options) -> jax.Array:
+    """Group norm with its axes known. Scale and bias may stand along another axis than the groups, as in Flax."""
+    channel %= x.ndim
+    pooled = other_axes((0, channel), x.ndim) if pooled is None else pooled
     names = [f"a{i}" if i not in pooled else f"[a{i}]" for i in range(x.ndim)]
     names[channel] = "(g [c])"
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
     return standardize(x, " ".join(names), g=num_groups, scale=scale, bias=bias, **options)

@@ -9,7 +9,7 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.linen.layers import across, affine
+from jaxnorm.linen.layers import across, operands
 from jaxnorm.moments import Moments
 from jaxnorm.norms import by_feature_with_moments, with_running
 from jaxnorm.running import ema
@@ -71,7 +71,7 @@ class BatchNorm(nn.Module):
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
-        params = affine(self, x, features)
+        x, params = operands(self, x, features)
         if evaluating:
             return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
         axis_name = across(self)
@@ -114,7 +114,7 @@ class SwitchableNorm(nn.Module):
         evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
-        params = affine(self, x, features)
+        x, params = operands(self, x, features)
         logits = [self.param(name, initializers.zeros, (3,), self.param_dtype) for name in ("mean_logits", "var_logits")]
         options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
         if evaluating:

@@ -8,22 +8,21 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.features import group_axes, group_count, instance_axes, promoted
+from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import by_axes, by_feature, group_norm
 from jaxnorm.sets import bound
 
 
-def affine(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> dict[str, Any]:
-    """Scale and bias of a module, created on first use, and the dtype that its output has."""
-    checks.floating(x)
+def operands(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
+    """``x``, and for a function call scale and bias of a module, created on first use, and the dtype of its output."""
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
     for name in ("scale", "bias"):
         used = getattr(module, f"use_{name}", False)
         params[name] = module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype) if used else None
-    return {**params, "dtype": promoted(module.dtype, x, *params.values())}
+    dtype = promoted(module.dtype, x, *params.values())
+    return inexact(x, dtype), {**params, "dtype": dtype}
 
 
 def across(module: nn.Module):
@@ -92,7 +91,8 @@ class RMSNorm(nn.Module):
 
 def over_axes(module: nn.Module, x: jax.Array, mask, *, centered: bool) -> jax.Array:
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **affine(module, x, features)}
+    x, params = operands(module, x, features)
+    options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **params}
     return by_axes(x, module.reduction_axes, features, axis_name=across(module), **options)
 
 
@@ -124,7 +124,7 @@ class InstanceNorm(nn.Module):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
         axis_name = across(self)
-        params = affine(self, x, features)
+        x, params = operands(self, x, features)
         return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
 
 
@@ -161,5 +161,5 @@ class GroupNorm(nn.Module):
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         axes = group_axes(self.reduction_axes, x.ndim)
         axis_name = across(self)
-        params = affine(self, x, (x.ndim - 1,))
+        x, params = operands(self, x, (x.ndim - 1,))
         return group_norm(x, groups, axes=axes, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)

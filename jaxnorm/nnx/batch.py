@@ -39,12 +39,9 @@ class _Running(Affine):
             "model.train() and model.eval() set it too."
         )
 
-    def _running(self, sizes: tuple[int, ...]) -> Moments:
-        return Moments(jnp.ones((), jnp.float32), self.mean[...].reshape(sizes), self.var[...].reshape(sizes))
-
     def _update(self, batch: Moments) -> None:
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
-        new = ema(self._running((-1,)), flat, momentum=self.momentum)
+        new = ema(_moments(self.mean[...], self.var[...]), flat, momentum=self.momentum)
         self.mean[...], self.var[...] = jax.lax.stop_gradient((new.mean, new.var))
 
     def set_view(self, use_running_average: bool | None = None):
@@ -53,12 +50,17 @@ class _Running(Affine):
             self.use_running_average = use_running_average
 
 
+def _moments(mean: jax.Array, var: jax.Array, sizes: tuple[int, ...] = (-1,)) -> Moments:
+    return Moments(jnp.ones((), jnp.float32), mean.reshape(sizes), var.reshape(sizes))
+
+
 class BatchNorm(_Running):
     """Batch normalization (Ioffe & Szegedy 2015), as :class:`flax.nnx.BatchNorm`.
 
     In training (``.train()``, the default) the batch's statistics normalize it and are blended, biased, into ``mean``
     and ``var``; after ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in
     PyTorch, which also averages the unbiased variance. Several feature axes have flat parameters of ``num_features``.
+    Without ``dtype`` the output is float32 whatever ``x`` and the parameters are: ``mean`` and ``var`` have a say too.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -102,9 +104,9 @@ class BatchNorm(_Running):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
-        x, params = self._operands(x, features)
+        (x, mean, var), params = self._operands(x, features, self.mean[...], self.var[...])
         if self._evaluating(use_running_average):
-            running = self._running(tuple(x.shape[axis] for axis in features))
+            running = _moments(mean, var, tuple(x.shape[axis] for axis in features))
             return with_running(x, running, features, epsilon=self.epsilon, where=mask, **params)
         pooled = other_axes(features, x.ndim)
         y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
@@ -159,11 +161,11 @@ class SwitchableNorm(_Running):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        x, params = self._operands(x, features)
+        (x,), params = self._operands(x, features)
         logits = self.mean_logits[...], self.var_logits[...]
         options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
         if self._evaluating(use_running_average):
-            running = self._running(tuple(x.shape[axis] for axis in features))
+            running = _moments(self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features))
             return switchable_norm(x, *logits, running=running, **options)[0]
         y, batch = switchable_norm(x, *logits, axis_name=self._across(), **options)
         self._update(batch)

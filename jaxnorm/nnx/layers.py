@@ -11,10 +11,9 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm import checks
 from jaxnorm.axes import canonical_axes
-from jaxnorm.features import group_axes, group_count, instance_axes, promoted
-from jaxnorm.norms import by_axes, by_feature, group_norm
+from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
+from jaxnorm.norms import by_axes, by_feature, by_groups
 from jaxnorm.sets import bound
 
 Metadata = Mapping[str, Any]
@@ -45,24 +44,22 @@ class Affine(nnx.Module):
         for name, value in options.items():
             setattr(self, name, value)
 
-    def _operands(self, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
-        """``x``, and scale, bias and dtype for a function call."""
-        checks.floating(x)
-        params = [None if p is None else p[...] for p in (self.scale, getattr(self, "bias", None))]
-        dtype = promoted(self.dtype, x, *params)
+    def _operands(self, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
+        """``x`` and the running statistics; scale, bias and the dtype, which all of these have a say in, for a function call."""
+        arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in (self.scale, getattr(self, "bias", None))))
         if self.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
-            promoted_x, *params = self.promote_dtype((x, *params), dtype=self.dtype)
-            x = checks.floating(promoted_x)
-        sizes = tuple(x.shape[axis] for axis in features)
-        scale, bias = (None if p is None else p.reshape(sizes) for p in params)
-        return x, {"scale": scale, "bias": bias, "dtype": dtype}
+            arrays = self.promote_dtype(arrays, dtype=self.dtype)
+        x, *running, scale, bias = arrays
+        dtype, sizes = promoted(self.dtype, *arrays), tuple(x.shape[axis] for axis in features)
+        scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
+        return [inexact(x, dtype), *running], {"scale": scale, "bias": bias, "dtype": dtype}
 
     def _across(self):
         return bound(self.axis_name, self.axis_index_groups)
 
     def _over_axes(self, x: jax.Array, mask, *, centered: bool) -> jax.Array:
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        x, params = self._operands(x, features)
+        (x,), params = self._operands(x, features)
         options = {"epsilon": self.epsilon, "where": mask, "centered": centered, **params}
         return by_axes(x, self.reduction_axes, features, axis_name=self._across(), **options)
 
@@ -190,14 +187,15 @@ class InstanceNorm(Affine):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
-        x, params = self._operands(x, features)
+        (x,), params = self._operands(x, features)
         return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
 
 
 class GroupNorm(Affine):
     """Group normalization (Wu & He 2018), as :class:`flax.nnx.GroupNorm`.
 
-    Give ``num_groups`` or, with ``num_groups=None``, ``group_size``.
+    Give ``num_groups`` or, with ``num_groups=None``, ``group_size``. The groups are of the last axis; scale and bias stand
+    along the axis that the attribute ``feature_axis`` names, the last one too unless it is set to another.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -228,6 +226,7 @@ class GroupNorm(Affine):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ):
+        self.feature_axis = -1
         groups = group_count(num_groups, group_size, num_features)
         self.num_groups: int
         self._configure(num_features=num_features, num_groups=groups, group_size=num_features // groups, epsilon=epsilon)
@@ -239,6 +238,7 @@ class GroupNorm(Affine):
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        x, params = self._operands(x, (x.ndim - 1,))
-        axes = group_axes(self.reduction_axes, x.ndim)
-        return group_norm(x, self.num_groups, axes=axes, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
+        (x,), params = self._operands(x, features)
+        pooled = group_axes(self.reduction_axes, x.ndim)
+        return by_groups(x, self.num_groups, pooled, features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
