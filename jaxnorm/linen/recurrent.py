@@ -1,6 +1,7 @@
 """Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -10,8 +11,7 @@ from flax.linen.recurrent import DenseParams, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.recurrent.cells import Cell
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_cell, run_layers, structured
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers, structured
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
@@ -30,42 +30,49 @@ class _Cell(nn.RNNCellBase):
     carry_init: Initializer = initializers.zeros
 
     kind: ClassVar[str]
-    forget_bias: ClassVar[float] = 1.0
+    forget_bias: ClassVar[float | None] = None
     projection: ClassVar[int | None] = None
 
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
-        params = self.parameters(inputs.shape[-1])
+        params = self.parameters(inputs.shape[-1], carry)
         return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
 
     @nn.compact
-    def parameters(self, in_features: int) -> dict[str, jax.Array]:
-        """The parameters as :mod:`jaxnorm.recurrent` takes them."""
+    def parameters(self, in_features: int, carry: Any = None) -> dict[str, jax.Array]:
+        """The parameters as :mod:`jaxnorm.recurrent` takes them, of the width of the carry."""
         cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
-        start = Start(self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
-        shapes = leaf_shapes(cell, in_features, self.features, self.projection)
+        start = module_start(self.norm, self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
+        shapes = leaf_shapes(cell, in_features, self._width(carry), self.projection)
         if self.norm is not None:
             return {name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype) for name in start.names(cell, shapes)}
-        params = self._of_flax(cell, in_features, shapes["recurrent_kernel"][0])
+        params = self._of_flax(start, in_features, *shapes["recurrent_kernel"])
         if self.projection is not None:
             params["projection"] = self.param("projection", self.kernel_init, shapes["projection"], self.param_dtype)
         return params
 
-    def _of_flax(self, cell: Cell, in_features: int, rows: int) -> dict[str, jax.Array]:
+    @nn.nowrap
+    def _width(self, carry: Any) -> int:
+        """The features of the state: those of h where one is given, as in Flax's cells; with a projection h has others."""
+        h = carry[-1] if isinstance(carry, tuple | list) else carry
+        return self.features if self.projection is not None or h is None or jnp.ndim(h) == 0 else jnp.shape(h)[-1]
+
+    def _of_flax(self, start: Start, in_features: int, rows: int, packed: int) -> dict[str, jax.Array]:
         """The parameters of Flax's cell without a norm, gate by gate, packed."""
         gates = FLAX_GATES[self.kind]
-        inward = [self._dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0) for gate in gates]
-        starts = dict.fromkeys(gates, 0.0) | {"f": self.forget_bias}
+        dense = partial(self._dense, packed // len(gates))
+        inward = [dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0) for gate in gates]
+        starts = dict.fromkeys(gates, 0.0) | {"f": start.forget_bias}
         biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
-        across = [self._dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate]) for gate in gates]
+        across = [dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate]) for gate in gates]
         kernels = {"input_kernel": inward, "recurrent_kernel": across}
         params = {name: jnp.concatenate([kernel for kernel, _ in parts], -1) for name, parts in kernels.items()}
         params["bias"] = jnp.concatenate([bias for _, bias in (across if self.kind == "lstm" else inward)])
         return params | ({"recurrent_bias": across[2][1]} if self.kind == "gru" else {})
 
-    def _dense(self, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float):
-        options: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": initializers.constant(bias)}
-        module = DenseParams(self.features, use_bias=use_bias, param_dtype=self.param_dtype, name=name, **options)
+    def _dense(self, features: int, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float):
+        options: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": initializers.constant(bias), "name": name}
+        module = DenseParams(features, use_bias=use_bias, param_dtype=self.param_dtype, **options)
         return module(jax.ShapeDtypeStruct((rows,), self.param_dtype))
 
     @nn.nowrap
@@ -88,7 +95,8 @@ FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": (
 class LayerNormLSTMCell(_Cell):
     """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
-    The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.linen.OptimizedLSTMCell` with its parameters.
+    The carry is (c, h), as in Flax, and a given one has the say on the number of features. With ``norm=None`` it is
+    :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias`` starts at 1, without a norm at Flax's 0.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -98,7 +106,7 @@ class LayerNormLSTMCell(_Cell):
     """
 
     kind = "lstm"
-    forget_bias: float = 1.0  # type: ignore[misc]
+    forget_bias: float | None = None  # type: ignore[misc]
     projection: int | None = None  # type: ignore[misc]
 
 
@@ -179,8 +187,8 @@ class _Layer(nn.Module):
 
         Args:
           inputs: the sequences; time is axis 0 with ``time_major``.
-          initial_carry: the carry to start from: (c, h) or h; with several layers a tuple of those, with two directions
-            a pair of them each.
+          initial_carry: the carry to start from, of any width, as in Flax: (c, h) or h; with several layers a tuple of those,
+            with two directions a pair of them each.
           init_key: random key for ``carry_init``.
           seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are 0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
@@ -197,12 +205,12 @@ class _Layer(nn.Module):
         choose = lambda at_call, attribute: attribute if at_call is None else at_call  # noqa: E731
         time_major, reverse = choose(time_major, self.time_major), choose(reverse, self.reverse)
         cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
-        width, layers = inputs.shape[-1], []
-        for directions in cells:
-            layers.append([cell.parameters(width) for cell in directions])
-            width = len(directions) * (directions[0].projection or self.features)
-        random = self._is_random(deterministic)
         carries = listed(initial_carry, self.num_layers, self.bidirectional)
+        width, layers = inputs.shape[-1], []
+        for i, directions in enumerate(cells):
+            layers.append([cell.parameters(width, None if carries is None else carries[i][d]) for d, cell in enumerate(directions)])
+            width = sum(len(params["recurrent_kernel"]) for params in layers[-1])
+        random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
             carries = self._start(cells, inputs, time_major, init_key)
         found, outputs = run_layers(
@@ -248,7 +256,8 @@ class LSTM(_Layer):
 
     :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and loads
     its parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
-    directions side by side; ``projection`` is the number of features that h is projected to.
+    directions side by side; ``projection`` is the number of features that h is projected to; ``forget_bias`` starts at 1,
+    without a norm at Flax's 0.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -259,7 +268,7 @@ class LSTM(_Layer):
     ((2, 5, 4), True)
     """
 
-    forget_bias: float = 1.0
+    forget_bias: float | None = None
     projection: int | None = None
 
     cell = LayerNormLSTMCell

@@ -10,8 +10,8 @@ from flax.nnx.nn.recurrent import RNNCellBase, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, run_cell, run_layers, structured
-from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers, structured
+from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, leaf_shapes
 
 
 class _Cell(RNNCellBase):
@@ -30,7 +30,7 @@ class _Cell(RNNCellBase):
         placement: str = "ba2016",
         epsilon: float = 1e-6,
         scale: float | None = None,
-        forget_bias: float = 1.0,
+        forget_bias: float | None = None,
         projection: int | None = None,
         kernel_init: Initializer = LECUN,
         recurrent_kernel_init: Initializer = ORTHOGONAL,
@@ -42,15 +42,17 @@ class _Cell(RNNCellBase):
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
         self.dtype, self.param_dtype = dtype, param_dtype
         cell = module_cell(self.kind, norm, placement, epsilon)
-        start = Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
+        start = module_start(norm, scale, forget_bias, kernel_init, recurrent_kernel_init)
         shapes = leaf_shapes(cell, in_features, hidden_features, projection)
         if norm is None:
-            for name, leaf, use_bias in (
-                ("dense_i", "input_kernel", self.kind != "lstm"),
-                ("dense_h", "recurrent_kernel", self.kind == "lstm"),
-            ):
-                inits: dict[str, Any] = {"kernel_init": start.leaf(cell, leaf), "bias_init": start.leaf(cell, "bias")}
-                setattr(self, name, nnx.Linear(*shapes[leaf], use_bias=use_bias, param_dtype=param_dtype, rngs=rngs, **inits))
+            linears = [
+                ("dense_i", shapes["input_kernel"], kernel_init, self.kind != "lstm"),
+                ("dense_h", shapes["recurrent_kernel"], recurrent_kernel_init, self.kind == "lstm"),
+            ]
+            # In Flax's order, and every kernel drawn whole: the same numbers as there.
+            for name, shape, draw, use_bias in linears[:: -1 if self.kind == "rnn" else 1]:
+                options: dict[str, Any] = {"kernel_init": draw, "bias_init": start.leaf(cell, "bias"), "param_dtype": param_dtype}
+                setattr(self, name, nnx.Linear(*shape, use_bias=use_bias, rngs=rngs, **options))
             self.leaves = tuple(name for name in shapes if name == "projection")
         else:
             self.leaves = tuple(start.names(cell, shapes))
@@ -88,6 +90,7 @@ class LayerNormLSTMCell(_Cell):
     """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
     The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.nnx.OptimizedLSTMCell` with its parameters.
+    ``forget_bias`` starts at 1, without a norm at Flax's 0.
 
     >>> import jax.numpy as jnp
     >>> import flax.nnx, jaxnorm.nnx
@@ -243,7 +246,7 @@ class LSTM(_Layer):
     :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and has its
     parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
     directions side by side; ``projection`` is the number of features that h is projected to. Further arguments are those
-    of the cell: ``scale``, ``forget_bias``, ``kernel_init``, ``recurrent_kernel_init``, ``param_dtype``.
+    of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``, ``recurrent_kernel_init``, ``param_dtype``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

@@ -136,7 +136,7 @@ def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", 
       norm: as for :func:`lstm`.
       placement: as for :func:`lstm`.
       **options:
-        ``scale`` (all gains; 1, and 0.1 for recurrent batch norm), ``forget_bias`` (1; Flax starts it at 0),
+        ``scale`` (all gains; 1, and 0.1 for recurrent batch norm), ``forget_bias`` (1; Flax, and modules without a norm, start it at 0),
         ``projection`` (R, the features that h is projected to; none), ``kernel_init`` (LeCun normal),
         ``recurrent_kernel_init`` (orthogonal), ``dtype`` (float32).
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxnorm.features import promoted
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step
-from jaxnorm.recurrent.parameters import make_cell
+from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
 
 NETWORKS = {"rnn": rnn, "gru": gru, "lstm": lstm}
 FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
@@ -23,6 +23,15 @@ def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> 
             f"Call jaxnorm.recurrent.{name} with norm='batch' and running."
         )
     return make_cell(name, norm, placement, epsilon)
+
+
+def module_start(
+    norm: str | None, scale: float | None, forget_bias: float | None, kernel_init: Initializer, recurrent_kernel_init: Initializer
+) -> Start:
+    """How the parameters of a module start; the bias of the forget gate, if none is asked for, at 1, without a norm at Flax's 0."""
+    if forget_bias is None:
+        forget_bias = 0.0 if norm is None else 1.0
+    return Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
 
 
 def swapped(name: str, carry):
