@@ -1,6 +1,7 @@
 """The table that the recurrent tests are crossed with: every cell, norm and placement."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,11 @@ import jaxnorm as jn
 from jaxnorm.recurrent import native, scan
 
 FEATURES, HIDDEN = 3, 4
+# The modules by the names of their functions, and Flax's.
+LAYERS = {"lstm": "LSTM", "gru": "GRU", "rnn": "SimpleRNN"}
+CELLS = {"lstm": "LayerNormLSTMCell", "gru": "LayerNormGRUCell", "rnn": "LayerNormSimpleCell"}
+FLAX = {"lstm": "OptimizedLSTMCell", "gru": "GRUCell", "rnn": "SimpleCell"}
+close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=2e-6))
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,10 @@ OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do n
 
 def sequences(rng, *shape, dtype=np.float32):
     return jnp.asarray(rng.standard_normal((*shape, FEATURES)).astype(dtype))
+
+
+def disturbed(params):
+    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype), params)
 
 
 def small_chunks(monkeypatch, steps):

@@ -1,7 +1,4 @@
-"""Recurrent modules: Flax's without a norm, cells and layers that share parameters, linen and nnx twins."""
-
-import re
-from functools import partial
+"""Recurrent modules: cells and layers that share parameters, linen and nnx twins."""
 
 import flax.linen as flax_nn
 import jax
@@ -9,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx as flax_nnx
-from recurrent_cases import FEATURES, HIDDEN, PLACEMENTS, sequences
+from recurrent_cases import CELLS, FEATURES, HIDDEN, LAYERS, PLACEMENTS, close, disturbed, sequences
 
 import jaxnorm as jn
 from jaxnorm import linen as jn_nn
@@ -18,128 +15,7 @@ from jaxnorm import nnx as jn_nnx
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
 KEY = jax.random.key(0)
-LAYERS = {"lstm": "LSTM", "gru": "GRU", "rnn": "SimpleRNN"}
-CELLS = {"lstm": "LayerNormLSTMCell", "gru": "LayerNormGRUCell", "rnn": "LayerNormSimpleCell"}
-FLAX = {"lstm": "OptimizedLSTMCell", "gru": "GRUCell", "rnn": "SimpleCell"}
 PLACED = [(kind, norm, placement) for kind in CELLS for norm in ("layer", "rms") for placement in PLACEMENTS[kind]]
-close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=2e-6))
-
-
-def disturbed(params):
-    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(KEY, leaf.shape, leaf.dtype), params)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"reverse": True}, {"reverse": True, "keep_order": True}, {"time_major": True}, {"time_major": True, "reverse": True}],
-    ids=str,
-)
-def test_without_a_norm_the_layer_is_flax_rnn(kind, options, rng):
-    x = sequences(rng, 4, 6)
-    x = x.swapaxes(0, 1) if options.get("time_major") else x
-    theirs = flax_nn.RNN(getattr(flax_nn, FLAX[kind])(HIDDEN), return_carry=True, **options)
-    ours = getattr(jn_nn, LAYERS[kind])(HIDDEN, norm=None, return_carry=True, **options)
-    variables = disturbed(theirs.init(KEY, x))
-    assert jax.tree.map(jnp.shape, ours.init(KEY, x)) == jax.tree.map(jnp.shape, variables)
-    close(ours.apply(variables, x), theirs.apply(variables, x))
-    if "time_major" not in options:
-        lengths = jnp.array([6, 3, 1, 5])
-        (carry, y), (flax_carry, flax_y) = (module.apply(variables, x, seq_lengths=lengths) for module in (ours, theirs))
-        taken = (np.arange(6) < np.asarray(lengths)[:, None])[..., None]
-        close((carry, y), (flax_carry, jnp.where(taken, flax_y, 0)))
-    started = disturbed(jax.tree.map(jnp.zeros_like, ours.apply(variables, x)[0]))
-    close(ours.apply(variables, x, initial_carry=started), theirs.apply(variables, x, initial_carry=started))
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_without_a_norm_the_nnx_layer_is_flax_rnn(kind, rng):
-    x = sequences(rng, 4, 6)
-    theirs = flax_nnx.RNN(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=flax_nnx.Rngs(0)), return_carry=True)
-    ours = getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, norm=None, return_carry=True, rngs=flax_nnx.Rngs(1))
-    state = flax_nnx.state(theirs, flax_nnx.Param)
-    assert jax.tree.map(jnp.shape, flax_nnx.state(ours, flax_nnx.Param)) == jax.tree.map(jnp.shape, state)
-    flax_nnx.update(ours, state)
-    close(ours(x), theirs(x))
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_a_cell_without_a_norm_is_flax_cell(kind, rng):
-    x = sequences(rng, 4)
-    theirs, ours = getattr(flax_nn, FLAX[kind])(HIDDEN), getattr(jn_nn, CELLS[kind])(HIDDEN, norm=None)
-    carry = theirs.initialize_carry(KEY, x.shape)
-    assert jax.tree.map(jnp.shape, ours.initialize_carry(KEY, x.shape)) == jax.tree.map(jnp.shape, carry)
-    variables = disturbed(theirs.init(KEY, carry, x))
-    carry = disturbed(carry)
-    close(ours.apply(variables, carry, x), theirs.apply(variables, carry, x))
-
-
-@pytest.mark.parametrize(("kind", "norm"), [("lstm", None), ("gru", None), ("rnn", None), ("lstm", "layer")])
-def test_the_carry_gives_the_width(kind, norm, rng):
-    """As in Flax's cells: a decoder's cell is built of the features of its outputs and runs on the encoder's carry."""
-    x, h = sequences(rng, 2, 4), jnp.full((2, HIDDEN), 0.5)
-    carry = (-h, h) if kind == "lstm" else h
-    layer, cell = getattr(jn_nn, LAYERS[kind]), getattr(jn_nn, CELLS[kind])
-    exact = flax_nn.RNN(getattr(flax_nn, FLAX[kind])(1) if norm is None else cell(HIDDEN, norm=norm), return_carry=True)
-    variables = disturbed(exact.init(KEY, x, initial_carry=carry))
-    for ours in (layer(1, norm=norm, return_carry=True), flax_nn.RNN(cell(1, norm=norm), return_carry=True)):
-        made = jax.eval_shape(partial(ours.init, KEY), x, initial_carry=carry)
-        assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, variables)
-        close(ours.apply(variables, x, initial_carry=carry), exact.apply(variables, x, initial_carry=carry))
-
-
-def test_each_carry_gives_the_width_of_its_cell(rng):
-    """In both directions of two layers; with a projection, which Flax has not, the arguments do."""
-    x, (a, b, c, d) = sequences(rng, 2, 4), (jnp.full((2, width), 0.5) for width in (2, 3, 4, 5))
-    carries = ((a, b), (c, d))
-    layer = jn_nn.GRU(1, norm=None, num_layers=2, bidirectional=True, return_carry=True)
-    (found, y), variables = jax.eval_shape(partial(layer.init_with_output, KEY), x, initial_carry=carries)
-    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, carries)
-    cells = [variables["params"][f"{name}cell_{i}"] for i in (0, 1) for name in ("", "backward_")]
-    assert [(cell["ir"]["kernel"].shape, cell["hr"]["kernel"].shape) for cell in cells] == [
-        ((FEATURES, 2), (2, 2)),
-        ((FEATURES, 3), (3, 3)),
-        ((5, 4), (4, 4)),
-        ((5, 5), (5, 5)),
-    ]
-    assert y.shape == (2, 4, 9)
-    with pytest.raises(ValueError, match=re.escape("initial h must have shape (2, 2): got (2, 5).")):
-        jn_nn.LSTM(4, norm=None, projection=2).init(KEY, x, initial_carry=(c, d))
-    with pytest.raises(TypeError, match=re.escape("initial must be the pair (h, c)")):
-        jn_nn.LSTM(4, norm=None).init(KEY, x, initial_carry=c)
-    with pytest.raises(ValueError, match=re.escape("initial c must have shape (2, 5): got (2, 4).")):
-        jn_nn.LSTM(4, norm=None).init(KEY, x, initial_carry=(c, d))
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_without_a_norm_parameters_start_as_flax(kind):
-    """To the bit, of the same keys: kernels in nnx are drawn whole, as Flax's are."""
-    x = jnp.ones((2, 4, FEATURES))
-    same = partial(jax.tree.map, np.testing.assert_array_equal)
-    theirs = flax_nn.RNN(getattr(flax_nn, FLAX[kind])(HIDDEN)).init(KEY, x)
-    same(getattr(jn_nn, LAYERS[kind])(HIDDEN, norm=None).init(KEY, x), theirs)
-    same(flax_nn.RNN(getattr(jn_nn, CELLS[kind])(HIDDEN, norm=None)).init(KEY, x), theirs)
-    state = lambda module: flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.Param))  # noqa: E731
-    rngs = partial(flax_nnx.Rngs, params=0, dropout=1)
-    theirs = state(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=rngs()))
-    same(state(getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs())), theirs)
-    same(state(getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs()).cell), theirs)
-
-
-@pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTMCell"])
-@pytest.mark.parametrize(
-    ("norm", "asked", "start"), [(None, {}, 0), (None, {"forget_bias": 0.5}, 0.5), ("rms", {}, 1), ("rms", {"forget_bias": 0}, 0)]
-)
-def test_the_forget_gate_starts_at_1_under_a_norm(name, norm, asked, start):
-    layer = jn_nnx.LSTM if name == "LSTM" else getattr(jn_nnx, name)
-    module = layer(FEATURES, 2, norm=norm, rngs=flax_nnx.Rngs(0), **asked)
-    np.testing.assert_array_equal((module.cell if name == "LSTM" else module).parameters()["bias"], [0, 0, start, start, 0, 0, 0, 0])
-    module = getattr(jn_nn, name)(2, norm=norm, **asked)
-    carry, x = (jnp.zeros(2), jnp.zeros(2)), jnp.ones(FEATURES)
-    params = (module.init(KEY, x[None]) if name == "LSTM" else module.init(KEY, carry, x))["params"]
-    params = params["cell"] if name == "LSTM" else params
-    bias = params["bias"] if norm else jnp.concatenate([params[f"h{gate}"]["bias"] for gate in "ifgo"])
-    np.testing.assert_array_equal(bias, [0, 0, start, start, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(("kind", "norm", "placement"), PLACED)

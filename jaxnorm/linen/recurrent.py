@@ -89,6 +89,7 @@ class _Cell(nn.RNNCellBase):
         return 1
 
 
+OF_NETWORK = ("norm", "placement", "epsilon", "dtype", "param_dtype")  # what layers hand on to cells and to the loop
 FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
 
 
@@ -217,7 +218,6 @@ class _Layer(nn.Module):
             cells[0][0].kind,
             layers,
             inputs,
-            dtype=self.dtype,
             carries=carries,
             reverse=reverse,
             between=nn.Dropout(self.dropout, deterministic=not random),
@@ -226,19 +226,15 @@ class _Layer(nn.Module):
             where=mask,
             segment_ids=segment_ids,
             time_major=time_major,
-            zoneout=self.zoneout,
-            norm=self.norm,
-            placement=self.placement,
-            epsilon=self.epsilon,
-            implementation=self.implementation,
+            **{field: getattr(self, field) for field in (*OF_NETWORK, "zoneout", "implementation")},
         )
         if reverse and not choose(keep_order, self.keep_order):
             outputs = flip_sequences(outputs, seq_lengths, num_batch_dims=inputs.ndim - 2, time_major=time_major)
         return (structured(found), outputs) if choose(return_carry, self.return_carry) else outputs
 
     def _make_cell(self, name: str) -> _Cell:
-        shared = ("norm", "placement", "epsilon", "scale", "kernel_init", "recurrent_kernel_init", "dtype", "param_dtype", "carry_init")
-        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in (*shared, *self.own)})
+        shared = (*OF_NETWORK, "scale", "kernel_init", "recurrent_kernel_init", "carry_init", *self.own)
+        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in shared})
 
     def _is_random(self, deterministic: bool | None) -> bool:
         if not self.dropout and not any(self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)):
@@ -254,8 +250,8 @@ class _Layer(nn.Module):
 class LSTM(_Layer):
     """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
 
-    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and loads
-    its parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
+    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
+    dtypes included. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
     directions side by side; ``projection`` is the number of features that h is projected to; ``forget_bias`` starts at 1,
     without a norm at Flax's 0.
 
@@ -278,7 +274,7 @@ class LSTM(_Layer):
 class GRU(_Layer):
     """Layer-normalized GRU layers over whole sequences, the parameters those of ``RNN(LayerNormGRUCell)``.
 
-    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)`` and loads its parameters.
+    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)``, parameters and dtypes included.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -292,8 +288,8 @@ class GRU(_Layer):
 class SimpleRNN(_Layer):
     """Layer-normalized simple recurrent layers over whole sequences, the parameters those of ``RNN(LayerNormSimpleCell)``.
 
-    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)`` and loads its
-    parameters.
+    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)``, parameters and
+    dtypes included.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

@@ -216,6 +216,8 @@ class _Layer(nnx.Module):
             [[cell.parameters() for cell in directions] for directions in cells],
             inputs,
             dtype=self.dtype,
+            param_dtype=cells[0][0].param_dtype,
+            norm=self.norm,
             carries=listed(initial_carry, self.num_layers, self.bidirectional),
             reverse=reverse,
             between=lambda x: self.between(x, deterministic=deterministic, rngs=rngs),
@@ -225,7 +227,6 @@ class _Layer(nnx.Module):
             segment_ids=segment_ids,
             time_major=time_major,
             zoneout=self.zoneout,
-            norm=self.norm,
             placement=self.placement,
             epsilon=self.epsilon,
             implementation=self.implementation,
@@ -243,8 +244,8 @@ class _Layer(nnx.Module):
 class LSTM(_Layer):
     """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
 
-    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)`` and has its
-    parameters. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
+    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
+    dtypes included. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
     directions side by side; ``projection`` is the number of features that h is projected to. Further arguments are those
     of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``, ``recurrent_kernel_init``, ``param_dtype``.
 
@@ -263,7 +264,7 @@ class LSTM(_Layer):
 class GRU(_Layer):
     """Layer-normalized GRU layers over whole sequences, the parameters those of ``RNN(LayerNormGRUCell)``.
 
-    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)`` and has its parameters.
+    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)``, parameters and dtypes included.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -278,8 +279,8 @@ class GRU(_Layer):
 class SimpleRNN(_Layer):
     """Layer-normalized simple recurrent layers over whole sequences, the parameters those of ``RNN(LayerNormSimpleCell)``.
 
-    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)`` and has its
-    parameters.
+    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)``, parameters and
+    dtypes included.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

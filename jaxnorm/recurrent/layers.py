@@ -39,13 +39,34 @@ def swapped(name: str, carry):
     return carry[::-1] if name in FLAX_ORDER and carry is not None else carry
 
 
-def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, *options) -> tuple[Any, jax.Array]:
-    """One step of a module's cell: a carry in Flax's order, whose dtypes it keeps, and x to the new one and the output."""
-    dtype = promoted(dtype, x, *params.values())
+def rounded(name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple) -> jax.Array:
+    """x, rounded to the dtype of the products, in that of the outputs.
+
+    Without a norm both are those of Flax's cells: ``dtype`` is that of products, and the sum in which an LSTM takes c up, and a
+    GRU h, promotes, so that a float32 state stays one.
+
+    Args:
+      dtype: as it is given to the module.
+      state: arrays or dtypes, h first.
+    """
+    if norm is not None:
+        return x.astype(promoted(dtype, x, *params.values()))
+    products = promoted(dtype, x, state[0], *params.values())
+    added_to = {"lstm": state[1:], "gru": state, "rnn": ()}[name]
+    return x.astype(products).astype(promoted(None, products, *added_to))
+
+
+def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, norm, *options) -> tuple[Any, jax.Array]:
+    """One step of a module's cell: a carry in Flax's order and x to the new one and the output.
+
+    Under a norm a carry keeps its dtypes; without one all of it has that of the output, as in Flax.
+    """
     state = swapped(name, carry) if isinstance(carry, tuple) else (carry,)
-    new = step(name, x.astype(dtype), params, state, *options)
-    new = tuple(part.astype(old.dtype) for part, old in zip(new, state, strict=True))
-    return (swapped(name, new) if len(new) > 1 else new[0]), new[0].astype(dtype)
+    x = rounded(name, norm, dtype, x, params, state)
+    new = step(name, x, params, state, norm, *options)
+    output = new[0].astype(x.dtype)
+    new = tuple(part.astype(x.dtype if norm is None else old.dtype) for part, old in zip(new, state, strict=True))
+    return (swapped(name, new) if len(new) > 1 else new[0]), output
 
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
@@ -61,6 +82,8 @@ def run_layers(
     x: jax.Array,
     *,
     dtype: Any,
+    param_dtype: Any,
+    norm: str | None,
     carries: Sequence[Sequence[Any]] | None,
     reverse: bool,
     between: Callable[[jax.Array], jax.Array],
@@ -71,7 +94,8 @@ def run_layers(
 
     Args:
       layers: the parameters of each cell of each layer.
-      dtype: of the outputs; None for what x and parameters promote to.
+      dtype: of the outputs, None for what x and parameters promote to; without a norm see :func:`rounded`.
+      param_dtype: of the zeros that Flax's cells start from where carries is None.
       carries: the initial ones, of the same structure.
       between: applied to what goes from one layer to the next.
       make_key: a new random key for each cell's zoneout.
@@ -82,20 +106,18 @@ def run_layers(
     found: list[list[Any]] = []
     for i, directions in enumerate(layers):
         x = between(x) if i else x
-        x = x.astype(promoted(dtype, x, *(leaf for params in directions for leaf in params.values())))
-        results = [
-            NETWORKS[name](
-                x,
-                params,
-                initial=None if carries is None else swapped(name, carries[i][d]),
-                reverse=reverse or d == 1,
-                key=None if make_key is None else make_key(),
-                **options,
-            )
-            for d, params in enumerate(directions)
-        ]
+        results = []
+        for d, params in enumerate(directions):
+            initial = None if carries is None else swapped(name, carries[i][d])
+            start = (param_dtype,) * 2 if initial is None else initial if isinstance(initial, tuple | list) else (initial,)
+            given = rounded(name, norm, dtype, x, params, tuple(start))
+            key = None if make_key is None else make_key()
+            state, outputs = NETWORKS[name](given, params, initial=initial, reverse=reverse or d == 1, key=key, norm=norm, **options)
+            state = jax.tree.map(lambda part, like=given: part.astype(like.dtype), state) if norm is None else state
+            results.append((state, outputs))
         found.append([swapped(name, state) for state, _ in results])
-        x = jnp.concatenate([outputs for _, outputs in results], -1) if len(results) > 1 else results[0][1]
+        widest = promoted(None, *(outputs for _, outputs in results))
+        x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
     return found, x
 
 
