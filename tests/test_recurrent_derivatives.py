@@ -37,6 +37,27 @@ def test_gradients_are_differences_of_the_equations(case, rng, x64):
             assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(params)[index - 1]
 
 
+@pytest.mark.parametrize("case", [Case("lstm"), Case("lstm", "batch")], ids=str)
+def test_an_input_of_zeros_has_its_gradient(case, rng, x64):
+    """That of the equations: only states get none through a norm of zeros, where it would be multiplied at every step."""
+    x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
+    x = x.at[:, 3].set(0) if case.norm == "batch" else x.at[2, 0].set(0).at[1, 3].set(0)
+    weights = weights_for(case, rng, x, params, np.float64)
+    gradient = jax.jit(jax.grad(partial(loss, case, weights, epsilon=1e-2, implementation="chunked")))(x, params)
+
+    def truth(x):
+        state, outputs = case.oracle(x, params, epsilon=1e-2)
+        return sum(np.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
+
+    for at in ((2, 0), (1, 3)):
+        direction = np.zeros(x.shape)
+        direction[at] = rng.standard_normal(x.shape[-1])
+        steps = [truth(np.asarray(x) + h * 1e-4 * direction) for h in (1, -1, 2, -2)]
+        slope = (8 * (steps[0] - steps[1]) - (steps[2] - steps[3])) / 12e-4
+        assert abs(np.vdot(gradient, direction) - slope) <= 1e-7 * abs(slope)
+        assert abs(slope) > 0.1
+
+
 @by_few
 def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()

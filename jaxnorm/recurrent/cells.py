@@ -102,7 +102,7 @@ class Cell:
 
     def normalized(self, a: jax.Array, name: str, steps: Steps, sets: tuple[int, ...] = (1,), centered: bool = False) -> jax.Array:
         """``a`` over each set of features, or over the batch; ``centered`` where no kernel has done it."""
-        idle = None if name == "input" else steps.idle
+        idle = None if name == "input" else steps.idle  # the gradient of x is multiplied once, not at every step
         if self.norm == "batch":
             if steps.running is None:
                 return unit(-2, True, self.epsilon, a, steps.mask, None if idle is None else jnp.all(idle, -2, keepdims=True))

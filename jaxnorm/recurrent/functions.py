@@ -246,7 +246,7 @@ def lstm():
     A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
     would multiply gradients by up to 1000, for h and again for c, at every step. Tell padding by ``lengths`` or
     ``where``: such steps are not taken. Where sequences themselves hold zeros, a step whose input is 0 passes no gradient
-    through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
+    to the state through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
 
     Gains of 1 make gradients grow on their way back, at the start of a training by some 10,000 over 200 steps: begin long
     sequences with gains of 0.1 to 0.3. Of inputs that have a single feature LN(W_x x) keeps the sign alone: embed them, or
