@@ -79,7 +79,11 @@ WRONG = [
     (lambda: jn.moments(X, 0, where=X * np.inf), ValueError, "must be finite and >= 0: found inf."),
     # groups, spatial axes, logits
     (lambda: jn.standardize(X, "n (g [c])", g=0), ValueError, "the size of 'g' must be at least 1: got 0."),
-    (lambda: jn.group_norm(X, 2, feature_axes=0), ValueError, "must have one axis of channels, behind the batch axis 0: got feature_axes=0"),
+    (
+        lambda: jn.group_norm(X, 2, feature_axes=0),
+        ValueError,
+        "must have one axis of channels, behind the batch axis 0: got feature_axes=0",
+    ),
     (lambda: jn.batch_norm(X[0]), ValueError, "batch norm must have an axis to pool beside the features: x has shape (6,)"),
     (lambda: jn.group_norm(X, 4), ValueError, "num_groups must be positive and divide the channels: got 4 groups for 6 channels."),
     (lambda: jn.group_norm(X, 0), ValueError, "num_groups must be positive and divide the channels: got 0 groups for 6 channels."),
@@ -99,10 +103,18 @@ WRONG = [
     (lambda: jn.layer_norm(X, epsilon=float("inf")), ValueError, "epsilon must be finite and >= 0: got inf."),
     (lambda: jn.layer_norm(X, epsilon="1e-5"), TypeError, "epsilon must be a number: got '1e-5' (str)."),
     (lambda: jax.jit(lambda e: switchable(epsilon=e))(1e-5), TypeError, "epsilon must be a static number: got a traced value."),
-    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e))(jnp.ones(2)), TypeError, "epsilon must be one floating point number: got shape"),
+    (
+        lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e))(jnp.ones(2)),
+        TypeError,
+        "epsilon must be one floating point number: got shape",
+    ),
     (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5), TypeError, "static number beside correction and eps"),
     (lambda: jax.jit(lambda c: jn.layer_norm(X, correction=c))(1.0), TypeError, "correction must be a static number: got a traced value."),
-    (lambda: jn.layer_norm(X, dtype=jnp.int32), TypeError, "dtype, that of the output, must be floating point: got int32 for x of float32."),
+    (
+        lambda: jn.layer_norm(X, dtype=jnp.int32),
+        TypeError,
+        "dtype, that of the output, must be floating point: got int32 for x of float32.",
+    ),
     (lambda: jn.batch_norm(X, dtype=bool), TypeError, "dtype, that of the output, must be floating point: got bool for x of float32."),
     (lambda: jn.rms_norm(X + 0j, dtype="float32"), TypeError, "must be complex for complex x: got float32 for x of complex64."),
     (lambda: jn.normalize(X + 0j, M, dtype="float32"), TypeError, "must be complex for complex x: got float32 for x of complex64."),

@@ -157,7 +157,9 @@ def test_an_axis_name_that_is_not_bound_is_ignored(rng):
         norm.apply(variables, x, mutable=["batch_stats"])
 
 
-@pytest.mark.parametrize("transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica")], ids=["vmap", "pmap"])
+@pytest.mark.parametrize(
+    "transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica")], ids=["vmap", "pmap"]
+)
 @pytest.mark.parametrize("axis_name", ["data", ("replica", "data")])
 def test_an_axis_name_beside_those_that_are_bound_is_a_mistake(axis_name, transform):
     x = jnp.ones((2, 4, 5, 3))

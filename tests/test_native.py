@@ -137,7 +137,9 @@ SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).t
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize(("pattern", "shape"), [("[n] c", lambda n: (n, 3)), ("n [h] c", lambda n: (2, n, 3)), ("n [h c]", lambda n: (2, n, 3))])
+@pytest.mark.parametrize(
+    ("pattern", "shape"), [("[n] c", lambda n: (n, 3)), ("n [h] c", lambda n: (2, n, 3)), ("n [h c]", lambda n: (2, n, 3))]
+)
 def test_a_constant_gives_the_bias_at_any_size(pattern, shape, n, use):
     use("native")
     x = np.broadcast_to(np.float32([0.1, 3.3, 1e6 + 0.3]), shape(n))

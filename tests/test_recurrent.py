@@ -27,6 +27,21 @@ def test_values_are_those_of_the_equations(case, rng):
         np.testing.assert_allclose(part, expected, atol=4e-6)
 
 
+# Not the GRU's candidate over the sum, of which the mean is not known before the reset gate is.
+CENTERED_BY_KERNELS = [
+    case for case in OF_ONE if case.norm == "layer" and (case.cell, case.placement) not in (("gru", "sum"), ("gru", "gate"))
+]
+
+
+@pytest.mark.parametrize("case", CENTERED_BY_KERNELS, ids=str)
+def test_a_large_mean_of_the_kernels_rows_costs_no_digits(case, rng):
+    """Kernels are centered in place of what they are multiplied with: by rows whose mean is 1e4 deviations, to the last digits."""
+    x, params = sequences(rng, 5, 7), case.params()
+    shifted = {name: leaf + 1e4 if name in ("input_kernel", "recurrent_kernel") else leaf for name, leaf in params.items()}
+    for found, truth in zip(case.call(x, shifted)[1], case.oracle(x, shifted)[1], strict=True):
+        np.testing.assert_allclose(found, truth, atol=2e-5)
+
+
 @pytest.mark.parametrize("time", [1, 2, 31, 97, 100, 101, 400, 1601, 3000])
 @pytest.mark.parametrize("batch", [1, 32, 128, 5000])
 @pytest.mark.parametrize("chunks", [scan.PLAIN, native.CHUNKS], ids=["plain", "native"])
