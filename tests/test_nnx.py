@@ -145,6 +145,12 @@ def test_a_broken_batch_leaves_the_state(name, bad):
         np.testing.assert_array_equal(found, truth)
 
 
+def test_an_axis_name_beside_those_that_are_bound_is_a_mistake():
+    for norm in (jn_nnx.LayerNorm(3, axis_name="data", rngs=nnx.Rngs(0)), jn_nnx.BatchNorm(3, axis_name="data", rngs=nnx.Rngs(0))):
+        with pytest.raises(ValueError, match="among the axes that are bound here, 'replica': got 'data'"):
+            jax.vmap(norm, axis_name="replica")(jnp.ones((2, 4, 3)))
+
+
 def test_group_norm_over_some_axes_equals_linen(rng):
     """Flax's nnx.GroupNorm is silently wrong here."""
     x = jnp.asarray(rng.standard_normal((2, 4, 5, 6)), jnp.float32)
