@@ -2,6 +2,7 @@
 
 import math
 from numbers import Real
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def output_dtype(dtype, x: jax.Array) -> jnp.dtype | None:
     return dtype
 
 
-def epsilon(value) -> float | jax.core.Tracer:
+def epsilon(value) -> Any:
     """A finite number >= 0; a traced one is checked under checkify."""
     if isinstance(value, jax.core.Tracer):
         if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
