@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, needs_power, power_of_two
-from jaxnorm.frame import Frame, average, estimate_tangent, local
+from jaxnorm.frame import Frame, Stats, average, estimate_tangent, local
 from jaxnorm.loops import flat, hold
 from jaxnorm.sets import Sets, valid
 
@@ -121,17 +122,47 @@ def own(pivot, offset, var, extra):
     return offset, var
 
 
-def tangent(sets: Sets, rule: Rule, applied: Callable, x, where, frame: Frame, offset, var, extra, scale, bias, dx, dextra, dscale, dbias):
-    """The tangents of output, offset and variance; an ``offset`` of None is estimated again.
+class Residuals(NamedTuple):
+    """What the derivative keeps: x in its own dtype, and a few numbers for each set."""
+
+    x: jax.Array
+    where: jax.Array | None
+    stats: Stats
+    extra: Any  # what is applied of the statistics beside them, see own
+    scale: jax.Array | None
+    bias: jax.Array | None  # of which only shape and dtype are looked at
+
+
+class Inputs(NamedTuple):
+    """One value, tangent or cotangent for each differentiable input."""
+
+    x: Any
+    extra: Any
+    scale: Any
+    bias: Any
+
+
+def tangent(sets: Sets, rule: Rule, applied: Callable, residuals: Residuals, tangents: Inputs):
+    """The tangents of output, offset and variance.
 
     x is read in three places. Cast once to the dtype of the statistics, its gradient is summed there and rounded once.
     """
-    rule = replace(rule, dtype=x.dtype if rule.dtype is None else rule.dtype)
-    x, dx = (a.astype(compute_dtype(x.dtype)) for a in (x, dx))
-    frame, offset, var = jax.tree.map(sets.each, (frame, offset, var))
+    where, given = residuals.where, residuals.x.dtype
+    rule = replace(rule, dtype=given if rule.dtype is None else rule.dtype)
+    x, dx = (a.astype(compute_dtype(given)) for a in (residuals.x, tangents.x))
+    frame, offset, var = jax.tree.map(sets.each, with_size(sets, residuals.stats))
     if offset is None:
         offset = average(sets, local(sets, x, where, frame), where, frame.size)
     doffset, dvar = estimate_tangent(sets, x, where, frame, offset, dx)
-    (mean, spread), (dmean, dspread) = jax.jvp(partial(applied, frame.pivot), (offset, var, extra), (doffset, dvar, dextra))
-    _, dy = jax.jvp(partial(apply, sets, rule, where, frame), (x, mean, spread, scale, bias), (dx, dmean, dspread, dscale, dbias))
+    (mean, spread), (dmean, dspread) = jax.jvp(
+        partial(applied, frame.pivot), (offset, var, residuals.extra), (doffset, dvar, tangents.extra)
+    )
+    line = partial(apply, sets, rule, where, frame)
+    _, dy = jax.jvp(line, (x, mean, spread, residuals.scale, residuals.bias), (dx, dmean, dspread, tangents.scale, tangents.bias))
     return dy, doffset, dvar
+
+
+def with_size(sets: Sets, stats: Stats) -> Stats:
+    """The Stats with the size of the sets, which is kept only where there is a mask."""
+    size = stats.frame.size
+    return stats._replace(frame=stats.frame._replace(size=sets.count(None, None) if size is None else size))

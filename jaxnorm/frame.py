@@ -36,6 +36,17 @@ class Frame(NamedTuple):
     pivot: jax.Array | None
 
 
+class Stats(NamedTuple):
+    """What is known of each set: its frame, and in it the mean and the variance.
+
+    Where a derivative keeps them, the size of the frame is None if there is no mask, and an offset of None is estimated again.
+    """
+
+    frame: Frame
+    offset: jax.Array | None
+    var: jax.Array
+
+
 def make_frame(sets: Sets, x: jax.Array, where: jax.Array | None, lowest_power: int | None, alike: Sets | None = None) -> Frame:
     """The frame of each set; ``lowest_power`` None leaves the scale alone, which is the same for sets within one of ``alike``."""
     x = lax.stop_gradient(x).reshape(sets.pooling.split)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import checks, kernels
-from jaxnorm.application import Rule, apply, own, shared_axes, tangent
+from jaxnorm.application import Inputs, Residuals, Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, number, resolve
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.frame import Frame, estimate, make_frame, nothing_saved
+from jaxnorm.frame import Frame, Stats, estimate, make_frame, nothing_saved
 from jaxnorm.kernels.placement import known, sharded
 from jaxnorm.loops import SMALL
 from jaxnorm.moments import Moments, assemble, moments_of
@@ -212,18 +212,16 @@ def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extr
 def _own_statistics_jvp(sets, rule, applied, primals, tangents):
     x, where, frame, extra, scale, bias = primals
     y, offset, var = own_statistics(replace(sets, differentiated=True), rule, applied, *primals)
-    frame, kept, spread = jax.tree.map(sets.once, (frame, None if _recompute_offset(sets, where) else offset, var))
+    kept = Stats(frame._replace(size=None if where is None else frame.size), None if _recompute_offset(sets, where) else offset, var)
     dx, _, _, *others = tangents
+    residuals, inputs = Residuals(x, where, jax.tree.map(sets.once, kept), extra, scale, bias), Inputs(dx, *others)
     if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):
         from jaxnorm import transposed  # loads parts of JAX that values alone do without
 
-        size = None if where is None else frame.size
-        alike = scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype)
-        like_bias = scale if alike else bias  # of which only that is looked at
-        residuals = x, where, frame.power, frame.pivot, size, kept, spread, extra, scale, like_bias
-        return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, (dx, *others))
-    step = nothing_saved(partial(tangent, sets, rule, applied))
-    return (y, offset, var), step(x, where, frame, kept, spread, extra, scale, bias, dx, *others)
+        if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
+            residuals = residuals._replace(bias=scale)  # one array instead of two
+        return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, inputs)
+    return (y, offset, var), nothing_saved(partial(tangent, sets, rule, applied))(residuals, inputs)
 
 
 def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:

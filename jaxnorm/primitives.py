@@ -138,7 +138,7 @@ def _unless_exported(here, there, context, *arrays, **static):
 
 def _flat(function, *leaves, facts, given, taken, made):
     residuals, arguments = given.unflatten(leaves[: given.num_leaves]), taken.unflatten(leaves[given.num_leaves :])
-    results, places = tuple(function(facts, residuals, arguments)), made.unflatten(range(made.num_leaves))
+    results, places = function(facts, residuals, arguments), made.unflatten(range(made.num_leaves))
     shown = jax.tree.map(lambda place, result: None if place is None else result, places, results, is_leaf=lambda a: a is None)
     return jax.tree.leaves(shown)
 

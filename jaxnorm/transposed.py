@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.application import Rule, apply, inverse_root, own, shared_axes, steepness, tangent
-from jaxnorm.frame import Frame, at_once, estimate, estimate_offset, in_a_pass, local, scaled_down, with_pivot
+from jaxnorm.application import Inputs, Residuals, Rule, apply, inverse_root, own, shared_axes, steepness, tangent, with_size
+from jaxnorm.frame import Frame, Stats, at_once, estimate, estimate_offset, in_a_pass, local, scaled_down, with_pivot
 from jaxnorm.loops import apart, divisor, flat
 from jaxnorm.primitives import linear
 from jaxnorm.sets import Sets, valid
@@ -28,56 +28,52 @@ from jaxnorm.sets import Sets, valid
 Facts = tuple[Sets, Rule, Any]  # and what is applied of the statistics
 
 
-def _frame(sets: Sets, power, pivot, size) -> Frame:
-    return Frame(sets.count(None, None) if size is None else size, power, pivot)
+def tangent_of(facts: Facts, residuals: Residuals, tangents: Inputs):
+    return tangent(*facts, residuals, tangents)
 
 
-def tangent_of(facts: Facts, residuals, arguments):
-    (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
-    return tangent(sets, rule, applied, x, where, _frame(sets, power, pivot, size), offset, var, extra, scale, bias, *arguments)
-
-
-def transpose_of_rows(facts: Facts, residuals, cotangents):
+def transpose_of_rows(facts: Facts, residuals: Residuals, cotangents) -> Inputs:
     """The same for rows and the like without a mask, each result by a loop of its own (see apart)."""
-    (sets, rule, applied), (x, _, power, pivot, _, offset, var, extra, scale, bias), (by_y, *rest) = facts, residuals, cotangents
-    own_x, own_y, own_power, own_scale = apart(x, by_y, power, scale)
-    by_output = _shown(sets, own_y, None, var.dtype)
-    by_output = by_output if scale is None else by_output * own_scale.astype(var.dtype)
-    frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
-    seen = own_x, None, frame.power, frame.pivot, None, *found, extra, None, None
+    (sets, rule, applied), (x, _, stats, extra, scale, bias), (by_y, *rest) = facts, residuals, cotangents
+    dtype = stats.var.dtype
+    own_x, own_y, own_power, own_scale = apart(x, by_y, stats.frame.power, scale)
+    by_output = _shown(sets, own_y, None, dtype)
+    by_output = by_output if scale is None else by_output * own_scale.astype(dtype)
+    seen = Residuals(own_x, None, _again(sets, own_x, own_power, stats), extra, None, None)
     by_x, by_extra, *_ = transpose_in_passes(facts, seen, (by_output, *rest), at_once)
     by_scale = by_bias = None
     if scale is not None:
-        own_x, own_y, own_power = apart(x, by_y, power)
-        frame, *found = _again(sets, own_x, _frame(sets, own_power, pivot, None), offset, var)
+        own_x, own_y, own_power = apart(x, by_y, stats.frame.power)
+        frame, *found = _again(sets, own_x, own_power, stats)
         mean, spread = applied(frame.pivot, *found, extra)
-        output = apply(sets, replace(rule, dtype=var.dtype), None, frame, own_x, mean, spread, None, None)
-        by_scale = _fitted(sets, _shown(sets, own_y, None, var.dtype) * output.reshape(sets.pooling.split), scale)
+        output = apply(sets, replace(rule, dtype=dtype), None, frame, own_x, mean, spread, None, None)
+        by_scale = _fitted(sets, _shown(sets, own_y, None, dtype) * output.reshape(sets.pooling.split), scale)
     if bias is not None:
-        by_bias = _fitted(sets, _shown(sets, apart(by_y)[0], None, var.dtype), bias)
-    return by_x, by_extra, by_scale, by_bias
+        by_bias = _fitted(sets, _shown(sets, apart(by_y)[0], None, dtype), bias)
+    return Inputs(by_x, by_extra, by_scale, by_bias)
 
 
-def _again(sets: Sets, x, frame: Frame, offset, var) -> tuple[Frame, jax.Array, jax.Array]:
-    """Frame, offset and variance: on a CPU computed once more, in the loop that needs them, instead of those that were kept."""
+def _again(sets: Sets, x, power, stats: Stats) -> Stats:
+    """The Stats: on a CPU computed once more, in the loop that needs them, instead of those that were kept."""
+    stats = with_size(sets, stats._replace(frame=stats.frame._replace(power=power)))
 
     def computed(x, *_):
-        alone = frame._replace(pivot=None)
+        alone = stats.frame._replace(pivot=None)
         found = with_pivot(sets, x, None, alone) if sets.centered else alone
         return found.pivot, *estimate(sets, x, None, found)
 
     def kept(x, pivot, offset, var):
-        return pivot, estimate_offset(sets, x, None, frame) if offset is None else offset, var
+        return pivot, estimate_offset(sets, x, None, stats.frame) if offset is None else offset, var
 
-    pivot, offset, var = lax.platform_dependent(x, frame.pivot, offset, var, cpu=computed, default=kept)
-    return frame._replace(pivot=pivot), offset, var
+    pivot, offset, var = lax.platform_dependent(x, stats.frame.pivot, stats.offset, stats.var, cpu=computed, default=kept)
+    return Stats(stats.frame._replace(pivot=pivot), offset, var)
 
 
-def transpose_in_passes(facts: Facts, residuals, cotangents, seen: Callable = in_a_pass):
+def transpose_in_passes(facts: Facts, residuals: Residuals, cotangents, seen: Callable = in_a_pass) -> Inputs:
     """Its transpose; ``seen`` is how a pass over x gets what it reads."""
-    (sets, rule, applied), (x, where, power, pivot, size, offset, var, extra, scale, bias) = facts, residuals
+    (sets, rule, applied), (x, where, stats, extra, scale, bias) = facts, residuals
     by_y, by_offset, by_var = cotangents
-    frame, offset, var = jax.tree.map(sets.each, (_frame(sets, power, pivot, size), offset, var))
+    frame, offset, var = jax.tree.map(sets.each, with_size(sets, stats))
     offset = estimate_offset(sets, x, where, frame) if offset is None else offset
     (mean, spread), pull_back = jax.vjp(partial(applied, frame.pivot), offset, var, extra)
     r = flat(partial(inverse_root, rule))(spread, rule.scaled_epsilon(frame, var.dtype), frame.size)
@@ -92,7 +88,7 @@ def transpose_in_passes(facts: Facts, residuals, cotangents, seen: Callable = in
     shift = shift if sets.centered else jnp.zeros_like(shift)
     by_x = _back(sets, x, where, frame, offset, by_y, r * gain, by_u, shift, seen)
     by_params = (None if a is None else _fitted(sets, total, a) for a, total in ((scale, r * product), (bias, alone)))
-    return by_x.reshape(x.shape), by_extra, *by_params
+    return Inputs(by_x.reshape(x.shape), by_extra, *by_params)
 
 
 def _by_applied(rule: Rule, spread, r, alone, product, size) -> tuple[jax.Array, jax.Array]:
@@ -148,16 +144,16 @@ def batched(facts: Facts, size: int) -> Facts:
     return sets.batched(size), rule, applied if applied is own else applied.batched()
 
 
-def arguments_like(residuals):
-    return residuals[0], *residuals[-3:]
+def inputs_like(residuals: Residuals) -> Inputs:
+    return Inputs(residuals.x, residuals.extra, residuals.scale, residuals.bias)
 
 
 pooled_tangent = linear(
     "jaxnorm_standardize",
     tangent_of,
     transpose_in_passes,
-    like=arguments_like,
+    like=inputs_like,
     batched=batched,
     results=3,
 )
-row_tangent = linear("jaxnorm_standardize_rows", tangent_of, transpose_of_rows, like=arguments_like, batched=batched, results=3)
+row_tangent = linear("jaxnorm_standardize_rows", tangent_of, transpose_of_rows, like=inputs_like, batched=batched, results=3)

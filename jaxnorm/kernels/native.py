@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import Rule, apply, own, tangent
+from jaxnorm.application import Inputs, Residuals, Rule, apply, own, tangent
 from jaxnorm.axes import unsplit
-from jaxnorm.frame import Frame, estimate, make_frame
+from jaxnorm.frame import Frame, Stats, estimate, make_frame
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
@@ -160,23 +160,24 @@ def _jvp(facts: Facts, arguments, tangents):
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
-def _known(facts: Facts, residuals) -> tuple:
-    """Sets, frame, offset and variance, by what was kept; an offset of None is to be estimated again."""
-    x, pivot, offset, var, power, _ = residuals
+def _known(facts: Facts, residuals) -> tuple[Sets, Residuals]:
+    """Sets, and what plain JAX keeps, by what was kept."""
+    x, pivot, offset, var, power, scale = residuals
     sets = facts.sets(x.shape)
     if facts.again(x):
         frame = make_frame(sets, x, None, facts.lowest)
-        return sets, frame, *estimate(sets, x, None, frame)
-    estimated = facts.centered and not facts.told(x)[1]
-    return sets, facts.frame(pivot, power), None if estimated else jnp.broadcast_to(offset, var.shape), var
+        stats = Stats(frame, *estimate(sets, x, None, frame))
+    else:
+        estimated = facts.centered and not facts.told(x)[1]
+        stats = Stats(facts.frame(pivot, power), None if estimated else jnp.broadcast_to(offset, var.shape), var)
+    return sets, Residuals(x, None, stats, (), scale, scale)
 
 
 def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
-    x, scale = residuals[0], residuals[-1]
-    sets, frame, offset, var = _known(facts, residuals)
     dx, dscale, dbias = arguments
-    return tangent(sets, facts.rule, own, x, None, frame, offset, var, (), scale, jnp.zeros_like(scale), dx, (), dscale, dbias)
+    sets, given = _known(facts, residuals)
+    return tangent(sets, facts.rule, own, given, Inputs(dx, (), dscale, dbias))
 
 
 def _backward(facts: Facts, residuals, cotangents):
@@ -192,10 +193,8 @@ def _backward(facts: Facts, residuals, cotangents):
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """The same for other platforms."""
-    x, scale = residuals[0], residuals[-1]
-    sets, frame, offset, var = _known(facts, residuals)
-    seen = x, None, frame.power, frame.pivot, None, offset, var, (), scale, scale
-    by_x, _, *by_params = transpose_in_passes((sets, facts.rule, own), seen, cotangents)
+    sets, given = _known(facts, residuals)
+    by_x, _, *by_params = transpose_in_passes((sets, facts.rule, own), given, cotangents)
     return by_x, *by_params
 
 
