@@ -29,14 +29,15 @@ class Rule:
     correction: float = 0.0
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
+    full_range: bool = False  # whether sets are always divided by a power of two
 
-    def lowest_power(self, dtype, always: bool = False) -> int | None:
+    def lowest_power(self, dtype) -> int | None:
         """The least power of two that data of this dtype are divided by; None if they need no scaling.
 
         Scaling is needed where squares overflow, and where they vanish although epsilon is smaller still.
         """
         finfo = jnp.finfo(compute_dtype(dtype))
-        needed = always or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
+        needed = self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
         if not needed or jnp.issubdtype(dtype, jnp.complexfloating):
             return None
         return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.degree

@@ -86,6 +86,7 @@ def standardize(
     correction: float = 0,
     epsilon_in: str = "var",
     axis_name=None,
+    full_range: bool = False,
     implementation: str | None = None,
     dtype=None,
     **sizes: int,
@@ -109,9 +110,9 @@ def standardize(
       correction: 0 for the biased variance, 1 for the unbiased one; a set of no more elements has variance 0.
       epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
       axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
-      implementation: None chooses; ``"xla"`` is plain JAX; ``"full_range"`` first divides each set by a power of two,
-        which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to 2 times the work (bfloat16 input and
-        ``epsilon`` below 1e-30 always do); ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`.
+      full_range: first divides each set by a power of two, which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to
+        2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
+      implementation: None chooses; ``"xla"`` is plain JAX, ``"native"`` a CPU kernel, see :mod:`jaxnorm.kernels`.
       dtype: dtype of the result; that of ``x`` by default.
       **sizes: sizes of split axes in a pattern.
 
@@ -129,28 +130,30 @@ def standardize(
     x = checks.floating(x)
     pooling = resolve(axes, x.shape, sizes)
     where = checks.mask(where, x.shape)
-    rule = make_rule(x, epsilon, correction, epsilon_in, dtype)
+    rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     sets = Sets(pooling, axis_name, bool(centered))
-    return fused(sets, rule, x, where, scale, bias, implementation=implementation)
+    return fused(sets, rule, x, where, scale, bias, implementation)
 
 
-def fused(sets: Sets, rule: Rule, x, where, scale, bias, *, implementation=None) -> jax.Array:
+def fused(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
     """The output, of arguments that have been checked."""
     if isinstance(rule.epsilon, jax.core.Tracer):
-        return _in_two_steps(sets, rule, x, where, scale, bias)[0]
+        return _in_two_steps(sets, rule, x, where, scale, bias, implementation)[0]
     return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias))[0]
 
 
-def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
+def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> tuple[jax.Array, Moments]:
     """Output and Moments, of arguments that have been checked."""
     if isinstance(rule.epsilon, jax.core.Tracer):
-        return _in_two_steps(sets, rule, x, where, scale, bias)
-    return _fused(*_chosen(None, sets, rule, x, where, scale, bias), moments=True)
+        return _in_two_steps(sets, rule, x, where, scale, bias, implementation)
+    return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias), moments=True)
 
 
-def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
+def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None) -> tuple[jax.Array, Moments]:
     """The same where epsilon is traced."""
+    if rule.full_range or implementation == "native":
+        raise TypeError("epsilon must be a static number with full_range and implementation='native': got a traced value.")
     found = moments_of(sets, x, where)
     rule, spread = _static(rule, found)
     return _normalize(rule, _blocks(found, x.shape), x, spread, where, scale, bias), found
@@ -169,9 +172,9 @@ def _chosen(implementation, sets, rule, x, where, scale, bias):
     return sets, rule, found, x, where, scale, bias
 
 
-def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None) -> Rule:
+def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, full_range=False) -> Rule:
     dtype = checks.output_dtype(dtype, x)
-    rule = Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype)
+    rule = Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype, bool(full_range))
     if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std"):
         raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
     return rule
@@ -252,7 +255,7 @@ def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *
     if whole and where is None:
         sets, (x, scale, bias) = sets.in_line(x, scale, bias)
     sets = replace(sets, whole=whole, alone=number(*(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias))) <= 1)
-    lowest = rule.lowest_power(x.dtype, always=implementation == "full_range")
+    lowest = rule.lowest_power(x.dtype)
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
 

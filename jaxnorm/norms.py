@@ -28,6 +28,8 @@ def batch_norm(
     epsilon: float = 1e-5,
     where=None,
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> tuple[jax.Array, Moments]:
     """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
@@ -43,6 +45,8 @@ def batch_norm(
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to pool over as well, weighted by count.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -62,8 +66,8 @@ def batch_norm(
     pooled = other_axes(features, x.ndim)
     if not pooled and axis_name is None:
         raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return by_feature_with_moments(x, features, pooled, scale=scale, bias=bias, **options)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return by_feature_with_moments(x, features, pooled, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def by_feature_with_moments(x, features, pooled, **options) -> tuple[jax.Array, Moments]:
@@ -76,10 +80,11 @@ def by_feature(x, features, pooled, **options) -> jax.Array:
     return fused(*_of_features(x, features, pooled, **options))
 
 
-def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype) -> tuple:
+def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype, full_range=False, implementation=None) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
-    return sets, make_rule(x, epsilon, dtype=dtype), x, checks.mask(where, x.shape), scale, bias
+    rule = make_rule(x, epsilon, dtype=dtype, full_range=full_range)
+    return sets, rule, x, checks.mask(where, x.shape), scale, bias, implementation
 
 
 def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:
@@ -106,6 +111,8 @@ def layer_norm(
     correction: float = 0,
     epsilon_in: str = "var",
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> jax.Array:
     """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
@@ -121,6 +128,8 @@ def layer_norm(
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
       axis_name: device or vmap axes to pool over as well.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -137,8 +146,10 @@ def layer_norm(
     x = checks.floating(x)
     pooled = resolve(axes, x.shape).axes
     scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return standardize(x, pooled, scale=scale, bias=bias, correction=correction, epsilon_in=epsilon_in, **options)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return standardize(
+        x, pooled, scale=scale, bias=bias, correction=correction, epsilon_in=epsilon_in, implementation=implementation, **options
+    )
 
 
 def rms_norm(
@@ -151,6 +162,8 @@ def rms_norm(
     epsilon: float = 1e-6,
     where=None,
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> jax.Array:
     """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv 1910.07467).
@@ -163,6 +176,8 @@ def rms_norm(
       epsilon: added to the mean square.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to pool over as well.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -179,8 +194,8 @@ def rms_norm(
     x = checks.floating(x)
     pooled = resolve(axes, x.shape).axes
     scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return standardize(x, pooled, scale=scale, bias=bias, centered=False, **options)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return standardize(x, pooled, scale=scale, bias=bias, centered=False, implementation=implementation, **options)
 
 
 def instance_norm(
@@ -193,6 +208,8 @@ def instance_norm(
     epsilon: float = 1e-6,
     where=None,
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> jax.Array:
     """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
@@ -205,6 +222,8 @@ def instance_norm(
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to pool over as well.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -220,8 +239,8 @@ def instance_norm(
     """
     x = checks.floating(x)
     features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return by_feature(x, features, pooled, scale=scale, bias=bias, **options)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return by_feature(x, features, pooled, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def group_norm(
@@ -236,6 +255,8 @@ def group_norm(
     epsilon: float = 1e-6,
     where=None,
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> jax.Array:
     """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
@@ -252,6 +273,8 @@ def group_norm(
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to pool over as well.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -274,8 +297,8 @@ def group_norm(
     channel = features[0]
     check_groups(num_groups, x.shape[channel])
     pooled = None if axes is None else canonical_axes(axes, x.ndim) if axes else ()
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype}
-    return by_groups(x, num_groups, pooled, features, channel=channel, scale=scale, bias=bias, **options)
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return by_groups(x, num_groups, pooled, features, channel=channel, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def by_groups(x, num_groups: int, pooled, features, *, channel: int = -1, scale, bias, **options) -> jax.Array:

@@ -32,6 +32,8 @@ def switchable_norm(
     epsilon: float = 1e-5,
     where=None,
     axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
     dtype=None,
 ) -> tuple[jax.Array, Moments]:
     """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
@@ -50,6 +52,8 @@ def switchable_norm(
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes that the batch extends over.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -73,12 +77,12 @@ def switchable_norm(
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     where = checks.mask(where, x.shape)
-    rule = make_rule(x, checks.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype)
+    rule = make_rule(x, checks.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype, full_range=full_range)
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
-    norm = Norm(rule, features, spatial, axis_name, chosen == "full_range")
+    chosen = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
+    norm = Norm(rule, features, spatial, axis_name)
     y, batch = _switchable(norm, chosen == "native", x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
@@ -97,12 +101,11 @@ class Norm:
     features: tuple[int, ...]
     spatial: tuple[int, ...]
     axis_name: Any = None
-    full_range: bool = False
 
     def __call__(self, x, weights, running, scale, bias, where) -> tuple[jax.Array, Moments]:
         """The output, and the Moments of the batch; weights are those of the means, then those of the variances."""
         everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), self.axis_name), Sets(unsplit(x.shape, self.spatial))
-        frame = make_frame(own, x, where, self.rule.lowest_power(x.dtype, always=self.full_range), alike=everything)
+        frame = make_frame(own, x, where, self.rule.lowest_power(x.dtype), alike=everything)
         assert frame.pivot is not None
         # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
         count = None if where is None else jnp.broadcast_to(frame.size, frame.pivot.shape)

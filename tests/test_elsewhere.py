@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import SIX
+from cases import BY_NAME, SIX
 from oracle import worst
 from test_accuracy import B32, HALF, HARD, check
 from test_accuracy import test_an_outlier_among_65536 as outlier_among_65536
@@ -51,9 +51,9 @@ class TestNumbers:
 
     @pytest.mark.parametrize("size", [1e-30, 1e-14, 1e-13, 1.0, 3e13, 4e13, 1e18, 1e20, 1e30, 3.4e38])
     def test_full_range(self, size, rng):
-        full_range(size, rng)
+        full_range(BY_NAME["layer"], size, rng)
         x = (rng.uniform(-1, 1, (6, 77)) * size).astype(np.float32)
-        y = jn.standardize(x, 1, centered=False, implementation="full_range", epsilon=0.0)
+        y = jn.standardize(x, 1, centered=False, full_range=True, epsilon=0.0)
         truth = x.astype(np.float64) / np.sqrt(np.square(x, dtype=np.float64).mean(1, keepdims=True))
         np.testing.assert_allclose(y, truth, rtol=4e-7)
 
@@ -61,7 +61,7 @@ class TestNumbers:
     @pytest.mark.parametrize("size", [1e-33, 1e-20, 1e20, 1e34])
     def test_offsets_of_any_size(self, size, mean, rng):
         x = ((mean + rng.standard_normal((6, 1000))) * size).astype(np.float32)
-        y = jn.standardize(x, 1, implementation="full_range", epsilon=0.0)
+        y = jn.standardize(x, 1, full_range=True, epsilon=0.0)
         exact = x.astype(np.float64)
         truth = (exact - exact.mean(1, keepdims=True)) / exact.std(1, keepdims=True)
         assert np.abs(y - truth).max() <= 4e-7 * np.abs(truth).max()

@@ -78,7 +78,7 @@ def test_exports_of_masks_weights_and_merged_axes(rng):
             jn.standardize(x, (0, 1), where=weights > 0.5),
             jn.standardize(x, (0, 1), where=weights, correction=1),
             jn.standardize(x, "(k [n]) [h] c", k=4, epsilon_in="std"),
-            jn.standardize(x, (1, 2), implementation="full_range"),
+            jn.standardize(x, (1, 2), full_range=True),
             jn.normalize(x, jn.moments(x, 0)),
             jn.merge(jn.moments(x, (0, 1)), jn.moments(2 * x, (0, 1))),
         )

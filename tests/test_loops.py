@@ -38,7 +38,7 @@ NORMS = {  # shapes of what is given beside x, and the pooled axes as they are t
     "masked": (images, {"scale": (4, 5, 6), "where": (3, 4, 5, 6)}, "(1, 2, 3)"),
     "unbiased": (partial(images, correction=1), {"bias": (4, 5, 6)}, "(1,)"),
     "not centered": (partial(images, centered=False), {"scale": (4, 5, 6)}, "(1,)"),
-    "the last two": (partial(images, axes=(2, 3), implementation="full_range"), {"scale": (5, 6)}, "(2,)"),
+    "the last two": (partial(images, axes=(2, 3), full_range=True), {"scale": (5, 6)}, "(2,)"),
     "of channels": (images, {"scale": (6,)}, "(1, 2, 3)"),
     "batch": (lambda x, params: jn.batch_norm(x, feature_axes=0, **params), {"scale": (3,), "bias": (3,)}, "(1,)"),
 }

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BY_NAME
+from oracle import worst
 from test_accuracy import HARD, check
 
 import jaxnorm as jn
@@ -131,6 +132,18 @@ def test_positions_unlike_the_first(name, where, rng, use):
     else:
         y = jn.standardize(jnp.asarray(x), axes, epsilon=1e-5)
     close(y, (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e20, 3.4e38])
+@pytest.mark.parametrize("name", KINDS)
+def test_implementation_and_full_range_of_every_norm(name, size, rng, use):
+    use("xla")
+    case = BY_NAME[name]
+    x = case.arrange(rng.uniform(-1, 1, case.sets) * size).astype(np.float32)
+    run = jax.jit(partial(case.__call__, full_range=True, implementation="native"))
+    assert "Jaxnorm" in run.lower(x).as_text()
+    y, truth = run(x), case.truth(x).y
+    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.set_axes) <= 4e-7
 
 
 SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).tolist())  # 1 / n times n is not 1 for some

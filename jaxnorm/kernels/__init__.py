@@ -21,7 +21,7 @@ from jaxnorm.axes import static
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
-IMPLEMENTATIONS = ("xla", "full_range", "native")
+IMPLEMENTATIONS = ("xla", "native")
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 
 
@@ -91,8 +91,8 @@ def chosen(requested: str | None, names: tuple[str, ...], module: str, x: jax.Ar
         return requested
     if requested is None:
         name = wish()
-        if name in ("xla", "full_range") or (name is None and not (jax.default_backend() == "cpu" and known(x))):
-            return name if name == "full_range" and name in names else names[0]
+        if name == "xla" or (name is None and not (jax.default_backend() == "cpu" and known(x))):
+            return names[0]
     if not static(x.shape):
         found = f"takes no symbolic sizes: got {x.shape}"
     else:
