@@ -19,7 +19,7 @@ from rich.console import Console
 from bench import speed, speed_report
 from bench.peers import OTHERS, installed
 from bench.stamp import allocator, commit, versions
-from jaxnorm import kernels
+from jaxnorm import interrupts, kernels
 from jaxnorm.experiments import report
 from jaxnorm.experiments.runs import carry_out
 from jaxnorm.kernels import build
@@ -138,4 +138,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.command(main))

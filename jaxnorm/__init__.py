@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, through JAX)
 from jaxnorm import recurrent
 from jaxnorm.moments import Moments, merge, moments
 from jaxnorm.normalize import normalize, standardize

@@ -2,8 +2,11 @@
 
 import sys
 
+from jaxnorm import interrupts
+
 
 def main() -> int:
+    """Returns the exit status; where the command is interrupted, it ends the process."""
     try:
         from jaxnorm.experiments.command import main as run
     except ModuleNotFoundError as error:
@@ -11,7 +14,7 @@ def main() -> int:
             raise
         print(f"jaxnorm: the experiments need {error.name}: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
         return 1
-    return run()
+    return interrupts.command(run)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "checks", "dtypes", "varying"],
+    ["interrupts", "axes", "checks", "dtypes", "varying"],
     ["primitives"],
     ["loops"],
     ["sets"],

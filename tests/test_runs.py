@@ -1,15 +1,19 @@
 """Runs made some at a time: what is kept, in which order, and who stops when."""
 
 import io
+import os
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Barrier, Event
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+import jaxnorm
 from jaxnorm.experiments import report
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.runs import carry_out
@@ -85,7 +89,7 @@ def test_where_one_fails_the_others_stop_and_the_finished_are_kept(tmp_path, err
 
     with pytest.raises(error):
         carried_out(tmp_path, measure)
-    assert stopped.is_set()
+    assert stopped.wait(60)  # at their next step, for which nobody waits: it may be compiled for long
     assert numbers_of(report.read(tmp_path)) == [(0, 0)]
     assert ("Stopped. 1 of 4 runs are in" in (tmp_path / "shown").read_text()) == (error is KeyboardInterrupt)
 
@@ -141,3 +145,109 @@ def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
     for run in one["runs"] + two["runs"]:
         del run["steps_per_second"]
     assert one["runs"] == two["runs"]
+
+
+def ended(*command, path=()):
+    """A process of its own that interrupts are not hidden from, as they are from what a shell runs beside others."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(map(str, [*path, Path(jaxnorm.__file__).parents[1]]))}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_command_ends_without_python_shutting_down(name):
+    """Which crashes while JAX compiles; what was printed is kept, though it is not a line yet."""
+    code = f"""
+import atexit, signal
+from jaxnorm.interrupts import command
+def run():
+    atexit.register(print, "shutting down")
+    print("kept", end="")
+    signal.raise_signal(signal.{name})
+raise SystemExit(command(run))
+"""
+    found = ended(sys.executable, "-c", code)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "kept", "")
+
+
+DROPPED = """
+    class Dropping:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+    Dropping()
+    time.sleep(100)
+"""
+TURNED = """
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("initialization failed")
+"""
+
+
+@pytest.mark.parametrize("lines", [DROPPED, TURNED], ids=["dropped", "turned"])
+def test_an_interrupt_that_is_dropped_or_turned_into_an_error_ends_a_command(lines):
+    """By Python within callbacks of its garbage collector; by modules written in C, while they are imported."""
+    code = f"import signal, time\nfrom jaxnorm.interrupts import command\ndef run():{lines}\nraise SystemExit(command(run))"
+    found = ended(sys.executable, "-c", code)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+def test_a_command_that_is_not_interrupted_ends_as_usual():
+    code = """
+import atexit
+from jaxnorm.interrupts import command
+atexit.register(print, "shutting down")
+raise SystemExit(command(lambda: 1))
+"""
+    found = ended(sys.executable, "-c", code)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "shutting down\n", "")
+
+
+@pytest.fixture
+def interrupting(tmp_path):
+    """A folder with a ``jax`` that is interrupted while it is imported."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    return tmp_path
+
+
+def test_an_interrupt_while_modules_are_imported_is_quiet(interrupting):
+    python = interrupting / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    script = python.with_name("jaxnorm")  # as installers write it
+    script.write_text("from jaxnorm.__main__ import main\nraise SystemExit(main())\n")
+    for command in ([sys.executable, "-m", "jaxnorm", "compare"], [sys.executable, "-mjaxnorm"], [python, script, "compare"]):
+        found = ended(*command, path=[interrupting])
+        assert (found.returncode, found.stdout, found.stderr) == (130, "", ""), command
+
+
+def test_importing_the_library_leaves_interrupts_alone(interrupting):
+    script = interrupting / "jaxnorm"  # the name alone does not make it the command
+    script.write_text("import jaxnorm\n")
+    for command in ([sys.executable, "-c", "import jaxnorm", "-m", "jaxnorm"], [sys.executable, script]):
+        found = ended(*command, path=[interrupting])
+        assert found.returncode == -signal.SIGINT, command
+        assert found.stderr.endswith("KeyboardInterrupt\n"), command
+
+
+def test_nobody_waits_for_what_is_compiled_when_interrupted(tmp_path):
+    begun, interrupted, compiled = Event(), Event(), Event()
+
+    def measure(run, on_progress):
+        if run.number == 0:
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+        begun.set()
+        interrupted.wait(10)  # within JAX's compiler, as it were
+        compiled.set()
+        return {"square": run.number**2}
+
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(tmp_path, measure, numbers=(0, 1))
+    assert not compiled.is_set()
+    interrupted.set()

@@ -1,7 +1,6 @@
 """The command line: ``jaxnorm compare``, ``jaxnorm explain`` and ``jaxnorm axes``."""
 
 import argparse
-import signal
 import sys
 from collections.abc import Iterable
 from itertools import chain
@@ -27,7 +26,6 @@ def main(arguments: list[str] | None = None) -> int:
         draw(options.out)
         console.print(f"Written: {options.out}")
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # being stopped is being interrupted
     try:
         if options.command == "explain":
             return _explain(options, console)

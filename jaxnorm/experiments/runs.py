@@ -75,18 +75,18 @@ def _interrupts() -> Iterator[Event]:
 
     def interrupted(number, frame):
         stop.set()
-        raise KeyboardInterrupt
+        usual[number](number, frame)
 
-    usual = signal.default_int_handler
     here = current_thread() is main_thread()  # the others get no signals
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(number) is usual]  # that interrupt
-    for number in numbers:
+    usual: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if here}
+    usual = {number: handler for number, handler in usual.items() if callable(handler)}  # which raises KeyboardInterrupt
+    for number in usual:
         signal.signal(number, interrupted)
     try:
         yield stop
     finally:
-        for number in numbers:
-            signal.signal(number, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jobs: int, stop: Event) -> Generator[tuple[str, dict]]:
@@ -107,13 +107,13 @@ def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jo
     if jobs == 1:  # in this thread, whose JAX settings then hold, and which an interrupt reaches at once
         yield from map(carry, todo)
         return
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for future in as_completed([pool.submit(carry, name) for name in todo]):
-                yield future.result()
-        finally:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(carry, name) for name in todo]):
+            yield future.result()
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)  # the others end at their next step, which may have to be compiled
 
 
 def _named(identity: dict) -> str:
