@@ -1,19 +1,26 @@
 """``python -m jaxnorm``: the experiments' command line."""
 
+import importlib.util
 import sys
 
-from jaxnorm import interrupts
+from jaxnorm import __version__, interrupts
+
+NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}  # module -> package
 
 
 def main() -> int:
     """Returns the exit status; where the command is interrupted, it ends the process."""
-    try:
-        from jaxnorm.experiments.command import main as run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("jaxnorm"):
-            raise
-        print(f"jaxnorm: the experiments need {error.name}: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
+    if sys.argv[1:] == ["--version"]:  # at once, and without what the experiments need
+        print(f"jaxnorm {__version__}")
+        return 0
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        *others, last = missing
+        named = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
+        print(f"jaxnorm: the experiments need {named} not installed: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
         return 1
+    from jaxnorm.experiments.command import main as run
+
     return interrupts.command(run)
 
 

@@ -1,5 +1,6 @@
 """The main job: what it trains, writes, keeps when it is interrupted, and goes on from."""
 
+import importlib.util
 import io
 import json
 import os
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import jaxnorm
+from jaxnorm.__main__ import main as process_main
 from jaxnorm.experiments import compare as engine
 from jaxnorm.experiments import data as datasets
 from jaxnorm.experiments import data_sequences, report
@@ -50,6 +53,33 @@ def test_a_comparison_writes_results_and_curves(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "digits, dense, batch 32, 1 epoch, 1 seed" in shown
     assert re.search(r"accuracy +batch *\n.* % +stats +steps/s", shown)  # one title above the other
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (["sklearn"], "scikit-learn, which is not"),
+        (["optax", "matplotlib"], "optax and matplotlib, which are not"),
+        (["optax", "sklearn", "rich", "matplotlib"], "optax, scikit-learn, rich and matplotlib, which are not"),
+    ],
+)
+def test_all_that_is_not_installed_is_told_before_anything_runs(missing, told, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
+    monkeypatch.setattr(sys, "argv", ["jaxnorm", "compare"])
+    assert process_main() == 1
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"jaxnorm: the experiments need {told} installed: pip install 'jaxnorm[experiments]'.\n")
+    monkeypatch.setattr(sys, "argv", ["jaxnorm", "--version"])  # which needs none of them
+    assert process_main() == 0
+    assert capsys.readouterr().out == f"jaxnorm {jaxnorm.__version__}\n"
+
+
+def test_the_version_is_an_option_like_others(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"jaxnorm {jaxnorm.__version__}\n"
 
 
 def test_the_same_seed_gives_the_same_numbers(tmp_path):

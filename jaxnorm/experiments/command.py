@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+from jaxnorm import __version__
 from jaxnorm.experiments import explain, figures, report, samples
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
@@ -53,6 +54,7 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jaxnorm", description="Normalization for JAX and Flax: experiments on real data.")
+    parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser(
         "compare",
