@@ -21,7 +21,7 @@ from bench.peers import OTHERS, installed
 from bench.stamp import allocator, commit, versions
 from jaxnorm import interrupts, kernels
 from jaxnorm.experiments import report
-from jaxnorm.experiments.runs import carry_out
+from jaxnorm.experiments.runs import carry_out, to_resume
 from jaxnorm.kernels import build
 
 HERE = Path(__file__).parent
@@ -55,9 +55,8 @@ def main() -> int:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
     facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports(), "allocator": allocator()}
     try:
-        results = carry_out(
-            settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, resume=options.resume, **facts
-        )
+        facts |= {"resume": options.resume, "again": to_resume()}
+        results = carry_out(settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, **facts)
     except report.ResultsError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The main job: what it trains, writes, keeps when it is interrupted, and goes on from."""
 
+import errno
 import importlib.util
 import io
 import json
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +22,11 @@ import jaxnorm
 from jaxnorm.__main__ import main as process_main
 from jaxnorm.experiments import compare as engine
 from jaxnorm.experiments import data as datasets
-from jaxnorm.experiments import data_sequences, report
+from jaxnorm.experiments import data_sequences, report, training
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
 from jaxnorm.experiments.tasks import TASKS
-from jaxnorm.experiments.training import Run, evaluate, train, watched
+from jaxnorm.experiments.training import Run, cross_entropy, evaluate, train, watched
 
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
 
@@ -125,6 +127,82 @@ def test_earlier_results_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["results-1.json", "results-2.json", "results.json"]
 
 
+def test_only_earlier_results_with_runs_are_kept_and_once(tmp_path):
+    console = Console(quiet=True)
+    runs = [{"norm": "none"}]
+    report.write(tmp_path, report.begin({}, tmp_path, console, resume=False))
+    report.write(tmp_path, report.begin({}, tmp_path, console, resume=False) | {"runs": runs})
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    same = report.read(tmp_path)
+    for _ in range(2):
+        report.begin({}, tmp_path, console, resume=False)
+        assert [path.name for path in tmp_path.glob("results-*")] == ["results-1.json"]
+        report.write(tmp_path, same)
+    (tmp_path / "results.json").write_text("of something else")
+    report.begin({}, tmp_path, console, resume=False)
+    assert (tmp_path / "results-2.json").read_text() == "of something else"
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_writer_that_fails_midway_leaves_the_old_results_whole(tmp_path, monkeypatch):
+    report.write(tmp_path, {"settings": {}, "runs": fake_runs()})
+    before = (tmp_path / "results.json").read_bytes()
+
+    def midway(path, text):
+        path.write_bytes(text[:10].encode())
+        full()
+
+    monkeypatch.setattr("pathlib.Path.write_text", midway)
+    with pytest.raises(report.ResultsError, match=r"results.json cannot be written \(No space left on device\)"):
+        report.write(tmp_path, {"settings": {}, "runs": []})
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+def test_a_picture_that_cannot_be_written_does_not_cost_the_table(tmp_path, monkeypatch, capsys):
+    def midway(figure, path, **_):
+        path.write_bytes(b"half")
+        full()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", midway)
+    assert main([*SMALL, "--norms", "none", "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "digits, dense, batch 32, 1 epoch, 1 seed" in shown.out
+    assert "Written" not in shown.out
+    message = f"jaxnorm: {tmp_path / 'curves.png'} cannot be written (No space left on device): make room, or pass another --out.\n"
+    assert shown.err == message
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.parametrize(
+    ("out", "file"), [("folder", "folder/axes.png"), ("name", "name.png"), ("new/", "new/axes.png"), ("a.SVG", "a.SVG")]
+)
+def test_the_picture_of_the_axes_is_where_it_is_said(out, file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert main(["axes", "--out", out]) == 0
+    assert capsys.readouterr().out == f"Written: {file}\n"
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")] == [file]
+    assert (tmp_path / file).read_bytes().startswith(b"<?xml" if out == "a.SVG" else b"\x89PNG")
+
+
+def test_what_goes_on_is_said_as_a_command(tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "train", interrupted)
+    out = str(tmp_path / "with space")
+    arguments = [*SMALL, "--norms", "none,layer", "--out", out]
+    told = f"Stopped. 0 of 2 runs are in {out}/results.json. This goes on:\njaxnorm {' '.join(arguments[:-1])} '{out}' --resume\n"
+    assert main(arguments) == 130
+    assert capsys.readouterr().out == told
+    assert main([*arguments, "--resume"]) == 130
+    assert capsys.readouterr().out == told
+
+
 def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
     command = [sys.executable, "-m", "jaxnorm", "compare", "--epochs", "1", "--batch-sizes", "64", "--seeds", "500", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}) as process:
@@ -139,7 +217,7 @@ def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "--resume goes on." in shown
+    assert shown.endswith(f". This goes on:\n{' '.join(command)} --resume\n")
     assert len(report.read(tmp_path)["runs"]) >= 1
 
 
@@ -180,6 +258,35 @@ def test_batch_statistics_are_those_of_the_test_batches():
     assert found["batch_test_accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
+def test_evaluation_does_not_depend_on_how_many_examples_are_evaluated_at_a_time(monkeypatch):
+    """Batches that divide the test set, batches that do not, and one that is larger than it."""
+    data, model = datasets.digits().first(10), LeNet("none")
+    data = replace(data, test_inputs=data.test_inputs[:60], test_labels=data.test_labels[:60])
+    params = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)["params"]
+    losses = cross_entropy(model.apply({"params": params}, data.test_inputs, evaluating=True), data.test_labels)
+    compute, shapes = training._outputs, []
+
+    def outputs(model, variables, inputs, evaluating):
+        shapes.append(len(inputs))
+        return compute(model, variables, inputs, evaluating)
+
+    monkeypatch.setattr(training, "_outputs", outputs)
+    for size in (20, 45, 64):
+        monkeypatch.setattr(training, "PREDICTED", size)
+        found = evaluate(Run("none", 8, 0), model, (params, {}), data)
+        assert found["test_loss"] == pytest.approx(float(losses.mean()), rel=1e-6)
+    assert shapes == [20, 20, 20, 45, 45, 60]  # at most as many as there are
+
+
+def test_batch_statistics_of_a_batch_larger_than_the_test_set_are_those_of_it_repeated():
+    data, model = datasets.digits().first(40), LeNet("batch")
+    data = replace(data, test_inputs=data.test_inputs[:20], test_labels=data.test_labels[:20])
+    variables = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)
+    state = variables["params"], variables["batch_stats"]
+    once, twice = (evaluate(Run("batch", size, 0), model, state, data) for size in (20, 40))
+    assert twice == pytest.approx(once, rel=1e-5)
+
+
 def test_digits_are_split_once_and_for_all():
     data = datasets.digits()
     assert (data.train_inputs.shape, data.test_inputs.shape) == ((1437, 20, 20, 1), (360, 20, 20, 1))
@@ -202,6 +309,44 @@ def test_mnist_is_read_from_the_folder_or_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXNORM_DATA", str(tmp_path))
     np.testing.assert_array_equal(datasets.mnist().test_inputs, data.test_inputs)
     assert main(["compare", "mnist", "--norms", "none", "--batch-sizes", "32", "--epochs", "1", "--out", str(tmp_path / "o")]) == 0
+
+
+def damaged(path, kind):
+    whole = path.read_bytes()
+    if kind == "text":
+        path.write_bytes(b"<html>not found</html>")
+    elif kind == "half":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "array":
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
+    elif kind == "flipped":
+        at = len(whole) // 3
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    elif kind == "compressed":
+        np.savez_compressed(path, **dict(np.load(path)))
+        whole = bytearray(path.read_bytes())
+        whole[400:600] = bytes(200)
+        path.write_bytes(whole)
+    else:
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("kind", ["text", "half", "array", "flipped", "compressed", "empty"])
+def test_a_damaged_file_is_told_in_one_line(kind, tmp_path, capsys):
+    write_mnist(tmp_path)
+    damaged(tmp_path / "mnist.npz", kind)
+    assert main(["compare", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
+    told = f"jaxnorm: {tmp_path}/mnist.npz is damaged or incomplete: delete it, and download it again.\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_file_of_objects_is_another_file(tmp_path, capsys):
+    """As Keras' imdb.npz is."""
+    np.savez(tmp_path / "mnist.npz", **dict.fromkeys(("x_train", "y_train", "x_test", "y_test"), np.array([[1], [2, 3]], object)))
+    assert main(["compare", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
+    told = "must hold arrays of numbers: x_train holds Python objects. Is it another file of that name?\n"
+    assert capsys.readouterr().err == f"jaxnorm: {tmp_path}/mnist.npz {told}"
 
 
 def test_without_a_network_mnist_says_what_to_do(monkeypatch, capsys, tmp_path):

@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from jaxnorm import __version__
 from jaxnorm.experiments import explain, figures, report, samples
@@ -15,41 +14,46 @@ from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
 from jaxnorm.experiments.models import CONV, PLACES
 from jaxnorm.experiments.picture import draw
+from jaxnorm.experiments.runs import to_resume
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import OPTIMIZERS
+from jaxnorm.interrupts import INTERRUPTED
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status: 0, 1 for missing data or results, 2 for wrong usage, 130 if interrupted."""
+    """Runs the command; returns its exit status.
+
+    That is 0, 1 for data that is missing or results that cannot be read or written, 2 for wrong usage, 130 if interrupted.
+    """
     options = _parser().parse_args(arguments)
     console = Console()
-    if options.command == "axes":
-        draw(options.out)
-        console.print(f"Written: {options.out}")
-        return 0
     try:
-        if options.command == "explain":
-            return _explain(options, console)
-        jobs = options.jobs or TASKS[options.data].jobs
-        results = compare(_settings(options), options.out, console, data_dir=options.data_dir, resume=options.resume, jobs=jobs)
+        written = {"axes": _axes, "explain": _explain, "compare": _compare}[options.command](options, console, to_resume(arguments))
     except (DataError, report.ResultsError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
-    console.print(report.table(results))
-    files = [report.RESULTS, *figures.pictures(results["settings"]), *samples.pictures(results)]
-    console.print(f"Written: {', '.join(str(options.out / file) for file in files)}")
+        return INTERRUPTED
+    console.print(f"Written: {', '.join(map(str, written))}")
     return 0
 
 
-def _explain(options: argparse.Namespace, console: Console) -> int:
+def _axes(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
+    draw(options.out)
+    return [options.out]
+
+
+def _compare(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
+    how = {"data_dir": options.data_dir, "resume": options.resume, "jobs": options.jobs or TASKS[options.data].jobs, "again": again}
+    results = compare(_settings(options), options.out, console, **how)
+    return [options.out / file for file in (report.RESULTS, *figures.pictures(results["settings"]), *samples.pictures(results))]
+
+
+def _explain(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
     given = {name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None}
-    results = explain.explain(explain.Settings(**given), options.out, console, data_dir=options.data_dir, resume=options.resume)
-    for paragraph in explain.words(results):
-        console.print(Markdown(paragraph), "")
-    console.print(f"Written: {options.out}")
-    return 0
+    how = {"data_dir": options.data_dir, "resume": options.resume, "again": again}
+    explain.explain(explain.Settings(**given), options.out, console, **how)
+    return [options.out]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
     _add_explain(commands)
     axes = commands.add_parser("axes", help="draw which elements each norm pools", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=Path, help="the picture")
+    axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=_picture, help="the picture")
     return parser
 
 
@@ -156,6 +160,18 @@ def _known(known):
         return tuple(map(_one_of("norm", known), _names(text)))
 
     return parse
+
+
+def _picture(text: str) -> Path:
+    """A picture's file: in a folder axes.png, and a .png where the name does not say what else."""
+    path = Path(text)
+    if path.is_dir() or text.endswith("/"):
+        return path / "axes.png"
+    if not path.suffix:
+        return path.with_name(path.name + ".png")
+    if path.suffix.lower() not in figures.formats():
+        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(figures.formats())}: got {text!r}.")
+    return path
 
 
 def _names(text: str) -> tuple[str, ...]:

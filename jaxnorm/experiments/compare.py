@@ -36,14 +36,23 @@ class Settings:
         return [Run(norm, size, seed, variant, *rest) for seed, variant, size, norm in choices if norm in known[variant]]
 
 
-def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, jobs: int = 1) -> dict:
-    """Trains what is not there yet, writing ``results.json`` after every run and the curves at the end.
+def compare(
+    settings: Settings,
+    out: Path,
+    console: Console,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    again: str = "--resume",
+) -> dict:
+    """Trains what is not there yet, writing ``results.json`` after every run; shows the table, and draws.
 
-    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do.
+    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do. ``again`` is the command that goes on.
 
     Raises:
       DataError: the data cannot be had.
-      ResultsError: there is nothing to resume, or it was made with other settings.
+      ResultsError: there is nothing to resume, or it was made with other settings, or something cannot be written.
       KeyboardInterrupt: after a word on how to go on.
     """
     task = TASKS[settings.data]
@@ -59,7 +68,8 @@ def compare(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     def told(found: dict) -> str:
         return report.told(found["epochs"][-1])
 
-    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, jobs=jobs, loss=task.unit)
+    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, jobs=jobs, again=again, loss=task.unit)
+    console.print(report.table(results))
     figures.plot(out, results)
     samples.plot(out, results, data)
     return results

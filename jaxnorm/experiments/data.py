@@ -3,6 +3,7 @@
 import os
 import warnings
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,12 +134,25 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise DataError(f"there is no file {path}: put {path.name} there, or pass --data-dir the folder that holds it.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
+        with path.open("rb") as file, zipfile.ZipFile(file):  # NumPy would take something else for a pickle
+            pass
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _array(path, arrays, name) for name in names}
     except KeyError as error:
         raise DataError(f"{path} must hold the arrays {', '.join(names)}: {error.args[0]}. Is it another file of that name?") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as an .npz file ({error}): download it again.") from None
+    except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        raise DataError(f"{path} is damaged or incomplete: delete it, and download it again.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}): let it be read, or download it again.") from None
+
+
+def _array(path: Path, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    try:
+        return arrays[name]
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise
+    raise DataError(f"{path} must hold arrays of numbers: {name} holds Python objects. Is it another file of that name?")
 
 
 def _fetch_mnist() -> tuple[np.ndarray, np.ndarray]:

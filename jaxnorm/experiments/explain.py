@@ -7,8 +7,9 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
+from rich.markdown import Markdown
 
-from jaxnorm.experiments import explain_figures, probes
+from jaxnorm.experiments import explain_figures, probes, report
 from jaxnorm.experiments.data import Dataset
 from jaxnorm.experiments.models import LeNet
 from jaxnorm.experiments.probes import FACTORS, REACH
@@ -49,12 +50,16 @@ class Settings:
         return result
 
 
-def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False) -> dict:
-    """Measures what is not there yet, writing ``results.json`` after every run, and pictures and words at the end.
+def explain(
+    settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, again: str = "--resume"
+) -> dict:
+    """Measures what is not there yet, writing ``results.json`` after every run; shows and writes words, and draws.
+
+    ``again`` is the command that goes on.
 
     Raises:
       DataError: the data cannot be had.
-      ResultsError: there is nothing to resume, or it was made with other settings.
+      ResultsError: there is nothing to resume, or it was made with other settings, or something cannot be written.
       KeyboardInterrupt: after a word on how to go on.
     """
     data = TASKS[settings.data].load(data_dir).with_batches_of(max(settings.batch_size, *settings.blend_batch_sizes))
@@ -62,9 +67,12 @@ def explain(settings: Settings, out: Path, console: Console, *, data_dir: str | 
     def measure(run: Run, on_progress: OnProgress) -> dict:
         return _measured(run, data, settings.snapshots, on_progress)
 
-    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume)
+    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume, again=again)
+    paragraphs = words(results)
+    for paragraph in paragraphs:
+        console.print(Markdown(paragraph), "")
+    report.put(out / EXPLANATION, lambda path: path.write_text("\n\n".join(paragraphs) + "\n"))
     explain_figures.plot(out, results)
-    (out / EXPLANATION).write_text("\n\n".join(words(results)) + "\n")
     return results
 
 

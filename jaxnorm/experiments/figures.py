@@ -5,7 +5,7 @@ from textwrap import fill
 
 import numpy as np
 
-from jaxnorm.experiments.report import described, groups
+from jaxnorm.experiments.report import described, groups, put
 
 CURVES, SIZES = "curves.png", "batch_sizes.png"
 LETTERS = 10  # of a title, that an inch has room for
@@ -123,7 +123,20 @@ def logarithmic(axes) -> None:
 
 
 def save(figure, path: Path, title: str, dpi: int = 110) -> None:
+    """Writes a picture, in the format that its name ends in.
+
+    Raises:
+      ResultsError: it cannot be written.
+    """
     figure.suptitle(fill(title, int(LETTERS * figure.get_figwidth())))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=dpi)
-    pyplot().close(figure)
+    try:
+        put(path, lambda part: figure.savefig(part, dpi=dpi, format=path.suffix[1:]))
+    finally:
+        pyplot().close(figure)
+
+
+def formats() -> list[str]:
+    """What the names of pictures may end in."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    return sorted(f".{name}" for name in FigureCanvasBase.filetypes if name != "pgf")  # which takes LaTeX

@@ -1,10 +1,12 @@
 """What is shown and written: results.json, the table, the learning curves."""
 
+import errno
 import json
 import math
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -47,18 +49,32 @@ def _processor() -> str:
 
 
 def write(folder: Path, results: dict) -> None:
-    """Writes ``results.json`` at once: a reader sees the old file or the new one.
+    """Writes ``results.json``.
 
     Raises:
-      ResultsError: the folder cannot be written.
+      ResultsError: it cannot be written.
     """
-    part = folder / (RESULTS + ".part")
+    text = json.dumps(_plain(results), separators=(",", ":")) + "\n"
+    put(folder / RESULTS, lambda path: path.write_text(text))
+
+
+def put(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file at once: a reader sees the old one or the new one, and nothing is left of one that fails.
+
+    Raises:
+      ResultsError: it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(_plain(results), separators=(",", ":")) + "\n")
-        part.replace(folder / RESULTS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(part)
+        part.replace(path)
     except OSError as error:
-        raise ResultsError(f"results cannot be written to {folder} ({error}): pass another --out.") from None
+        remedy = "make room, or pass" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "pass"
+        raise ResultsError(f"{path} cannot be written ({error.strerror or error}): {remedy} another --out.") from None
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def read(folder: Path) -> dict:
@@ -99,12 +115,30 @@ def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts)
 
 
 def keep_earlier(folder: Path) -> Path | None:
-    """Moves earlier results out of the way; returns where they are now."""
+    """Moves earlier results out of the way, unless they have no runs or are kept already; returns where they are now.
+
+    Raises:
+      ResultsError: they cannot be moved.
+    """
     path = folder / RESULTS
-    if not path.exists():
+    if not path.exists() or _without_runs(folder):
         return None
-    number = next(n for n in range(1, 10_000) if not (folder / f"results-{n}.json").exists())
-    return path.rename(folder / f"results-{number}.json")
+    try:
+        number = 1
+        while (kept := folder / f"results-{number}.json").exists():
+            if kept.read_bytes() == path.read_bytes():
+                return kept
+            number += 1
+        return path.rename(kept)
+    except OSError as error:
+        raise ResultsError(f"the earlier {path} cannot be kept ({error.strerror or error}): pass another --out.") from None
+
+
+def _without_runs(folder: Path) -> bool:
+    try:
+        return not read(folder)["runs"]
+    except ResultsError:  # something else, which is kept
+        return False
 
 
 def table(results: dict) -> Table:

@@ -1,8 +1,11 @@
 """Runs made some at a time and kept as they finish: interrupted, they go on where they were."""
 
+import shlex
+import shutil
 import signal
+import sys
 from bisect import insort
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -29,12 +32,14 @@ def carry_out(
     *,
     resume: bool,
     jobs: int = 1,
+    again: str = "--resume",
     **facts,
 ) -> dict:
     """Measures the runs of ``settings`` that are not in ``results.json`` yet, ``jobs`` at a time, and writes it after each.
 
     ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes ``key`` and the order
-    of the results; ``told`` says in a line what was found; ``facts`` stand in the results beside the settings.
+    of the results; ``told`` says in a line what was found; ``again`` is the command that goes on; ``facts`` stand in the
+    results beside the settings.
 
     Raises:
       ResultsError: there is nothing to resume, or it was made with other settings.
@@ -60,7 +65,8 @@ def carry_out(
                 if not console.is_terminal:
                     console.print(f"{name}: {told(found)}")
     except KeyboardInterrupt:
-        console.print(f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}; --resume goes on.")
+        stopped = f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}. This goes on:"
+        console.print(f"{stopped}\n{again}", soft_wrap=True, markup=False, highlight=False)  # to be copied
         raise
     return report.read(out)
 
@@ -114,6 +120,16 @@ def _measured(todo: Mapping[str, Any], measure: Callable, progress: Progress, jo
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)  # the others end at their next step, which may have to be compiled
+
+
+def to_resume(arguments: Sequence[str] | None = None) -> str:
+    """The command line that goes on with what this one did: ``jaxnorm`` with the arguments, or that of the process."""
+    if arguments is None:
+        script = [Path(sys.argv[0]).name if shutil.which(Path(sys.argv[0]).name) == sys.argv[0] else sys.argv[0], *sys.argv[1:]]
+        words = sys.orig_argv if Path(sys.argv[0]).name == "__main__.py" else script
+    else:
+        words = ["jaxnorm", *arguments]
+    return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
 
 def _named(identity: dict) -> str:
