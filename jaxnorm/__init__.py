@@ -4,11 +4,10 @@ from importlib import import_module
 
 import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, through JAX)
 from jaxnorm import recurrent
-from jaxnorm.moments import Moments, merge, moments
-from jaxnorm.normalize import normalize, standardize
+from jaxnorm.normalization import normalize, standardize
 from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from jaxnorm.running import ema
 from jaxnorm.sets import AxisGroups
+from jaxnorm.statistics import Moments, ema, merge, moments
 from jaxnorm.switchable import switchable_norm
 from jaxnorm.weights import spectral_norm, weight_norm
 

@@ -5,15 +5,15 @@ from functools import reduce
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks
+from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.moments import Moments
+from jaxnorm.statistics import Moments
 
 
 def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params) -> list[jax.Array | None]:
     """Parameters of the shape of the feature axes, reshaped to broadcast against ``shape``."""
-    return [None if value is None else _align(name, checks.floating(value, name), shape, features) for name, value in params.items()]
+    return [None if value is None else _align(name, validation.floating(value, name), shape, features) for name, value in params.items()]
 
 
 def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[int, ...]) -> jax.Array:

@@ -10,12 +10,12 @@ wherever those stand; leading axes before it are the first other axes of ``x`` (
 
 import jax
 
-from jaxnorm import checks
+from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.moments import Moments
-from jaxnorm.normalize import fused, fused_with_moments, make_rule, normalize, standardize
+from jaxnorm.normalization import fused, fused_with_moments, make_rule, normalize, standardize
 from jaxnorm.sets import Sets
+from jaxnorm.statistics import Moments
 
 
 def batch_norm(
@@ -61,7 +61,7 @@ def batch_norm(
     >>> y.tolist(), batch.mean.tolist()
     ([[-1.0, -1.0], [1.0, 1.0]], [[2.0, 4.0]])
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     pooled = other_axes(features, x.ndim)
     if not pooled and axis_name is None:
@@ -84,7 +84,7 @@ def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name,
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     sets = Sets(unsplit(x.shape, pooled), axis_name)
     rule = make_rule(x, epsilon, dtype=dtype, full_range=full_range)
-    return sets, rule, x, checks.mask(where, x.shape), scale, bias, implementation
+    return sets, rule, x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:
@@ -143,7 +143,7 @@ def layer_norm(
     >>> jn.layer_norm(jnp.array([[1.0, 3.0]]), scale=jnp.array([1.0, 2.0]), epsilon=0.0).tolist()
     [[-1.0, 2.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     pooled = resolve(axes, x.shape).axes
     scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
@@ -191,7 +191,7 @@ def rms_norm(
     >>> jn.rms_norm(jnp.array([[3.0, -3.0]]), epsilon=0.0).tolist()
     [[1.0, -1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     pooled = resolve(axes, x.shape).axes
     scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
@@ -237,7 +237,7 @@ def instance_norm(
     >>> jn.instance_norm(jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]]), epsilon=0.0)[..., 0].tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
     return by_feature(x, features, pooled, scale=scale, bias=bias, implementation=implementation, **options)
@@ -288,7 +288,7 @@ def group_norm(
     >>> jn.group_norm(jnp.array([[1.0, 3.0, 10.0, 30.0]]), 2, epsilon=0.0).tolist()
     [[-1.0, 1.0, -1.0, 1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     if len(features) != 1 or (features[0] == 0 and x.ndim > 1):
         raise ValueError(

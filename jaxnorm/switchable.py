@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks, kernels
+from jaxnorm import kernels, validation
 from jaxnorm.application import Rule
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.features import aligned, like_batch, spatial_axes
 from jaxnorm.frame import make_frame
 from jaxnorm.loops import divide, hold
-from jaxnorm.moments import Moments, assemble, into_frame
-from jaxnorm.normalize import make_rule, own_statistics
+from jaxnorm.normalization import make_rule, own_statistics
 from jaxnorm.sets import Sets
+from jaxnorm.statistics import Moments, assemble, into_frame
 
 
 def switchable_norm(
@@ -69,15 +69,15 @@ def switchable_norm(
     >>> jn.switchable_norm(x, instance_only, instance_only, epsilon=0.0)[0][..., 0].tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     features, spatial = spatial_axes(x.shape, feature_axes, "switchable norm")
-    logits = [checks.floating(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
+    logits = [validation.floating(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
     for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
         if value.shape != (3,):
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    where = checks.mask(where, x.shape)
-    rule = make_rule(x, checks.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype, full_range=full_range)
+    where = validation.mask(where, x.shape)
+    rule = make_rule(x, validation.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype, full_range=full_range)
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)

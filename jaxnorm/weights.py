@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm import checks
+from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import aligned
-from jaxnorm.normalize import fused, make_rule
+from jaxnorm.normalization import fused, make_rule
 from jaxnorm.sets import Sets
 
 
@@ -35,7 +35,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     >>> jn.weight_norm(jnp.array([[3.0], [4.0]]), jnp.array([5.0])).round(5).tolist()
     [[3.0], [4.0]]
     """
-    kernel = checks.floating(kernel, "kernel")
+    kernel = validation.floating(kernel, "kernel")
     features = kernel_features(feature_axes, kernel.ndim)
     sets = Sets(unsplit(kernel.shape, other_axes(features, kernel.ndim)), centered=False)
     size = max(sets.pooling.size, 1)
@@ -44,7 +44,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    return fused(sets, make_rule(kernel, checks.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)
+    return fused(sets, make_rule(kernel, validation.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)
 
 
 def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ def spectral_norm(
     >>> round(float(sigma), 5)
     3.0
     """
-    kernel = checks.floating(kernel, "kernel")
+    kernel = validation.floating(kernel, "kernel")
     if kernel.ndim < 2:
         raise ValueError(f"kernel must have rank 2 or more: got shape {kernel.shape}.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:

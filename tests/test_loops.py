@@ -1,7 +1,6 @@
 """What is done for the sake of XLA's loops on a CPU, and changes no result."""
 
 from functools import partial
-from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from test_accuracy import B32, HARD, check
 
 import jaxnorm as jn
+from jaxnorm import normalization
 from jaxnorm.loops import add_up
 
 
@@ -22,7 +22,7 @@ def one_device():
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-        patch.setattr(import_module("jaxnorm.normalize"), "known", lambda x: True)  # the package's attribute is the function
+        patch.setattr(normalization, "known", lambda x: True)
         yield
     jax.clear_caches()
 
@@ -68,7 +68,7 @@ def test_the_last_axes_are_pooled_as_one(name, given, one_device, monkeypatch):
     step = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))
     assert f"reduce_sum[axes={axes} " in str(jax.make_jaxpr(step)(x, learned))
     found = step(x, learned)
-    monkeypatch.setattr(import_module("jaxnorm.normalize"), "known", lambda x: False)
+    monkeypatch.setattr(normalization, "known", lambda x: False)
     jax.clear_caches()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(step(x, learned)), strict=True):
         assert a.shape == b.shape

@@ -10,10 +10,9 @@ from flax import linen as nn
 
 from jaxnorm import linen as jn
 from jaxnorm import recurrent
-from jaxnorm.moments import Moments
 from jaxnorm.recurrent.parameters import make_cell
 from jaxnorm.recurrent.statistics import normalized_widths
-from jaxnorm.running import ema
+from jaxnorm.statistics import Moments, ema
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
 # What layers and cells are told; scale is the initial gain, 1 where nothing is said, for recurrent batch norm 0.1.

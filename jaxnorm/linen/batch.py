@@ -10,9 +10,8 @@ from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.linen.layers import across, operands
-from jaxnorm.moments import Moments
 from jaxnorm.norms import by_feature_with_moments, with_running
-from jaxnorm.running import ema
+from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
 
 

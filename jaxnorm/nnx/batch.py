@@ -10,10 +10,9 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.moments import Moments
 from jaxnorm.nnx.layers import NO_METADATA, Affine, Metadata
 from jaxnorm.norms import by_feature_with_moments, with_running
-from jaxnorm.running import ema
+from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks, kernels
+from jaxnorm import kernels, validation
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import promoted
 from jaxnorm.recurrent import scan
@@ -54,7 +54,7 @@ def _network(documented: Callable[[], None]):
         implementation: str | None = None,
     ):
         cell = make_cell(documented.__name__, norm, placement, epsilon)
-        x = checks.floating(x)
+        x = validation.floating(x)
         layout = make_layout(x, time_major, reverse)
         params = checked(cell, params, x.shape[-1])
         dtype = compute_dtype(promoted(None, x, *params.values()))
@@ -165,7 +165,7 @@ def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", 
 
 def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
     """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
-    cell, x = make_cell(name, norm, placement, epsilon), checks.floating(x)
+    cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     layout = Layout(x.shape[:-1], 1, True, False)

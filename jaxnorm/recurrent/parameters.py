@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
 
-from jaxnorm import checks
+from jaxnorm import validation
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
@@ -24,7 +24,7 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
         raise ValueError(f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got {placement!r}.")
     if norm == "batch" and placement != "ba2016":
         raise ValueError(f"recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: got {placement!r}.")
-    return kind(norm, placement, checks.static_epsilon(epsilon))
+    return kind(norm, placement, validation.static_epsilon(epsilon))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str
     """The parameters as arrays, of the names and shapes that the cell takes."""
     if not isinstance(params, Mapping):
         raise TypeError(f"params must be a dict, as init_{cell.name} makes it: got {type(params).__name__}.")
-    arrays = {name: checks.floating(value, name) for name, value in params.items() if value is not None}
+    arrays = {name: validation.floating(value, name) for name, value in params.items() if value is not None}
     for name in ("input_kernel", "recurrent_kernel"):
         if name not in arrays or arrays[name].ndim != 2:
             raise ValueError(f"params must hold a matrix {name}: got {_shapes(arrays)}. Make them with init_{cell.name}.")

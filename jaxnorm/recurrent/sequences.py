@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxnorm import checks
+from jaxnorm import validation
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
         raise TypeError(f"lengths must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
         raise ValueError(f"lengths must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
-    checks.values(lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x")
+    validation.values(lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x")
     within = jnp.arange(layout.time).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
     within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
     return within if mask is None else mask & within
@@ -96,7 +96,7 @@ def start_state(names: tuple[str, ...], layout: Layout, features: tuple[int, ...
         raise TypeError(f"initial must be the pair ({', '.join(names)}): got {type(initial).__name__}.")
     result = []
     for name, part, width in zip(names, parts, features, strict=True):
-        part = checks.floating(part, f"initial {name}")
+        part = validation.floating(part, f"initial {name}")
         if part.shape != (*layout.batch, width):
             raise ValueError(f"initial {name} must have shape {(*layout.batch, width)}: got {part.shape}.")
         result.append(part.astype(dtype).reshape(size, width))
@@ -107,7 +107,7 @@ def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
     rates = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout,) * len(names)
     if len(rates) != len(names):
         raise ValueError(f"zoneout must be one rate, or one for each of {', '.join(names)}: got {zoneout!r}.")
-    return tuple(checks.rate("zoneout", rate) for rate in rates)
+    return tuple(validation.rate("zoneout", rate) for rate in rates)
 
 
 def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm import checks
-from jaxnorm.moments import Moments, moments
+from jaxnorm import validation
 from jaxnorm.recurrent.cells import Cell, Steps, product
 from jaxnorm.recurrent.scan import before
 from jaxnorm.recurrent.sequences import Layout
+from jaxnorm.statistics import Moments, moments
 
 Running = Mapping[str, Moments]
 
@@ -34,10 +34,10 @@ def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, r
     for name, value in running.items():
         if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
             raise ValueError(f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}.")
-        checks.variance(value.var)
+        validation.variance(value.var)
     steps = next(iter(running.values())).mean.shape[0]
     if longer == "raise" and lengths is not None:
-        checks.values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
+        validation.values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
     elif longer == "raise" and layout.time > steps:
         raise ValueError(
             f"sequences must have at most the {steps} steps of running: got {layout.time}. longer='last' uses the last step's."

@@ -6,15 +6,15 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import checks, kernels
+from jaxnorm import kernels, validation
 from jaxnorm.application import Inputs, Residuals, Rule, apply, own, shared_axes, tangent
 from jaxnorm.axes import Axes, Pooling, number, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.frame import Frame, Stats, estimate, make_frame, nothing_saved
 from jaxnorm.kernels.placement import known, sharded
 from jaxnorm.loops import SMALL
-from jaxnorm.moments import Moments, assemble, moments_of
 from jaxnorm.sets import Sets
+from jaxnorm.statistics import Moments, assemble, moments_of
 
 SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
 WIDE = 256  # from it on, the arithmetic on the statistics of a row does not show beside that on its elements
@@ -61,12 +61,12 @@ def normalize(
     >>> jn.normalize(x, jn.moments(x, "n [c]"), epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
-    checks.variance(moments.var)
+    validation.variance(moments.var)
     rule = make_rule(x, epsilon, correction, epsilon_in, dtype)
-    where = checks.mask(where, x.shape)
+    where = validation.mask(where, x.shape)
     blocks = _blocks(moments, x.shape)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     rule, moments = _static(rule, moments)
@@ -127,9 +127,9 @@ def standardize(
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    x = checks.floating(x)
+    x = validation.floating(x)
     pooling = resolve(axes, x.shape, sizes)
-    where = checks.mask(where, x.shape)
+    where = validation.mask(where, x.shape)
     rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     sets = Sets(pooling, axis_name, bool(centered))
@@ -173,8 +173,8 @@ def _chosen(implementation, sets, rule, x, where, scale, bias):
 
 
 def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, full_range=False) -> Rule:
-    dtype = checks.output_dtype(dtype, x)
-    rule = Rule(checks.epsilon(epsilon), checks.correction(correction), checks.epsilon_in(epsilon_in), dtype, bool(full_range))
+    dtype = validation.output_dtype(dtype, x)
+    rule = Rule(validation.epsilon(epsilon), validation.correction(correction), validation.epsilon_in(epsilon_in), dtype, bool(full_range))
     if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std"):
         raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
     return rule
@@ -183,8 +183,8 @@ def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=
 def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     if value is None:
         return None
-    value = checks.floating(value, name)
-    checks.fits(name, value.shape, shape)
+    value = validation.floating(value, name)
+    validation.fits(name, value.shape, shape)
     return value
 
 
@@ -194,7 +194,7 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     padded = (1,) * (len(shape) - len(given)) + given
     divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
     if not divides:
-        checks.fits("moments", given, shape)
+        validation.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
     return Pooling(shape, parts, ())
 
