@@ -1,6 +1,7 @@
 """Building the CPU kernels, with scripts for compilers."""
 
 import fcntl
+import json
 import os
 import re
 import time
@@ -51,7 +52,7 @@ def test_building(tmp_path, monkeypatch, capsys):
     with pytest.raises(build.BuildError, match="false: failed"):
         build.build(tmp_path)
     with pytest.raises(build.BuildError, match="cannot be written"):
-        build.build(tmp_path / "missing")
+        build.build(Path("/dev/null/missing"))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("sys.argv", ["jaxnorm.kernels", "--force"])
     assert main() == 1
@@ -84,9 +85,38 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
     assert main(["--force"], folder) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f"Built: {path}",
-        "Removed: 2 older libraries, of other sources, JAX releases or processors",
+        "Removed: 2 older libraries, of other sources or long unused",
     ]
     assert names(folder) == sorted([path.name, path.with_suffix(".json").name, "building-site", *kept])
+
+
+def test_libraries_of_other_environments_stay_while_they_are_used(folder, compiler):
+    path = build.build(folder)
+    facts = json.loads(path.with_suffix(".json").read_text())
+    days = {"jaxlib": 29, "features": 29, "machine": 31, "sources": 0, "flags": 0}  # which of the facts is another, unused for so long
+    for number, (name, age) in enumerate(days.items()):
+        other = folder / f"cpu-{number:016x}.so"
+        other.touch()
+        other.with_suffix(".json").write_text(json.dumps(facts | {name: "another"}))
+        os.utime(other, (time.time() - age * 86400,) * 2)
+    build.build(folder, force=True)
+    kept = [folder / "cpu-0000000000000000.so", folder / "cpu-0000000000000001.so", path]
+    assert names(folder) == sorted(file.name for library in kept for file in (library, library.with_suffix(".json")))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [("/some/cache", "/some/cache/jaxnorm"), ("", "HOME/.cache/jaxnorm"), ("cache", "HOME/.cache/jaxnorm")]
+)
+def test_libraries_lie_in_the_cache_of_the_user(given, found, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert str(libraries.cache()) == found.replace("HOME", str(tmp_path))
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path, compiler, capsys):
+    assert main(["--status"], tmp_path / "a" / "b") == 1
+    assert f"never built in {tmp_path / 'a' / 'b'}" in capsys.readouterr().out
+    assert build.build(tmp_path / "a" / "b").exists()
 
 
 def test_what_is_damaged_is_not_up_to_date(folder, compiler):
@@ -144,8 +174,8 @@ def test_a_folder_that_cannot_be_written(folder, compiler, monkeypatch, capsys):
     monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
     assert main([], folder) == 1
     assert capsys.readouterr().err == (
-        f"jaxnorm: the kernels' folder {folder} cannot be written (Permission denied). Build as who may write there, or install "
-        "jaxnorm in an environment of your own.\n"
+        f"jaxnorm: the kernels' folder {folder} cannot be written (Permission denied). Name another cache "
+        "in XDG_CACHE_HOME, for the build and wherever they are to be used.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Building the CPU kernels: a shared library beside the source, for this CPU and JAX."""
+"""Building the CPU kernels: a shared library in the user's cache, for this CPU and JAX."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from jaxnorm.kernels.libraries import FLAGS, FOLDER, SOURCES, DamagedError, check_file, functions, library, others, write_check
+from jaxnorm.kernels.libraries import FLAGS, FOLDER, SOURCES, DamagedError, check_file, functions, library, others, outdated, write_check
 
 COMPILERS = ("c++", "g++", "clang++")
 PREFIX = "building-"  # of the folders in which libraries are built, and which killed builds leave behind
@@ -31,8 +31,8 @@ class _CompilerError(Exception):
 def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda line: None) -> Path:
     """Compiles the kernels with $CXX, or the first compiler found; returns the library.
 
-    Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other sources, JAX releases and
-    processors are removed from the folder.
+    Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other sources are removed from the
+    folder, and those for other JAX releases and processors that have not been used for a month.
 
     Args:
       force: compiles in any case.
@@ -43,6 +43,7 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
     """
     target = library(folder)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with _alone(folder, tell):
             if not force and _whole(target):
                 tell(f"Up to date: {target}")
@@ -63,8 +64,8 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
         raise
     except OSError as error:
         raise BuildError(
-            f"the kernels' folder {folder} cannot be written ({error.strerror}). Build as who may write there, or install "
-            "jaxnorm in an environment of your own."
+            f"the kernels' folder {folder} cannot be written ({error.strerror}). Name another cache "
+            "in XDG_CACHE_HOME, for the build and wherever they are to be used."
         ) from None
 
 
@@ -103,14 +104,14 @@ def _alone(folder: Path, tell: Tell) -> Iterator[None]:
 
 def _remove_others(folder: Path, tell: Tell) -> None:
     removed = 0
-    for path in others(folder):
+    for path in list(filter(outdated, others(folder))):
         try:
             path.unlink()
         except OSError:  # not ours to remove
             continue
         removed += path.suffix == ".so"
     if removed:
-        tell(f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, of other sources, JAX releases or processors")
+        tell(f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, of other sources or long unused")
 
 
 def _by_any_compiler(target: Path, tell: Tell) -> None:

@@ -7,8 +7,11 @@ tells too what the library was built of and for.
 import ctypes
 import hashlib
 import json
+import os
 import platform
 import re
+import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,7 @@ from typing import Any
 import jax
 import jaxlib
 
-FOLDER = Path(__file__).parent
-SOURCES, HEADERS = (sorted(FOLDER.glob(f"*.{kind}")) for kind in ("cc", "h"))
+SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in ("cc", "h"))
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS += " -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
@@ -25,6 +27,16 @@ KINDS = ("Forward", "Statistics", "Backward", "SwitchableForward", "SwitchableSt
 KERNELS = tuple(f"Jaxnorm{kind}" for kind in (*KINDS, "LstmForward", "LstmBackward"))
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
+UNUSED = 30 * 24 * 3600  # seconds after which a library for another jaxlib or processor, that no program has loaded, may go
+
+
+def cache() -> Path:
+    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path("~/.cache").expanduser()) / "jaxnorm"
+
+
+FOLDER = cache()
 
 
 class DamagedError(Exception):
@@ -119,20 +131,32 @@ def fault(path: Path) -> str | None:
 
 @lru_cache
 def load(path: Path) -> None:
-    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none.
+    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Its time tells that it is used.
 
     Raises:
       DamagedError: as :func:`functions`.
     """
     for name, function in functions(path).items():
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
+    with suppress(OSError):
+        os.utime(path)
 
 
 def others(folder: Path) -> list[Path]:
     """Libraries of other facts, and check files of such, the newest first."""
     own = library(folder)
-    found = (path for path in folder.iterdir() if NAME.fullmatch(path.name) and path.stem != own.stem and path.is_file())
+    found = (path for path in folder.glob("cpu-*") if NAME.fullmatch(path.name) and path.stem != own.stem and path.is_file())
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def outdated(path: Path) -> bool:
+    """Whether another library, or check file, may go: of other sources for this jaxlib and processor, unreadable, or long unused."""
+    try:
+        there = json.loads(check_file(path).read_text())
+        own = all(there[name] == facts()[name] for name in ("jaxlib", "machine", "features"))
+        return own or time.time() - path.with_suffix(".so").stat().st_mtime > UNUSED
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def purpose(path: Path) -> str:
