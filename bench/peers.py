@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxnorm as jn
-from jaxnorm import kernels
+from jaxnorm.engine import plan
 
 EPSILON = 1e-5
 GROUPS = 32
@@ -39,7 +39,7 @@ def ours_by(implementation: str) -> Norms:
 
     def by(norm):
         def call(*arguments):
-            with kernels.wished(implementation):
+            with plan.wished(implementation):
                 return norm(*arguments)
 
         return call

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, through JAX)
 from jaxnorm import recurrent
-from jaxnorm.normalization import normalize, standardize
+from jaxnorm.normalization import normalize, plan, standardize
 from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from jaxnorm.sets import AxisGroups
 from jaxnorm.statistics import Moments, ema, merge, moments
@@ -23,6 +23,7 @@ __all__ = [
     "merge",
     "moments",
     "normalize",
+    "plan",
     "recurrent",
     "rms_norm",
     "spectral_norm",

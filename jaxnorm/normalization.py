@@ -2,23 +2,21 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import kernels, validation
-from jaxnorm.application import Inputs, Residuals, Rule, apply, own, shared_axes, tangent
+from jaxnorm import validation
+from jaxnorm.application import Rule, apply, own, shared_axes
 from jaxnorm.axes import Axes, Pooling, number, resolve
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.frame import Frame, Stats, estimate, make_frame, nothing_saved
+from jaxnorm.engine.derivatives import own_statistics
+from jaxnorm.engine.plan import IMPLEMENTATIONS, Plan, select
+from jaxnorm.frame import Frame, make_frame, nothing_saved
 from jaxnorm.kernels.placement import known, sharded
-from jaxnorm.loops import SMALL
 from jaxnorm.sets import Sets
 from jaxnorm.statistics import Moments, assemble, moments_of
-
-SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
-WIDE = 256  # from it on, the arithmetic on the statistics of a row does not show beside that on its elements
-LARGE = 1 << 22  # elements
 
 
 def normalize(
@@ -127,33 +125,96 @@ def standardize(
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
+    validated = _validated(
+        x,
+        axes,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        centered=centered,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        axis_name=axis_name,
+        full_range=full_range,
+        dtype=dtype,
+        **sizes,
+    )
+    return fused(*validated, implementation=implementation)
+
+
+def plan(x: jax.Array, /, axes: Axes, *, implementation: str | None = None, **options) -> Plan:
+    """Which implementation :func:`standardize` would run for these arguments, and why it would not run the others.
+
+    Args:
+      x: as for :func:`standardize`, as are the axes and all options.
+      axes: the pooled axes.
+      implementation: None chooses.
+      **options: the other options of :func:`standardize`, and the sizes of a pattern.
+
+    Returns:
+      A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for each other name.
+
+    Raises:
+      TypeError: as :func:`standardize`.
+      ValueError: as :func:`standardize`; an implementation that cannot take these arguments.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> jn.plan(jnp.ones((4, 3)), "n [c]", implementation="xla")
+    xla
+      not native: implementation='xla' is asked for
+    """
+    return _selected(implementation, *_validated(x, axes, **options))
+
+
+def _validated(
+    x,
+    axes,
+    *,
+    scale=None,
+    bias=None,
+    epsilon=1e-5,
+    where=None,
+    centered=True,
+    correction=0,
+    epsilon_in="var",
+    axis_name=None,
+    full_range=False,
+    dtype=None,
+    **sizes,
+) -> tuple[Sets, Rule, jax.Array, Any, Any, Any]:
+    """Sets, rule, x, where, scale and bias."""
     x = validation.floating(x)
-    pooling = resolve(axes, x.shape, sizes)
+    sets = Sets(resolve(axes, x.shape, sizes), axis_name, bool(centered))
     where = validation.mask(where, x.shape)
     rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    sets = Sets(pooling, axis_name, bool(centered))
-    return fused(sets, rule, x, where, scale, bias, implementation)
+    return sets, rule, x, where, scale, bias
 
 
 def fused(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
-    """The output, of arguments that have been checked."""
-    if isinstance(rule.epsilon, jax.core.Tracer):
-        return _in_two_steps(sets, rule, x, where, scale, bias, implementation)[0]
-    return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias))[0]
+    """The output, of arguments that have been validated."""
+    return _run(sets, rule, x, where, scale, bias, implementation, moments=False)[0]
 
 
 def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> tuple[jax.Array, Moments]:
-    """Output and Moments, of arguments that have been checked."""
+    """Output and Moments, of arguments that have been validated."""
+    return _run(sets, rule, x, where, scale, bias, implementation, moments=True)
+
+
+def _run(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None, *, moments: bool) -> tuple:
+    selected = _selected(implementation, sets, rule, x, where, scale, bias).implementation
     if isinstance(rule.epsilon, jax.core.Tracer):
-        return _in_two_steps(sets, rule, x, where, scale, bias, implementation)
-    return _fused(*_chosen(implementation, sets, rule, x, where, scale, bias), moments=True)
+        return _in_two_steps(sets, rule, x, where, scale, bias)
+    return _fused(sets, rule, selected, x, where, scale, bias, moments=moments)
 
 
-def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None) -> tuple[jax.Array, Moments]:
+def _selected(implementation: str | None, sets: Sets, rule: Rule, x, where, scale, bias) -> Plan:
+    return select(implementation, IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
+
+
+def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
     """The same where epsilon is traced."""
-    if rule.full_range or implementation == "native":
-        raise TypeError("epsilon must be a static number with full_range and implementation='native': got a traced value.")
     found = moments_of(sets, x, where)
     rule, spread = _static(rule, found)
     return _normalize(rule, _blocks(found, x.shape), x, spread, where, scale, bias), found
@@ -167,16 +228,11 @@ def _static(rule: Rule, moments: Moments) -> tuple[Rule, Moments]:
     return replace(rule, epsilon=0.0), replace(moments, var=var + rule.epsilon.astype(var.dtype))
 
 
-def _chosen(implementation, sets, rule, x, where, scale, bias):
-    found = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
-    return sets, rule, found, x, where, scale, bias
-
-
 def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, full_range=False) -> Rule:
     dtype = validation.output_dtype(dtype, x)
     rule = Rule(validation.epsilon(epsilon), validation.correction(correction), validation.epsilon_in(epsilon_in), dtype, bool(full_range))
-    if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std"):
-        raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
+    if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std" or rule.full_range):
+        raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
     return rule
 
 
@@ -197,52 +253,6 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
         validation.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
     return Pooling(shape, parts, ())
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extra, scale, bias):
-    """Output, offset and variance of every set; applied are ``applied(pivot, offset, var, extra)``.
-
-    Reverse mode keeps ``x`` in its own dtype and a few numbers per set instead of every intermediate: the transpose is
-    written down, or the tangent rematerialized.
-    """
-    offset, var = estimate(sets, x, where, frame)
-    mean, spread = applied(frame.pivot, offset, var, extra)
-    return apply(sets, rule, where, frame, x, mean, spread, scale, bias), offset, var
-
-
-@own_statistics.defjvp
-def _own_statistics_jvp(sets, rule, applied, primals, tangents):
-    x, where, frame, extra, scale, bias = primals
-    y, offset, var = own_statistics(replace(sets, differentiated=True), rule, applied, *primals)
-    kept = Stats(frame._replace(size=None if where is None else frame.size), None if _recompute_offset(sets, where) else offset, var)
-    dx, _, _, *others = tangents
-    residuals, inputs = Residuals(x, where, jax.tree.map(sets.once, kept), extra, scale, bias), Inputs(dx, *others)
-    if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):
-        from jaxnorm import transposed  # loads parts of JAX that values alone do without
-
-        if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
-            residuals = residuals._replace(bias=scale)  # one array instead of two
-        return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, inputs)
-    return (y, offset, var), nothing_saved(partial(tangent, sets, rule, applied))(residuals, inputs)
-
-
-def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
-    """That of transposed.py which is a gain: for sets over axes that scale and bias share, or for rows and the like.
-
-    Of the latter it computes statistics again, which weighs where they are narrow, unless the memory for what is kept instead
-    weighs more: from 16 MiB on glibc returns it to the system after every use.
-    """
-    if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
-        return None
-    large = number(*sets.pooling.shape) >= (SMALL if number(sets.size) >= WIDE else LARGE)
-    if where is None and large and (sets.rows if scale is bias is None else sets.alone and (sets.rows or sets.in_one_loop)):
-        return "row_tangent"
-    return None if sets.alone else "pooled_tangent"
-
-
-def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and number(sets.size) < SMALL_SET
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")

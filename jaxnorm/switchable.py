@@ -7,14 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import kernels, validation
+from jaxnorm import validation
 from jaxnorm.application import Rule
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.derivatives import own_statistics
+from jaxnorm.engine.plan import IMPLEMENTATIONS, select
 from jaxnorm.features import aligned, like_batch, spatial_axes
 from jaxnorm.frame import make_frame
 from jaxnorm.loops import divide, hold
-from jaxnorm.normalization import make_rule, own_statistics
+from jaxnorm.normalization import make_rule
 from jaxnorm.sets import Sets
 from jaxnorm.statistics import Moments, assemble, into_frame
 
@@ -81,9 +83,9 @@ def switchable_norm(
     if running is not None:
         running = like_batch(running, x.shape, features)
     own = Sets(unsplit(x.shape, spatial), axis_name)
-    chosen = kernels.chosen(implementation, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
+    plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
     norm = Norm(rule, features, spatial, axis_name)
-    y, batch = _switchable(norm, chosen == "native", x, *logits, running, scale, bias, where)
+    y, batch = _switchable(norm, plan.implementation == "native", x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
 

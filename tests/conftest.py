@@ -13,6 +13,7 @@ from jax._src import compiler
 from recurrent_cases import small_chunks
 
 from jaxnorm import kernels
+from jaxnorm.engine import plan
 from jaxnorm.kernels import build, libraries, native
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
@@ -103,7 +104,7 @@ def library(tmp_path_factory):
 def use(library, monkeypatch):
     """``use("native")`` chooses the implementation of calls that say none."""
     monkeypatch.setattr(kernels, "built", lambda: True)
-    return partial(monkeypatch.setenv, kernels.VARIABLE)
+    return partial(monkeypatch.setenv, plan.VARIABLE)
 
 
 @pytest.fixture(scope="class")

@@ -13,7 +13,7 @@ from cases import BY_NAME, CASES, SIX
 from oracle import worst
 
 import jaxnorm as jn
-from jaxnorm import kernels
+from jaxnorm.engine import plan
 
 B32 = (4e-7, 1e-6)  # output, gradient
 
@@ -78,7 +78,7 @@ def check(case, x, rng, bounds, where=None, **options):
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
     truth = case.truth(x, scale=scale, bias=bias, cotangent=cotangent, **options)
     split = case.split_shape
-    for run in runs(case, os.environ.get(kernels.VARIABLE), **options):
+    for run in runs(case, os.environ.get(plan.VARIABLE), **options):
         found = run(*map(jnp.asarray, (x, scale, bias, cotangent)), where)
         assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.set_axes) <= bounds[0]
         assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.set_axes) <= bounds[1]

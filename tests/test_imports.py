@@ -20,6 +20,7 @@ LAYERS = [
     ["statistics", "application"],
     ["transposed"],
     ["kernels"],
+    ["engine"],
     ["normalization", "features"],
     ["norms", "switchable"],
     ["weights", "recurrent"],
@@ -51,6 +52,13 @@ def test_imports_run_downwards(path):
         inside = package is not None and module.startswith(package)
         if layer(module) is not None and not inside:
             assert layer(module) < own, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_the_environment_is_read_in_one_place(path):
+    """Which implementation runs is decided in engine/plan.py, and where its kernels lie in kernels/."""
+    if path.parts[0] not in ("kernels", "experiments", "interrupts.py") and path != Path("engine/plan.py"):
+        assert "environ" not in (ROOT / path).read_text()
 
 
 def test_axes_need_no_jax():

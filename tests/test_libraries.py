@@ -12,6 +12,7 @@ from numpy.random import bit_generator
 
 import jaxnorm as jn
 from jaxnorm import kernels
+from jaxnorm.engine import plan
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.__main__ import main
 
@@ -25,7 +26,7 @@ def found(tmp_path, monkeypatch):
     path.write_bytes(SHARED.read_bytes())
     libraries.write_check(path)
     monkeypatch.setattr(libraries, "library", lambda folder=None: path)
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.delenv(plan.VARIABLE, raising=False)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     kernels.built.cache_clear()
     yield path
@@ -96,7 +97,7 @@ def test_all_kernels_are_made_known_or_none(found, monkeypatch):
 
 
 def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
-    monkeypatch.setenv(kernels.VARIABLE, "cuda")
+    monkeypatch.setenv(plan.VARIABLE, "cuda")
     with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of xla, native: got 'cuda'"):
         jn.layer_norm(jnp.ones((2, 3)))
     monkeypatch.setattr(kernels, "built", lambda: False)
@@ -107,11 +108,11 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
 @pytest.mark.parametrize("blank", ["", " \t"])
 def test_a_blank_variable_is_not_set(blank, monkeypatch):
     x = jnp.arange(6.0).reshape(2, 3)
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.delenv(plan.VARIABLE, raising=False)
     expected = jn.layer_norm(x)
-    monkeypatch.setenv(kernels.VARIABLE, blank)
+    monkeypatch.setenv(plan.VARIABLE, blank)
     np.testing.assert_array_equal(jn.layer_norm(x), expected)
-    assert kernels.wish() is None
+    assert plan.wish() is None
 
 
 class TestStatus:
@@ -123,7 +124,7 @@ class TestStatus:
         assert self.told(whole.parent, capsys) == (0, f"Active: {whole}\n")
 
     def test_never_built(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.delenv(kernels.VARIABLE, raising=False)
+        monkeypatch.delenv(plan.VARIABLE, raising=False)
         words = f"Not active: never built in {tmp_path}, which python -m jaxnorm.kernels does.\n"
         assert self.told(tmp_path, capsys) == (1, words)
 
@@ -138,7 +139,7 @@ class TestStatus:
         ],
     )
     def test_built_for_another(self, change, words, tmp_path, monkeypatch, capsys):
-        monkeypatch.delenv(kernels.VARIABLE, raising=False)
+        monkeypatch.delenv(plan.VARIABLE, raising=False)
         other = tmp_path / "cpu-0123456789abcdef.so"
         other.touch()
         if change:
@@ -155,7 +156,7 @@ class TestStatus:
         ],
     )
     def test_left_aside(self, wish, platform, words, whole, capsys, monkeypatch):
-        monkeypatch.setenv(kernels.VARIABLE, wish)
+        monkeypatch.setenv(plan.VARIABLE, wish)
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
         assert self.told(whole.parent, capsys) == (1, f"Not active: {words}.\n")
 

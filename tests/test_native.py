@@ -134,6 +134,33 @@ def test_positions_unlike_the_first(name, where, rng, use):
     close(y, (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
 
 
+def test_a_plan_says_what_runs_and_why(use):
+    """The same as standardize runs, or raises, for the same arguments."""
+    use("native")
+    x = jnp.ones((4, 6))
+    plans = [
+        ({}, "native", "a kernel takes these arguments"),
+        ({"implementation": "xla"}, "xla", "implementation='xla' is asked for"),
+        ({"where": x > 0}, "xla", "takes no mask and no axis_name"),
+        ({"dtype": "float16"}, "xla", "takes and gives float32 and bfloat16: got float32, float16"),
+    ]
+    for options, name, reason in plans:
+        found = jn.plan(x, "n (g [c])", g=2, **options)
+        assert (found.implementation, *found.others.values()) == (name, reason)
+        text = jax.jit(partial(jn.standardize, axes="n (g [c])", g=2, **options)).lower(x).as_text()
+        assert ("Jaxnorm" in text) == (name == "native")
+    assert repr(found) == f"xla\n  not native: {reason}"
+    use("xla")
+    assert jn.plan(x, 1).others == {"native": "JAXNORM_IMPLEMENTATION=xla leaves the kernels aside"}
+    for wrong in ({"implementation": "native", "where": x > 0}, {"epsilon": -1.0}, {"scale": jnp.ones(4)}):
+        errors = []
+        for call in (jn.plan, jn.standardize):
+            with pytest.raises(ValueError) as raised:  # noqa: PT011
+                call(x, 1, **wrong)
+            errors.append(str(raised.value))
+        assert errors[0] == errors[1]
+
+
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e20, 3.4e38])
 @pytest.mark.parametrize("name", KINDS)
 def test_implementation_and_full_range_of_every_norm(name, size, rng, use):

@@ -12,6 +12,7 @@ import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.application import Rule
 from jaxnorm.axes import resolve
+from jaxnorm.engine import plan
 from jaxnorm.sets import Sets
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
@@ -36,7 +37,7 @@ def batch(x, scale, bias):
 @pytest.fixture(autouse=True)
 def _kernels(library, monkeypatch):
     """Built, and chosen as they are for users."""
-    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.delenv(plan.VARIABLE, raising=False)
     monkeypatch.setattr(kernels, "built", lambda: True)
     jax.clear_caches()  # what is chosen belongs to no signature
 
@@ -150,10 +151,10 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
 
 def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
     call = jnp.ones((2, 3)), Sets(resolve("n [c]", (2, 3))), Rule(1e-5), None, None, None
-    choose = partial(kernels.chosen, None, kernels.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
+    choose = partial(plan.select, None, plan.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
     assert jax.device_count() == 8
-    assert choose() == "xla"
+    assert repr(choose()) == "xla\n  not native: there are several devices, and x may lie on any of them"
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert choose() == "native"
+    assert repr(choose()) == "native\n  not xla: a kernel takes these arguments"
     monkeypatch.setattr(kernels, "built", lambda: False)
-    assert choose() == "xla"
+    assert choose().implementation == "xla"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxnorm import kernels
+from jaxnorm.engine import plan
 from jaxnorm.kernels import build, libraries
 
 
@@ -41,7 +41,7 @@ def inactive(folder: Path) -> list[str]:
     """Every reason for which the kernels are not active."""
     reasons = [_lacking(folder)]
     try:
-        wish = kernels.wish()
+        wish = plan.wish()
         platform = jax.default_backend()
     except ValueError as error:
         reasons.append(str(error).removesuffix("."))
@@ -49,7 +49,7 @@ def inactive(folder: Path) -> list[str]:
         reasons.append(f"JAX cannot run on {jax.config.values.get('jax_platforms') or 'any platform'}")
     else:
         if wish not in (None, "native"):
-            reasons.append(f"left aside by {kernels.VARIABLE}={wish}")
+            reasons.append(f"left aside by {plan.VARIABLE}={wish}")
         elif wish is None and platform != "cpu":
             reasons.append(f"JAX runs on platform {platform}, and they are for cpu")
     return [reason for reason in reasons if reason]

@@ -28,6 +28,8 @@ def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | 
     """Why the kernels cannot take these arguments, in words; None if they can."""
     if where is not None or sets.axis_name is not None:
         return "takes no mask and no axis_name"
+    if isinstance(rule.epsilon, jax.core.Tracer):
+        return "takes no traced epsilon"
     dtypes = [x.dtype, *([] if rule.dtype is None else [rule.dtype])]
     if any(str(dtype) not in DTYPES for dtype in dtypes):
         return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"

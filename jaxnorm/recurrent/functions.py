@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm import kernels, validation
+from jaxnorm import validation
 from jaxnorm.dtypes import compute_dtype
+from jaxnorm.engine.plan import select
 from jaxnorm.features import promoted
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
@@ -65,8 +66,8 @@ def _network(documented: Callable[[], None]):
         rates = zoneout_rates(cell.state, zoneout)
         table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
         zoned = rates if any(rates) else None
-        chosen = kernels.chosen(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
-        static = Static(cell, layout, zoned, chosen, return_moments)
+        plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
+        static = Static(cell, layout, zoned, plan.implementation, return_moments)
         state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if zoned else None)
         state = state if len(cell.state) > 1 else state[0]
         return (state, outputs, found) if return_moments else (state, outputs)

@@ -1,0 +1,112 @@
+"""Which implementation runs: the one place that decides it, and says why no other does."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+
+import jax
+
+from jaxnorm import kernels
+from jaxnorm.axes import static
+from jaxnorm.kernels import libraries
+from jaxnorm.kernels.placement import known
+
+IMPLEMENTATIONS = ("xla", "native")
+VARIABLE = "JAXNORM_IMPLEMENTATION"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs, and why nothing else does. It prints itself.
+
+    Attributes:
+      implementation: the name of what runs.
+      others: for the name of each other implementation the reason, in words, for which it does not.
+    """
+
+    implementation: str
+    others: Mapping[str, str] = field(hash=False)
+
+    def __repr__(self) -> str:
+        return "\n".join([self.implementation, *(f"  not {name}: {reason}" for name, reason in self.others.items())])
+
+
+def select(requested: str | None, names: tuple[str, ...], module: str, x: jax.Array, *arguments) -> Plan:
+    """One of the names, of which the first is plain JAX and the last is "native".
+
+    Args:
+      requested: by the caller; None for the rule.
+      module: imported only if need be, of which ``obstacle(x, *arguments)`` says in words why its kernels cannot take
+        these, or None if they can.
+      x: of whose placement it is known whether a device has all of it, or what part.
+
+    Raises:
+      ValueError: an unknown name, or one that cannot take these arguments.
+    """
+    if requested not in (None, *names):
+        raise ValueError(f"implementation must be None, {', '.join(map(repr, names[:-1]))} or {names[-1]!r}: got {requested!r}.")
+    if requested not in (None, "native"):
+        return _plan(requested, names, f"implementation={requested!r} is asked for")
+    if requested is None and (reason := _left_aside(x)):
+        return _plan(names[0], names, reason)
+    obstacle = _obstacle(module, x, arguments)
+    if obstacle and requested:
+        raise ValueError(f"implementation='native' {obstacle}. Leave implementation out.")
+    return _plan(names[0], names, obstacle) if obstacle else _plan("native", names, "a kernel takes these arguments")
+
+
+def _plan(name: str, names: tuple[str, ...], reason: str) -> Plan:
+    """``reason`` is why "native" does not run, or nothing but "native"."""
+    others = [other for other in names if other != name]
+    return Plan(name, {other: reason if "native" in (name, other) else f"{name} takes less time" for other in others})
+
+
+def _left_aside(x: jax.Array) -> str | None:
+    """Why kernels are not considered at all."""
+    name = wish()
+    if name == "xla":
+        return f"{VARIABLE}=xla leaves the kernels aside"
+    if name is None and (platform := jax.default_backend()) != "cpu":
+        return f"JAX runs on platform {platform}, and the kernels are for CPUs"
+    if name is None and static(x.shape) and not known(x):
+        return "there are several devices, and x may lie on any of them"
+    return None
+
+
+def _obstacle(module: str, x: jax.Array, arguments: tuple) -> str | None:
+    """Why the kernels of a module cannot take these arguments."""
+    if not static(x.shape):
+        return f"takes no symbolic sizes: got {x.shape}"
+    if kernels.built():
+        return import_module(module).obstacle(x, *arguments)
+    path = libraries.library()
+    fault = libraries.fault(path)
+    return f"must be built again, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
+
+
+def wish() -> str | None:
+    """What the variable names; None where it is not set, or blank.
+
+    Raises:
+      ValueError: an unknown name.
+    """
+    name = os.environ.get(VARIABLE, "").strip() or None
+    if name not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
+    return name
+
+
+@contextmanager
+def wished(implementation: str | None) -> Iterator[None]:
+    """Within it, calls that are made, or traced, take this implementation, wherever they can; None chooses as usual."""
+    before = os.environ.pop(VARIABLE, None)
+    if implementation is not None:
+        os.environ[VARIABLE] = implementation
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
