@@ -203,8 +203,10 @@ def bound(axis_name, groups=None, *, initializing: bool = False):
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,) if axis_name is not None else ()
     if not names:
         return None
-    from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names  # takes long to import, for what most never need
-
+    try:  # here, since it takes long to import, for what most never need
+        from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
+    except ImportError:  # JAX 0.8
+        from jax.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
     found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]  # those of a pmap without a name
     missing = [name for name in names if name not in found]
     if missing and found and not initializing:
