@@ -93,6 +93,16 @@ def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pooling:
     return Pooling(tuple(shape), tuple((size,) for size in shape), axes)
 
 
+def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Pooling:
+    """Pools whole axes, and of the channels, another axis, those of each group.
+
+    >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
+    True
+    """
+    parts = tuple((groups, size // groups) if axis == channel else (size,) for axis, size in enumerate(shape))
+    return Pooling(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
+
+
 def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> tuple[int, ...]:
     """Sorted, non-negative axes.
 

@@ -56,10 +56,10 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
     return channels // group_size
 
 
-def group_axes(reduction_axes, rank: int) -> tuple[int, ...] | None:
-    """The axes that group norm pools beside the channels, from a module's ``reduction_axes``, which include those."""
+def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
+    """The axes that group norm pools beside the channels, the last; a module's ``reduction_axes``, if given, include those."""
     if reduction_axes is None:
-        return None
+        return other_axes((0, rank - 1), rank)
     pooled = canonical_axes(reduction_axes, rank, "reduction_axes")
     if rank - 1 not in pooled:
         raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")

@@ -11,9 +11,9 @@ wherever those stand; leading axes before it are the first other axes of ``x`` (
 import jax
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, canonical_axes, other_axes, resolve, unsplit
+from jaxnorm.axes import Axes, Pooling, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.normalization import fused, fused_with_moments, make_rule, normalize, standardize
+from jaxnorm.normalization import fused, fused_with_moments, make_rule, normalize
 from jaxnorm.sets import Sets
 from jaxnorm.statistics import Moments
 
@@ -67,30 +67,42 @@ def batch_norm(
     if not pooled and axis_name is None:
         raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return by_feature_with_moments(x, features, pooled, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over_with_moments(x, unsplit(x.shape, pooled), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
-def by_feature_with_moments(x, features, pooled, **options) -> tuple[jax.Array, Moments]:
-    """Batch norm with its axes known; ``pooled`` may be empty: every element is a set of its own."""
-    return fused_with_moments(*_of_features(x, features, pooled, **options))
+def norm_over_with_moments(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> tuple[jax.Array, Moments]:
+    """What every norm is, and every module calls: the output for scale and bias along ``features``, and the Moments.
+
+    ``pooling`` may have no axes: every element is then a set of its own.
+    """
+    return fused_with_moments(*_operands(x, pooling, features, **options))
 
 
-def by_feature(x, features, pooled, **options) -> jax.Array:
-    """The same without the Moments, instance norm."""
-    return fused(*_of_features(x, features, pooled, **options))
+def norm_over(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> jax.Array:
+    """The same without the Moments."""
+    return fused(*_operands(x, pooling, features, **options))
 
 
-def _of_features(x, features, pooled, *, scale, bias, epsilon, where, axis_name, dtype, full_range=False, implementation=None) -> tuple:
+def _operands(
+    x,
+    pooling,
+    features,
+    *,
+    scale,
+    bias,
+    epsilon,
+    where,
+    axis_name,
+    dtype,
+    centered=True,
+    correction=0,
+    epsilon_in="var",
+    full_range=False,
+    implementation=None,
+) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    sets = Sets(unsplit(x.shape, pooled), axis_name)
-    rule = make_rule(x, epsilon, dtype=dtype, full_range=full_range)
-    return sets, rule, x, validation.mask(where, x.shape), scale, bias, implementation
-
-
-def by_axes(x, reduction_axes, features, *, scale, bias, **options) -> jax.Array:
-    """Layer and RMS norm of the modules, whose pooled axes and feature axes may differ."""
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return standardize(x, canonical_axes(reduction_axes, x.ndim, "reduction_axes"), scale=scale, bias=bias, **options)
+    rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
+    return Sets(pooling, axis_name, centered), rule, x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -145,11 +157,9 @@ def layer_norm(
     """
     x = validation.floating(x)
     pooled = resolve(axes, x.shape).axes
-    scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return standardize(
-        x, pooled, scale=scale, bias=bias, correction=correction, epsilon_in=epsilon_in, implementation=implementation, **options
-    )
+    options |= {"correction": correction, "epsilon_in": epsilon_in, "implementation": implementation}
+    return norm_over(x, unsplit(x.shape, pooled), pooled, scale=scale, bias=bias, **options)
 
 
 def rms_norm(
@@ -193,9 +203,8 @@ def rms_norm(
     """
     x = validation.floating(x)
     pooled = resolve(axes, x.shape).axes
-    scale, bias = aligned(x.shape, pooled, scale=scale, bias=bias)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return standardize(x, pooled, scale=scale, bias=bias, centered=False, implementation=implementation, **options)
+    return norm_over(x, unsplit(x.shape, pooled), pooled, scale=scale, bias=bias, centered=False, implementation=implementation, **options)
 
 
 def instance_norm(
@@ -240,7 +249,7 @@ def instance_norm(
     x = validation.floating(x)
     features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return by_feature(x, features, pooled, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over(x, unsplit(x.shape, pooled), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def group_norm(
@@ -294,18 +303,8 @@ def group_norm(
         raise ValueError(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
-    channel = features[0]
-    check_groups(num_groups, x.shape[channel])
-    pooled = None if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    check_groups(num_groups, x.shape[features[0]])
+    pooled = other_axes((0, *features), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    pooling = in_groups(x.shape, pooled, features[0], num_groups)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return by_groups(x, num_groups, pooled, features, channel=channel, scale=scale, bias=bias, implementation=implementation, **options)
-
-
-def by_groups(x, num_groups: int, pooled, features, *, channel: int = -1, scale, bias, **options) -> jax.Array:
-    """Group norm with its axes known. Scale and bias may stand along another axis than the groups, as in Flax."""
-    channel %= x.ndim
-    pooled = other_axes((0, channel), x.ndim) if pooled is None else pooled
-    names = [f"a{i}" if i not in pooled else f"[a{i}]" for i in range(x.ndim)]
-    names[channel] = "(g [c])"
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return standardize(x, " ".join(names), g=num_groups, scale=scale, bias=bias, **options)
+    return norm_over(x, pooling, features, scale=scale, bias=bias, implementation=implementation, **options)

@@ -8,9 +8,9 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.linen.layers import across, operands
-from jaxnorm.norms import by_feature_with_moments, with_running
+from jaxnorm.norms import norm_over_with_moments, with_running
 from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
 
@@ -74,8 +74,8 @@ class BatchNorm(nn.Module):
         if evaluating:
             return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
         axis_name = across(self)
-        pooled = other_axes(features, x.ndim)
-        y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        pooling = unsplit(x.shape, other_axes(features, x.ndim))
+        y, batch = norm_over_with_moments(x, pooling, features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
         running.update(batch, self.momentum)
         return y
 

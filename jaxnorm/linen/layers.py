@@ -8,9 +8,9 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
+from jaxnorm.axes import canonical_axes, in_groups, unsplit
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
-from jaxnorm.norms import by_axes, by_feature, group_norm
+from jaxnorm.norms import norm_over
 from jaxnorm.sets import bound
 
 
@@ -93,7 +93,8 @@ def over_axes(module: nn.Module, x: jax.Array, mask, *, centered: bool) -> jax.A
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
     x, params = operands(module, x, features)
     options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **params}
-    return by_axes(x, module.reduction_axes, features, axis_name=across(module), **options)
+    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
+    return norm_over(x, unsplit(x.shape, pooled), features, axis_name=across(module), **options)
 
 
 class InstanceNorm(nn.Module):
@@ -125,7 +126,7 @@ class InstanceNorm(nn.Module):
         features, pooled = instance_axes(self.feature_axes, x.ndim)
         axis_name = across(self)
         x, params = operands(self, x, features)
-        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        return norm_over(x, unsplit(x.shape, pooled), features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
 
 
 class GroupNorm(nn.Module):
@@ -159,7 +160,7 @@ class GroupNorm(nn.Module):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
-        axes = group_axes(self.reduction_axes, x.ndim)
+        pooling = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
         axis_name = across(self)
         x, params = operands(self, x, (x.ndim - 1,))
-        return group_norm(x, groups, axes=axes, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        return norm_over(x, pooling, (x.ndim - 1,), epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)

@@ -9,9 +9,9 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.nnx.layers import NO_METADATA, Affine, Metadata
-from jaxnorm.norms import by_feature_with_moments, with_running
+from jaxnorm.norms import norm_over_with_moments, with_running
 from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
 
@@ -107,8 +107,8 @@ class BatchNorm(_Running):
         if self._evaluating(use_running_average):
             running = _moments(mean, var, tuple(x.shape[axis] for axis in features))
             return with_running(x, running, features, epsilon=self.epsilon, where=mask, **params)
-        pooled = other_axes(features, x.ndim)
-        y, batch = by_feature_with_moments(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        pooling = unsplit(x.shape, other_axes(features, x.ndim))
+        y, batch = norm_over_with_moments(x, pooling, features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
         self._update(batch)
         return y
 

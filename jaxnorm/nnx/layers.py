@@ -11,9 +11,9 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes
+from jaxnorm.axes import canonical_axes, in_groups, unsplit
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
-from jaxnorm.norms import by_axes, by_feature, by_groups
+from jaxnorm.norms import norm_over
 from jaxnorm.sets import bound
 
 Metadata = Mapping[str, Any]
@@ -61,7 +61,8 @@ class Affine(nnx.Module):
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params = self._operands(x, features)
         options = {"epsilon": self.epsilon, "where": mask, "centered": centered, **params}
-        return by_axes(x, self.reduction_axes, features, axis_name=self._across(), **options)
+        pooled = canonical_axes(self.reduction_axes, x.ndim, "reduction_axes")
+        return norm_over(x, unsplit(x.shape, pooled), features, axis_name=self._across(), **options)
 
 
 class LayerNorm(Affine):
@@ -188,7 +189,7 @@ class InstanceNorm(Affine):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
         (x,), params = self._operands(x, features)
-        return by_feature(x, features, pooled, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        return norm_over(x, unsplit(x.shape, pooled), features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
 
 
 class GroupNorm(Affine):
@@ -240,5 +241,5 @@ class GroupNorm(Affine):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
         (x,), params = self._operands(x, features)
-        pooled = group_axes(self.reduction_axes, x.ndim)
-        return by_groups(x, self.num_groups, pooled, features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
+        pooling = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups)
+        return norm_over(x, pooling, features, epsilon=self.epsilon, where=mask, axis_name=self._across(), **params)
