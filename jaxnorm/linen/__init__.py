@@ -1,10 +1,10 @@
-"""Drop-in replacements for the normalization modules of :mod:`flax.linen`.
+"""Drop-in replacements for the normalization modules of :mod:`flax.linen`, and subclasses of them.
 
 Same class names, arguments, defaults, parameters and state, so that a model changes one import and loads its old
 checkpoint. What differs, for the better: statistics are always computed stably (``use_fast_variance`` is accepted and
 has no effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an
 ``axis_name`` is ignored where no axis is bound (an error where others are), and a batch that is empty or not finite
-leaves the state as it was. Where ``mask`` is 0 the output is 0.
+leaves the state as it was. Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm

@@ -32,12 +32,14 @@ class _Running:
             self.mean.value, self.var.value = new.mean, new.var
 
 
-class BatchNorm(nn.Module):
-    """Batch normalization (Ioffe & Szegedy 2015), as :class:`flax.linen.BatchNorm`.
+class BatchNorm(nn.BatchNorm):
+    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a :class:`flax.linen.BatchNorm`.
 
-    In training (``use_running_average=False``) the batch's statistics normalize it and are blended, biased, into the
-    collection ``batch_stats``, which must be mutable. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in
-    PyTorch, which also averages the unbiased variance. Initialization leaves the running statistics at 0 and 1.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but ``axis``, the feature axis or
+    axes, of whose shape scale, bias and the running statistics are. In training (``use_running_average=False``) the batch's
+    statistics normalize it and are blended, biased, into the collection ``batch_stats``, which must be mutable. ``momentum`` is
+    the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages the unbiased variance. Initialization leaves
+    the running statistics at 0 and 1.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -48,21 +50,6 @@ class BatchNorm(nn.Module):
     ([[-1.0], [1.0]], [0.20000000298023224])
     """
 
-    use_running_average: bool | None = None
-    axis: Axes = -1
-    momentum: float = 0.99
-    epsilon: float = 1e-5
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_bias: bool = True
-    use_scale: bool = True
-    bias_init: Initializer = initializers.zeros
-    scale_init: Initializer = initializers.ones
-    axis_name: str | None = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -71,11 +58,11 @@ class BatchNorm(nn.Module):
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
         x, params = operands(self, x, features)
+        options = {"epsilon": self.epsilon, "where": mask, **params}
         if evaluating:
-            return with_running(x, running.read(), features, epsilon=self.epsilon, where=mask, **params)
-        axis_name = across(self)
+            return with_running(x, running.read(), features, **options)
         pooling = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, pooling, features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        y, batch = norm_over_with_moments(x, pooling, features, axis_name=across(self), **options)
         running.update(batch, self.momentum)
         return y
 

@@ -3,18 +3,15 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
-from flax.typing import Axes, Dtype, Initializer
-from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes, in_groups, unsplit
+from jaxnorm.axes import Pooling, canonical_axes, in_groups, unsplit
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
 from jaxnorm.sets import bound
 
 
-def operands(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
+def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
     """``x``, and for a function call scale and bias of a module, created on first use, and the dtype of its output."""
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
@@ -25,15 +22,28 @@ def operands(module: nn.Module, x: jax.Array, features: tuple[int, ...]) -> tupl
     return inexact(x, dtype), {**params, "dtype": dtype}
 
 
-def across(module: nn.Module):
+def across(module: Any):
     """The device axes that a module shares statistics over; while it is initialized, as in Flax, they need not be bound."""
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
 
-class LayerNorm(nn.Module):
-    """Layer normalization (Ba, Kiros & Hinton 2016), as :class:`flax.linen.LayerNorm`.
+def over(module: Any, x: jax.Array, pooling: Pooling, features: tuple[int, ...], mask, **options) -> jax.Array:
+    """``x`` normalized by a module."""
+    x, params = operands(module, x, features)
+    return norm_over(x, pooling, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
 
-    Statistics over ``reduction_axes``; scale and bias of the shape of ``feature_axes``.
+
+def over_axes(module: Any, x: jax.Array, mask, *, centered: bool) -> jax.Array:
+    features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
+    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
+    return over(module, x, unsplit(x.shape, pooled), features, mask, centered=centered)
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a :class:`flax.linen.LayerNorm`.
+
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over ``reduction_axes``, scale and bias of the
+    shape of ``feature_axes``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -42,28 +52,16 @@ class LayerNorm(nn.Module):
     ([[-1.0, 1.0]], ['bias', 'scale'])
     """
 
-    epsilon: float = 1e-6
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_bias: bool = True
-    use_scale: bool = True
-    bias_init: Initializer = initializers.zeros
-    scale_init: Initializer = initializers.ones
-    reduction_axes: Axes = -1
-    feature_axes: Axes = -1
-    axis_name: str | None = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         return over_axes(self, x, mask, centered=True)
 
 
-class RMSNorm(nn.Module):
-    """Root mean square normalization (Zhang & Sennrich 2019), as :class:`flax.linen.RMSNorm`.
+class RMSNorm(nn.RMSNorm):
+    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a :class:`flax.linen.RMSNorm`.
+
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale of the shape of ``feature_axes``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -71,34 +69,17 @@ class RMSNorm(nn.Module):
     [[1.0, -1.0]]
     """
 
-    epsilon: float = 1e-6
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_scale: bool = True
-    scale_init: Initializer = initializers.ones
-    reduction_axes: Axes = -1
-    feature_axes: Axes = -1
-    axis_name: str | None = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         return over_axes(self, x, mask, centered=False)
 
 
-def over_axes(module: nn.Module, x: jax.Array, mask, *, centered: bool) -> jax.Array:
-    features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    x, params = operands(module, x, features)
-    options = {"epsilon": module.epsilon, "where": mask, "centered": centered, **params}
-    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
-    return norm_over(x, unsplit(x.shape, pooled), features, axis_name=across(module), **options)
+class InstanceNorm(nn.InstanceNorm):
+    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a :class:`flax.linen.InstanceNorm`.
 
-
-class InstanceNorm(nn.Module):
-    """Instance normalization (Ulyanov et al. 2016), as :class:`flax.linen.InstanceNorm`.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the batch's, 0, and
+    ``feature_axes``, of whose shape scale and bias are.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -107,32 +88,19 @@ class InstanceNorm(nn.Module):
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
 
-    epsilon: float = 1e-6
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_bias: bool = True
-    use_scale: bool = True
-    bias_init: Initializer = initializers.zeros
-    scale_init: Initializer = initializers.ones
-    feature_axes: Axes = -1
-    axis_name: str | None = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features, pooled = instance_axes(self.feature_axes, x.ndim)
-        axis_name = across(self)
-        x, params = operands(self, x, features)
-        return norm_over(x, unsplit(x.shape, pooled), features, epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        return over(self, x, unsplit(x.shape, pooled), features, mask)
 
 
-class GroupNorm(nn.Module):
-    """Group normalization (Wu & He 2018), as :class:`flax.linen.GroupNorm`.
+class GroupNorm(nn.GroupNorm):
+    """Group normalization (Wu & He 2018, arXiv 1803.08494), a :class:`flax.linen.GroupNorm`.
 
-    Give ``num_groups`` or, with ``num_groups=None``, ``group_size``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of neighbouring channels, the last
+    axis, over all axes but the batch's, 0, or over ``reduction_axes``; scale and bias ``(channels,)``. Give ``num_groups`` or,
+    with ``num_groups=None``, ``group_size``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -141,26 +109,9 @@ class GroupNorm(nn.Module):
     [[-1.0, 1.0, -1.0, 1.0]]
     """
 
-    num_groups: int | None = 32
-    group_size: int | None = None
-    epsilon: float = 1e-6
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_bias: bool = True
-    use_scale: bool = True
-    bias_init: Initializer = initializers.zeros
-    scale_init: Initializer = initializers.ones
-    reduction_axes: Axes | None = None
-    axis_name: str | None = None
-    axis_index_groups: Any = None
-    use_fast_variance: bool = True
-    force_float32_reductions: bool = True
-
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         pooling = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
-        axis_name = across(self)
-        x, params = operands(self, x, (x.ndim - 1,))
-        return norm_over(x, pooling, (x.ndim - 1,), epsilon=self.epsilon, where=mask, axis_name=axis_name, **params)
+        return over(self, x, pooling, (x.ndim - 1,), mask)

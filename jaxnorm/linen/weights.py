@@ -1,24 +1,21 @@
 """Norms of another layer's parameters: weight norm and spectral norm."""
 
-from collections.abc import Iterable
-from dataclasses import field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.typing import Axes, Dtype, Initializer
-from jax.nn import initializers
 
 from jaxnorm.features import promoted
 from jaxnorm.weights import kernel_features, spectral_norm, weight_norm
 
 
-class WeightNorm(nn.Module):
-    """Calls a layer with its weights normalized (Salimans & Kingma 2016), as :class:`flax.linen.WeightNorm`.
+class WeightNorm(nn.WeightNorm):
+    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a :class:`flax.linen.WeightNorm`.
 
-    Every parameter of ``layer_instance`` whose path contains a word of ``variable_filter`` has its features divided by
-    their lengths and multiplied with a learned ``<layer>/<path>/scale``.
+    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every parameter of
+    ``layer_instance`` whose path contains a word of ``variable_filter``; ``<layer>/<path>/scale`` is learned, of the shape of
+    the feature axes.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -26,15 +23,6 @@ class WeightNorm(nn.Module):
     >>> norm.init_with_output(jax.random.key(0), jnp.array([[2.0, 0.0, 0.0, 0.0]]))[0].tolist()
     [[1.0]]
     """
-
-    layer_instance: nn.Module
-    epsilon: float = 1e-12
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    use_scale: bool = True
-    scale_init: Initializer = initializers.ones
-    feature_axes: Axes | None = -1
-    variable_filter: Iterable[str] | None = field(default_factory=lambda: {"kernel"})
 
     @nn.compact
     def __call__(self, *args, **kwargs):
@@ -50,10 +38,11 @@ class WeightNorm(nn.Module):
         return weight_norm(value, scale, feature_axes=features, epsilon=self.epsilon, dtype=promoted(self.dtype, value, scale))
 
 
-class SpectralNorm(nn.Module):
-    """Calls a layer with its weights divided by their largest singular value, as :class:`flax.linen.SpectralNorm`.
+class SpectralNorm(nn.SpectralNorm):
+    """Calls a layer with its weights divided by their largest singular value, a :class:`flax.linen.SpectralNorm`.
 
-    Miyato et al. 2018. ``update_stats`` keeps the vector of the power iteration in the collection ``collection_name``.
+    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
+    last axis is the output. ``update_stats`` keeps the vector of the iteration, ``(1, out)``, in ``collection_name``.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -62,14 +51,6 @@ class SpectralNorm(nn.Module):
     >>> y.round(3).tolist()
     [[1.0]]
     """
-
-    layer_instance: nn.Module
-    n_steps: int = 1
-    epsilon: float = 1e-12
-    dtype: Dtype | None = None
-    param_dtype: Dtype = jnp.float32
-    error_on_non_matrix: bool = False
-    collection_name: str = "batch_stats"
 
     @nn.compact
     def __call__(self, *args, update_stats: bool, **kwargs):
