@@ -44,6 +44,37 @@ def call(family, norm, x, training=True, **options):
 
 
 @pytest.mark.parametrize(("family", "name"), PAIRS)
+def test_each_module_is_one_of_flax(family, name):
+    ours, theirs = both(family, name)
+    assert issubclass(ours, theirs)
+
+
+def test_interceptors_find_linen_modules_by_flax_classes():
+    """As written for Flax's modules: what every layer norm puts out, doubled."""
+
+    def double(call, args, kwargs, context):
+        factor = 2 if isinstance(context.module, flax.linen.LayerNorm) else 1
+        return factor * call(*args, **kwargs)
+
+    model = flax.linen.Sequential([jaxnorm.linen.RMSNorm(), jaxnorm.linen.LayerNorm()])
+    x = jnp.array([[3.0, -3.0]])
+    with flax.linen.intercept_methods(double):
+        y, variables = model.init_with_output(KEY, x)
+    assert set(variables["params"]) == {"layers_0", "layers_1"}
+    np.testing.assert_allclose(y, [[2, -2]], rtol=2e-6)
+
+
+def test_filters_find_nnx_modules_by_flax_classes():
+    """As written for Flax's modules: running statistics are frozen, and layer norms gathered."""
+    modules = jaxnorm.nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5), jaxnorm.nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(*modules)
+    model.set_attributes(nnx.BatchNorm, use_running_average=True)
+    np.testing.assert_allclose(modules[0](jnp.array([[3.0, 5.0]])), [[3, 5]], rtol=1e-5)  # by 0 and 1, which stay
+    np.testing.assert_array_equal(modules[0].mean[...], [0, 0])
+    assert [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.LayerNorm)] == [modules[2]]
+
+
+@pytest.mark.parametrize(("family", "name"), PAIRS)
 def test_same_signatures_as_flax(family, name):
     """Names, order, defaults and how they may be passed; a call may take more keywords."""
     ours, theirs = both(family, name)

@@ -1,4 +1,4 @@
-"""Drop-in replacements for the normalization modules of :mod:`flax.nnx`.
+"""Drop-in replacements for the normalization modules of :mod:`flax.nnx`, and subclasses of them.
 
 Same class names, arguments, defaults, parameters and state, so that a model changes one import and loads its old
 checkpoint. What differs, for the better: ``x`` is not cast to ``dtype`` before its statistics are computed (bit for bit
@@ -6,6 +6,7 @@ the output of :mod:`jaxnorm.linen`), statistics are always computed stably (``us
 effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an ``axis_name``
 is ignored where no axis is bound (an error where others are), a batch that is empty or not finite leaves the state as it
 was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 0 the output is 0.
+Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm

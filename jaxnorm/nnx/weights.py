@@ -30,13 +30,13 @@ def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Arr
 
 
 class WeightNorm(nnx.WeightNorm):
-    """Calls a layer with its weights normalized (Salimans & Kingma 2016), as :class:`flax.nnx.WeightNorm`.
+    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a :class:`flax.nnx.WeightNorm`.
 
-    Every parameter that passes ``variable_filter`` has its features divided by their lengths and multiplied with a
-    scale, ``scales[path]``. Those are what they are in the installed Flax: ``nnx.Param`` in newer versions, plain arrays
-    in older ones (0.12.8), which ``nnx.grad`` and ``nnx.Optimizer`` leave alone. To train them with any version, name them:
-    ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``, then ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))``
-    and ``nnx.Optimizer(model, tx, wrt=trained)``.
+    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every parameter that passes
+    ``variable_filter``. The scales are ``scales[path]``, of the shape of the feature axes, and what they are in the installed
+    Flax: ``nnx.Param`` in newer versions, plain arrays in older ones (0.12.8), which ``nnx.grad`` and ``nnx.Optimizer`` leave
+    alone. To train them with any version, name them: ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``, then
+    ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))`` and ``nnx.Optimizer(model, tx, wrt=trained)``.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax.nnx import Linear, Rngs
@@ -62,9 +62,10 @@ class WeightNorm(nnx.WeightNorm):
 
 
 class SpectralNorm(nnx.SpectralNorm):
-    """Calls a layer with its weights divided by their largest singular value, as :class:`flax.nnx.SpectralNorm`.
+    """Calls a layer with its weights divided by their largest singular value, a :class:`flax.nnx.SpectralNorm`.
 
-    Miyato et al. 2018. In training each call takes ``n_steps`` of the power iteration, whose vectors are kept in
+    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
+    last axis is the output. In training each call takes ``n_steps`` of the power iteration, whose vectors are kept in
     ``batch_stats``; ``.eval()`` and ``update_stats=False`` leave them as they are.
 
     >>> import jax, jax.numpy as jnp
