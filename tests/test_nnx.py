@@ -207,7 +207,7 @@ def test_metadata_reaches_the_parameters():
     assert (norm.scale.tag, norm.bias.tag) == ("gain", "shift")
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "BatchNorm"])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_promotion_rule_of_the_user_is_kept(name, mode, rng):
     """It is given all arrays, those of the running statistics too, and makes the dtype of the output."""

@@ -15,10 +15,11 @@ from jaxnorm.sets import bound
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
     """``x`` and the running statistics; scale, bias and the dtype, which all of these have a say in, for a function call."""
-    arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in (module.scale, getattr(module, "bias", None))))
+    params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
+    arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
         arrays = module.promote_dtype(arrays, dtype=module.dtype)
-    x, *running, scale, bias = arrays
+    x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
     return [inexact(x, dtype), *running], {"scale": scale, "bias": bias, "dtype": dtype}
