@@ -1,6 +1,6 @@
 """Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
 
-from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from flax.linen.recurrent import DenseParams, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers, structured
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
@@ -89,7 +89,6 @@ class _Cell(nn.RNNCellBase):
         return 1
 
 
-OF_NETWORK = ("norm", "placement", "epsilon", "dtype", "param_dtype")  # what layers hand on to cells and to the loop
 FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
 
 
@@ -165,8 +164,7 @@ class _Layer(nn.Module):
     carry_init: Initializer = initializers.zeros
     implementation: str | None = None
 
-    cell: ClassVar[Callable[..., _Cell]]
-    own: ClassVar[tuple[str, ...]] = ()  # arguments of this cell alone
+    cell: ClassVar[type[_Cell]]
 
     @nn.compact
     def __call__(
@@ -203,8 +201,6 @@ class _Layer(nn.Module):
         Returns:
           The outputs, ``(*batch, time, features)``, or the carry and them.
         """
-        choose = lambda at_call, attribute: attribute if at_call is None else at_call  # noqa: E731
-        time_major, reverse = choose(time_major, self.time_major), choose(reverse, self.reverse)
         cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
         carries = listed(initial_carry, self.num_layers, self.bidirectional)
         width, layers = inputs.shape[-1], []
@@ -213,28 +209,20 @@ class _Layer(nn.Module):
             width = sum(len(params["recurrent_kernel"]) for params in layers[-1])
         random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
-            carries = self._start(cells, inputs, time_major, init_key)
-        found, outputs = run_layers(
-            cells[0][0].kind,
-            layers,
-            inputs,
-            carries=carries,
-            reverse=reverse,
-            between=nn.Dropout(self.dropout, deterministic=not random),
-            make_key=(lambda: self.make_rng("dropout")) if random else None,
-            lengths=seq_lengths,
-            where=mask,
-            segment_ids=segment_ids,
-            time_major=time_major,
-            **{field: getattr(self, field) for field in (*OF_NETWORK, "zoneout", "implementation")},
-        )
-        if reverse and not choose(keep_order, self.keep_order):
-            outputs = flip_sequences(outputs, seq_lengths, num_batch_dims=inputs.ndim - 2, time_major=time_major)
-        return (structured(found), outputs) if choose(return_carry, self.return_carry) else outputs
+            carries = self._start(cells, inputs, self.time_major if time_major is None else time_major, init_key)
+        dropout = nn.Dropout(self.dropout, deterministic=not random)
+        make_key = partial(self.make_rng, "dropout") if random else None
+        at_call = {"time_major": time_major, "reverse": reverse, "keep_order": keep_order, "return_carry": return_carry}
+        steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
+        return run_layers(self, layers, inputs, carries, at_call, steps, between=dropout, make_key=make_key, flip=flip_sequences)
+
+    @property
+    def kind(self) -> str:
+        return self.cell.kind
 
     def _make_cell(self, name: str) -> _Cell:
-        shared = (*OF_NETWORK, "scale", "kernel_init", "recurrent_kernel_init", "carry_init", *self.own)
-        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in shared})
+        own = {field.name for field in fields(self.cell)} - {"features", "parent", "name"}
+        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in own})
 
     def _is_random(self, deterministic: bool | None) -> bool:
         if not self.dropout and not any(self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)):
@@ -268,7 +256,6 @@ class LSTM(_Layer):
     projection: int | None = None
 
     cell = LayerNormLSTMCell
-    own = ("forget_bias", "projection")
 
 
 class GRU(_Layer):

@@ -1,6 +1,6 @@
 """Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +10,7 @@ from flax.nnx.nn.recurrent import RNNCellBase, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers, structured
+from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, leaf_shapes
 
 
@@ -135,7 +135,11 @@ class LayerNormSimpleCell(_Cell):
 class _Layer(nnx.Module):
     """What the layers share."""
 
-    cell_type: ClassVar[Callable[..., _Cell]]
+    cell_type: ClassVar[type[_Cell]]
+
+    @property
+    def kind(self) -> str:
+        return self.cell_type.kind
 
     def __init__(
         self,
@@ -156,20 +160,22 @@ class _Layer(nnx.Module):
         keep_order: bool = False,
         deterministic: bool = False,
         dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
         implementation: str | None = None,
         rngs: nnx.Rngs,
         **cell: Any,
     ):
         self.norm, self.placement, self.epsilon, self.implementation = norm, placement, epsilon, implementation
-        self.zoneout, self.deterministic, self.dtype = zoneout, deterministic, dtype
+        self.zoneout, self.deterministic, self.dtype, self.param_dtype = zoneout, deterministic, dtype, param_dtype
         self.time_major, self.return_carry, self.reverse, self.keep_order = time_major, return_carry, reverse, keep_order
         self.num_layers, self.bidirectional = num_layers, bidirectional
         self.between = nnx.Dropout(dropout, deterministic=deterministic, rngs=rngs)
         self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
-        width, shared = in_features, {"norm": norm, "placement": placement, "epsilon": epsilon, "projection": projection, "dtype": dtype}
+        cell |= {"norm": norm, "placement": placement, "epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype}
+        width, cell["projection"] = in_features, projection
         for directions in direction_names(num_layers, bidirectional):
             for name in directions:
-                setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **shared, **cell))
+                setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **cell))
             width = len(directions) * (projection or hidden_features)
 
     def __call__(
@@ -206,34 +212,16 @@ class _Layer(nnx.Module):
         Returns:
           The outputs, ``(*batch, time, features)``, or the carry and them.
         """
-        choose = lambda at_call, attribute: attribute if at_call is None else at_call  # noqa: E731
-        time_major, reverse = choose(time_major, self.time_major), choose(reverse, self.reverse)
-        deterministic = choose(deterministic, self.deterministic)
+        deterministic = self.deterministic if deterministic is None else deterministic
         cells = [[getattr(self, name) for name in names] for names in direction_names(self.num_layers, self.bidirectional)]
+        layers = [[cell.parameters() for cell in directions] for directions in cells]
+        carries = listed(initial_carry, self.num_layers, self.bidirectional)
         stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
-        found, outputs = run_layers(
-            cells[0][0].kind,
-            [[cell.parameters() for cell in directions] for directions in cells],
-            inputs,
-            dtype=self.dtype,
-            param_dtype=cells[0][0].param_dtype,
-            norm=self.norm,
-            carries=listed(initial_carry, self.num_layers, self.bidirectional),
-            reverse=reverse,
-            between=lambda x: self.between(x, deterministic=deterministic, rngs=rngs),
-            make_key=None if deterministic or stream is None else stream,
-            lengths=seq_lengths,
-            where=mask,
-            segment_ids=segment_ids,
-            time_major=time_major,
-            zoneout=self.zoneout,
-            placement=self.placement,
-            epsilon=self.epsilon,
-            implementation=self.implementation,
-        )
-        if reverse and not choose(keep_order, self.keep_order):
-            outputs = flip_sequences(outputs, seq_lengths, num_batch_dims=inputs.ndim - 2, time_major=time_major)
-        return (structured(found), outputs) if choose(return_carry, self.return_carry) else outputs
+        dropout = partial(self.between, deterministic=deterministic, rngs=rngs)
+        make_key = None if deterministic or stream is None else stream
+        at_call = {"time_major": time_major, "reverse": reverse, "keep_order": keep_order, "return_carry": return_carry}
+        steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
+        return run_layers(self, layers, inputs, carries, at_call, steps, between=dropout, make_key=make_key, flip=flip_sequences)
 
     def set_view(self, deterministic: bool | None = None):
         """Used by ``nnx.view``: whether nothing is random."""
@@ -247,7 +235,7 @@ class LSTM(_Layer):
     :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
     dtypes included. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
     directions side by side; ``projection`` is the number of features that h is projected to. Further arguments are those
-    of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``, ``recurrent_kernel_init``, ``param_dtype``.
+    of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``, ``recurrent_kernel_init``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

@@ -76,49 +76,62 @@ def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
     return [[f"cell_{i}", f"backward_cell_{i}"][: 1 + bidirectional] for i in range(num_layers)]
 
 
+OPTIONS = ("norm", "placement", "epsilon", "zoneout", "implementation")  # of the functions, which modules have as attributes
+
+
 def run_layers(
-    name: str,
+    module: Any,
     layers: Sequence[Sequence[dict[str, jax.Array]]],
     x: jax.Array,
-    *,
-    dtype: Any,
-    param_dtype: Any,
-    norm: str | None,
     carries: Sequence[Sequence[Any]] | None,
-    reverse: bool,
+    at_call: dict[str, bool | None],
+    steps: dict[str, jax.Array | None],
+    *,
     between: Callable[[jax.Array], jax.Array],
     make_key: Callable[[], jax.Array] | None,
-    **options,
-) -> tuple[list[list[Any]], jax.Array]:
-    """Carries of every cell, in Flax's order, and the outputs of the last layer, those of both directions side by side.
+    flip: Callable[..., jax.Array],
+) -> Any:
+    """What a module of either family gives: the outputs of its last layer, or the carry of every cell and them.
 
     Args:
+      module: has the options as attributes.
       layers: the parameters of each cell of each layer.
-      dtype: of the outputs, None for what x and parameters promote to; without a norm see :func:`rounded`.
-      param_dtype: of the zeros that Flax's cells start from where carries is None.
-      carries: the initial ones, of the same structure.
+      carries: the initial ones, of the same structure, in Flax's order.
+      at_call: time_major, reverse, keep_order and return_carry, as given at the call; None leaves them to the attributes.
+      steps: lengths, where and segment_ids of the functions.
       between: applied to what goes from one layer to the next.
       make_key: a new random key for each cell's zoneout.
-      **options: of the functions.
+      flip: Flax's ``flip_sequences``.
     """
-    if reverse and any(len(directions) > 1 for directions in layers):
+    chosen = {option: getattr(module, option) if given is None else given for option, given in at_call.items()}
+    reverse, time_major, batch_axes = chosen["reverse"], chosen["time_major"], x.ndim - 2
+    if reverse and module.bidirectional:
         raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
-    found: list[list[Any]] = []
+    found = []
     for i, directions in enumerate(layers):
         x = between(x) if i else x
+        starts = [None] * len(directions) if carries is None else carries[i]
         results = []
-        for d, params in enumerate(directions):
-            initial = None if carries is None else swapped(name, carries[i][d])
-            start = (param_dtype,) * 2 if initial is None else initial if isinstance(initial, tuple | list) else (initial,)
-            given = rounded(name, norm, dtype, x, params, tuple(start))
-            key = None if make_key is None else make_key()
-            state, outputs = NETWORKS[name](given, params, initial=initial, reverse=reverse or d == 1, key=key, norm=norm, **options)
-            state = jax.tree.map(lambda part, like=given: part.astype(like.dtype), state) if norm is None else state
-            results.append((state, outputs))
-        found.append([swapped(name, state) for state, _ in results])
+        for d, (params, start) in enumerate(zip(directions, starts, strict=True)):
+            options = {"reverse": reverse or d == 1, "key": None if make_key is None else make_key(), "time_major": time_major}
+            results.append(_run(module, params, x, start, **options, **steps))
+        found.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
-    return found, x
+    if reverse and not chosen["keep_order"]:
+        x = flip(x, steps["lengths"], num_batch_dims=batch_axes, time_major=time_major)
+    return (structured(found), x) if chosen["return_carry"] else x
+
+
+def _run(module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **options) -> tuple[Any, jax.Array]:
+    """One cell over the sequences; ``dtype`` of a module is that of the outputs, but see :func:`rounded`."""
+    initial = swapped(module.kind, carry)
+    start = (module.param_dtype,) * 2 if initial is None else initial if isinstance(initial, tuple | list) else (initial,)  # as Flax's
+    x = rounded(module.kind, module.norm, module.dtype, x, params, tuple(start))
+    options |= {option: getattr(module, option) for option in OPTIONS}
+    state, outputs = NETWORKS[module.kind](x, params, initial=initial, **options)
+    state = jax.tree.map(lambda part: part.astype(x.dtype), state) if module.norm is None else state
+    return swapped(module.kind, state), outputs
 
 
 def structured(carries: Sequence[Sequence[Any]]):
