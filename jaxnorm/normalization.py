@@ -143,14 +143,27 @@ def standardize(
     return fused(*validated, implementation=implementation)
 
 
-def plan(x: jax.Array, /, axes: Axes, *, implementation: str | None = None, **options) -> Plan:
+def plan(
+    x: jax.Array,
+    /,
+    axes: Axes,
+    *,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-5,
+    where=None,
+    centered: bool = True,
+    correction: float = 0,
+    epsilon_in: str = "var",
+    axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
+    dtype=None,
+    **sizes: int,
+) -> Plan:
     """Which implementation :func:`standardize` would run for these arguments, and why it would not run the others.
 
-    Args:
-      x: as for :func:`standardize`, as are the axes and all options.
-      axes: the pooled axes.
-      implementation: None chooses.
-      **options: the other options of :func:`standardize`, and the sizes of a pattern.
+    Arguments are those of :func:`standardize`.
 
     Returns:
       A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for each other name.
@@ -164,7 +177,9 @@ def plan(x: jax.Array, /, axes: Axes, *, implementation: str | None = None, **op
     xla
       not native: implementation='xla' is asked for
     """
-    return _selected(implementation, *_validated(x, axes, **options))
+    options = {"epsilon": epsilon, "where": where, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
+    options |= {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
+    return _selected(implementation, *_validated(x, axes, scale=scale, bias=bias, **options, **sizes))
 
 
 def _validated(
