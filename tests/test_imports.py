@@ -1,6 +1,7 @@
 """Imports run one way, and importing the library costs little."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,23 @@ def test_every_public_name_is_documented():
         assert len(text.splitlines()) > 1 or name in ("AxisGroups", "recurrent"), name
     for name in jaxnorm.recurrent.__all__:
         assert ">>>" in getattr(jaxnorm.recurrent, name).__doc__, name
+
+
+@pytest.mark.parametrize("module", [jaxnorm, jaxnorm.recurrent], ids=lambda module: module.__name__)
+def test_public_functions_name_their_options(module):
+    """In their own signatures; only the sizes of a pattern come by any keyword."""
+    for name in module.__all__:
+        if inspect.isfunction(function := getattr(module, name)):
+            assert function.__code__.co_name == name
+            assert {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD} <= {"sizes"}, name
+
+
+def test_recurrent_functions_take_the_same_options():
+    lstm, gru, rnn = (inspect.signature(getattr(jaxnorm.recurrent, name)).parameters for name in ("lstm", "gru", "rnn"))
+    assert list(lstm) == list(gru) == list(rnn)
+    assert all(lstm[name] == gru[name] == rnn[name] for name in lstm if name != "initial")  # a pair for the LSTM
+
+
+def test_plan_takes_what_standardize_does():
+    planned, run = (inspect.signature(function).parameters for function in (jaxnorm.plan, jaxnorm.standardize))
+    assert list(planned.values()) == list(run.values())

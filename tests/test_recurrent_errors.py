@@ -71,10 +71,9 @@ def test_making_parameters_refuses_sizes():
     for bad in (0, -1, 2.5, True):
         with pytest.raises(ValueError, match=f"features must be a positive integer: got {bad}"):
             jn.recurrent.init_lstm(jax.random.key(0), 3, bad)
-    with pytest.raises(ValueError, match="projection is for the LSTM"):
-        jn.recurrent.init_gru(jax.random.key(0), 3, 4, projection=2)
-    with pytest.raises(TypeError, match="forget"):
-        jn.recurrent.init_lstm(jax.random.key(0), 3, 4, forget=2)
+    for make, option in (("init_lstm", "forget"), ("init_gru", "forget_bias"), ("init_gru", "projection"), ("init_rnn", "projection")):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+            getattr(jn.recurrent, make)(jax.random.key(0), 3, 4, **{option: 2})
 
 
 def test_lengths_inside_jit_are_checked_by_checkify():

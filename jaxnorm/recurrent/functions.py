@@ -1,6 +1,6 @@
-"""Layer-normalized recurrent networks over whole sequences: ``rnn``, ``gru``, ``lstm`` and their parameters."""
+"""Layer-normalized recurrent networks over whole sequences: ``rnn``, ``gru`` and ``lstm``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,172 +13,35 @@ from jaxnorm.engine.plan import select
 from jaxnorm.features import promoted
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
-from jaxnorm.recurrent.parameters import checked, initialize, make_cell
+from jaxnorm.recurrent.parameters import checked, make_cell
 from jaxnorm.recurrent.scan import advance, run, with_idle
 from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
 from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
 
 IMPLEMENTATIONS = ("chunked", "xla", "native")
+Params = Mapping[str, Any]
 
 
-class Static(NamedTuple):
-    """What a compiled call depends on beside the shapes."""
-
-    cell: Cell
-    layout: Layout
-    zoneout: tuple[float, ...] | None
-    implementation: str
-    return_moments: bool
-
-
-def _network(documented: Callable[[], None]):
-    """The public function of that name and documentation; all three take the same arguments."""
-
-    def network(
-        x: jax.Array,
-        params: Mapping[str, Any],
-        *,
-        initial=None,
-        lengths=None,
-        where=None,
-        segment_ids=None,
-        reverse: bool = False,
-        time_major: bool = False,
-        norm: str | None = "layer",
-        placement: str = "ba2016",
-        epsilon: float = 1e-6,
-        zoneout: float | tuple[float, ...] = 0.0,
-        key: jax.Array | None = None,
-        running: Running | None = None,
-        longer: str = "last",
-        return_moments: bool = False,
-        implementation: str | None = None,
-    ):
-        cell = make_cell(documented.__name__, norm, placement, epsilon)
-        x = validation.floating(x)
-        layout = make_layout(x, time_major, reverse)
-        params = checked(cell, params, x.shape[-1])
-        dtype = compute_dtype(promoted(None, x, *params.values()))
-        params = {name: value.astype(dtype) for name, value in params.items()}
-        mask = step_mask(layout, lengths, where)
-        segment_ids = None if segment_ids is None else of_each_step(layout, "segment_ids", segment_ids, jnp.integer)
-        state = start_state(cell.state, layout, _widths(cell, params), initial, dtype)
-        rates = zoneout_rates(cell.state, zoneout)
-        table = checked_running(cell, running, layout, lengths, longer, return_moments, params)
-        zoned = rates if any(rates) else None
-        plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
-        static = Static(cell, layout, zoned, plan.implementation, return_moments)
-        state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, key if zoned else None)
-        state = state if len(cell.state) > 1 else state[0]
-        return (state, outputs, found) if return_moments else (state, outputs)
-
-    network.__name__ = network.__qualname__ = documented.__name__
-    network.__doc__ = documented.__doc__
-    return network
-
-
-def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
-    """The features of each part of the state; h may be projected."""
-    rows, packed = params["recurrent_kernel"].shape
-    return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
-
-
-def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
-    if implementation == "native":
-        from jaxnorm.recurrent import native  # as little is imported as is used
-
-        return partial(native.whole, layout.time_major)
-    return None if implementation == "xla" else scan.chunked
-
-
-@partial(jax.jit, static_argnums=0)
-def _run(static: Static, x, params, state, mask, segment_ids, table, key):
-    cell, layout = static.cell, static.layout
-    dtype = params["recurrent_kernel"].dtype
-    mask, segment_ids = (None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids))
-    resets = None if segment_ids is None else restarts(segment_ids, mask)
-    keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
-    steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
-    inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
-    final, histories = run(cell, weights, inward, steps, state, _loop(static.implementation, layout))
-    outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
-    found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
-    final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
-    return final, layout.outward(outputs.astype(x.dtype)), found
-
-
-def init_rnn(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
-    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
-
-    >>> import jax, jaxnorm as jn
-    >>> {name: p.shape for name, p in jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum").items()}
-    {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
-    """
-    return initialize(make_cell("rnn", norm, placement, 0), key, in_features, features, **options)
-
-
-def init_gru(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
-    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
-
-    >>> import jax, jaxnorm as jn
-    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
-    ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
-    """
-    return initialize(make_cell("gru", norm, placement, 0), key, in_features, features, **options)
-
-
-def init_lstm(key: jax.Array, in_features: int, features: int, *, norm="layer", placement="ba2016", **options) -> dict[str, jax.Array]:
-    """Parameters of :func:`lstm`, a plain dict.
-
-    Args:
-      key: random key.
-      in_features: D, the features of x.
-      features: H, the features of the state.
-      norm: as for :func:`lstm`.
-      placement: as for :func:`lstm`.
-      **options:
-        ``scale`` (all gains; 1, and 0.1 for recurrent batch norm), ``forget_bias`` (1; Flax, and modules without a norm, start it at 0),
-        ``projection`` (R, the features that h is projected to; none), ``kernel_init`` (LeCun normal),
-        ``recurrent_kernel_init`` (orthogonal), ``dtype`` (float32).
-
-    Returns:
-      The leaves, of which those apply that the norm and its placement use; blocks in the order i, f, g, o:
-
-      =================  ==========  =================================================================
-      input_kernel       (D, 4H)     W_x
-      recurrent_kernel   (H, 4H)     W_h; (R, 4H) with a projection
-      bias               (4H,)       b, the only one of the gates
-      input_scale        (4H,)       gain of the input's term (ba2016, carried_cell)
-      recurrent_scale    (4H,)       gain of the recurrent term (ba2016, carried_cell)
-      scale              (4H,)       gain of their sum (sum, gate)
-      cell_scale         (H,)        gain of c (ba2016, gate, carried_cell)
-      cell_bias          (H,)        shift of c (the same; not with RMS norm)
-      projection         (H, R)      h = (o tanh(...)) projection
-      =================  ==========  =================================================================
-
-    >>> import jax, jaxnorm as jn
-    >>> params = jn.recurrent.init_lstm(jax.random.key(0), 3, 2, forget_bias=1.0)
-    >>> params["bias"].tolist()
-    [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    """
-    return initialize(make_cell("lstm", norm, placement, 0), key, in_features, features, **options)
-
-
-def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
-    """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
-    cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
-    params = checked(cell, params, x.shape[-1])
-    dtype = compute_dtype(promoted(None, x, *params.values()))
-    layout = Layout(x.shape[:-1], 1, True, False)
-    state = start_state(cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype)
-    flat = x.astype(dtype).reshape(-1, x.shape[-1])
-    weights = cell.weights({name: value.astype(dtype) for name, value in params.items()})
-    new = advance(cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state)
-    return tuple(part.reshape(*layout.batch, part.shape[-1]) for part in new)
-
-
-@_network
-def rnn():
+def rnn(
+    x: jax.Array,
+    params: Params,
+    *,
+    initial: jax.Array | None = None,
+    lengths: Any = None,
+    where: Any = None,
+    segment_ids: Any = None,
+    reverse: bool = False,
+    time_major: bool = False,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    epsilon: float = 1e-6,
+    zoneout: float | tuple[float, ...] = 0.0,
+    key: jax.Array | None = None,
+    running: Running | None = None,
+    longer: str = "last",
+    return_moments: bool = False,
+    implementation: str | None = None,
+) -> Any:
     """Simple recurrent network: ``h' = tanh(a)``.
 
     ============  ===========================================================
@@ -197,10 +60,31 @@ def rnn():
     >>> h.shape, y.shape
     ((2, 4), (2, 5, 4))
     """
+    cell = make_cell("rnn", norm, placement, epsilon)
+    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
+    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
 
 
-@_network
-def gru():
+def gru(
+    x: jax.Array,
+    params: Params,
+    *,
+    initial: jax.Array | None = None,
+    lengths: Any = None,
+    where: Any = None,
+    segment_ids: Any = None,
+    reverse: bool = False,
+    time_major: bool = False,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    epsilon: float = 1e-6,
+    zoneout: float | tuple[float, ...] = 0.0,
+    key: jax.Array | None = None,
+    running: Running | None = None,
+    longer: str = "last",
+    return_moments: bool = False,
+    implementation: str | None = None,
+) -> Any:
     """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z, n.
 
     ============  ==============================================================================================
@@ -221,10 +105,31 @@ def gru():
     >>> bool((h == y[:, -1]).all())
     True
     """
+    cell = make_cell("gru", norm, placement, epsilon)
+    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
+    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
 
 
-@_network
-def lstm():
+def lstm(
+    x: jax.Array,
+    params: Params,
+    *,
+    initial: tuple[jax.Array, jax.Array] | None = None,
+    lengths: Any = None,
+    where: Any = None,
+    segment_ids: Any = None,
+    reverse: bool = False,
+    time_major: bool = False,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    epsilon: float = 1e-6,
+    zoneout: float | tuple[float, ...] = 0.0,
+    key: jax.Array | None = None,
+    running: Running | None = None,
+    longer: str = "last",
+    return_moments: bool = False,
+    implementation: str | None = None,
+) -> Any:
     """Long short-term memory over sequences, layer-normalized.
 
     ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
@@ -295,3 +200,92 @@ def lstm():
     >>> bool((h[0] == y[0, 2]).all()), y[0, 3:].any().tolist()
     (True, False)
     """
+    cell = make_cell("lstm", norm, placement, epsilon)
+    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
+    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
+
+
+class Static(NamedTuple):
+    """What a compiled call depends on beside the shapes."""
+
+    cell: Cell
+    layout: Layout
+    zoneout: tuple[float, ...] | None
+    implementation: str
+    return_moments: bool
+
+
+class Given(NamedTuple):
+    """What a call is given beside x and the parameters."""
+
+    initial: Any
+    lengths: Any
+    where: Any
+    segment_ids: Any
+    zoneout: float | tuple[float, ...]
+    key: jax.Array | None
+    running: Running | None
+    longer: str
+
+
+def _network(cell: Cell, x, params: Params, given: Given, reverse: bool, time_major: bool, return_moments: bool, implementation):
+    """What all three do."""
+    x = validation.floating(x)
+    layout = make_layout(x, time_major, reverse)
+    params = checked(cell, params, x.shape[-1])
+    dtype = compute_dtype(promoted(None, x, *params.values()))
+    params = {name: value.astype(dtype) for name, value in params.items()}
+    mask = step_mask(layout, given.lengths, given.where)
+    segment_ids = None if given.segment_ids is None else of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
+    state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
+    rates = zoneout_rates(cell.state, given.zoneout)
+    table = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
+    zoned = rates if any(rates) else None
+    plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
+    static = Static(cell, layout, zoned, plan.implementation, return_moments)
+    state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, given.key if zoned else None)
+    state = state if len(cell.state) > 1 else state[0]
+    return (state, outputs, found) if return_moments else (state, outputs)
+
+
+def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
+    """The features of each part of the state; h may be projected."""
+    rows, packed = params["recurrent_kernel"].shape
+    return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
+
+
+def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
+    if implementation == "native":
+        from jaxnorm.recurrent import native  # as little is imported as is used
+
+        return partial(native.whole, layout.time_major)
+    return None if implementation == "xla" else scan.chunked
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(static: Static, x, params, state, mask, segment_ids, table, key):
+    cell, layout = static.cell, static.layout
+    dtype = params["recurrent_kernel"].dtype
+    mask, segment_ids = (None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids))
+    resets = None if segment_ids is None else restarts(segment_ids, mask)
+    keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
+    steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
+    inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
+    final, histories = run(cell, weights, inward, steps, state, _loop(static.implementation, layout))
+    outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
+    found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
+    final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
+    return final, layout.outward(outputs.astype(x.dtype)), found
+
+
+def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
+    """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
+    cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
+    params = checked(cell, params, x.shape[-1])
+    dtype = compute_dtype(promoted(None, x, *params.values()))
+    layout = Layout(x.shape[:-1], 1, True, False)
+    state = start_state(cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype)
+    flat = x.astype(dtype).reshape(-1, x.shape[-1])
+    weights = cell.weights({name: value.astype(dtype) for name, value in params.items()})
+    new = advance(cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state)
+    return tuple(part.reshape(*layout.batch, part.shape[-1]) for part in new)

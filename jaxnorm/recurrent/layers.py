@@ -11,7 +11,7 @@ from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step
 from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
 
-NETWORKS = {"rnn": rnn, "gru": gru, "lstm": lstm}
+NETWORKS: dict[str, Callable[..., Any]] = {"rnn": rnn, "gru": gru, "lstm": lstm}
 FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
 
 

@@ -1,4 +1,4 @@
-"""Parameters of the cells: how they start, and what is wrong with those that are given."""
+"""Parameters of the cells: ``init_rnn``, ``init_gru``, ``init_lstm``, and what is wrong with those that are given."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,13 +64,107 @@ def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> j
     return drawn.transpose(1, 0, 2).reshape(shape)
 
 
-def initialize(
-    cell: Cell, key: jax.Array, in_features: int, features: int, *, projection: int | None = None, dtype: Any = jnp.float32, **start
+def init_rnn(
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    scale: float | None = None,
+    kernel_init: Initializer = LECUN,
+    recurrent_kernel_init: Initializer = ORTHOGONAL,
+    dtype: Any = jnp.float32,
 ) -> dict[str, jax.Array]:
-    """Parameters as a plain dict."""
-    shapes, make = leaf_shapes(cell, in_features, features, projection), Start(**start)
-    names = make.names(cell, shapes)
-    return {name: make.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype) for i, name in enumerate(names)}
+    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+
+    >>> import jax, jaxnorm as jn
+    >>> {name: p.shape for name, p in jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum").items()}
+    {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
+    """
+    start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
+    return _initialize(make_cell("rnn", norm, placement, 0), key, (in_features, features, None), start, dtype)
+
+
+def init_gru(
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    scale: float | None = None,
+    kernel_init: Initializer = LECUN,
+    recurrent_kernel_init: Initializer = ORTHOGONAL,
+    dtype: Any = jnp.float32,
+) -> dict[str, jax.Array]:
+    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+
+    >>> import jax, jaxnorm as jn
+    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
+    ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
+    """
+    start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
+    return _initialize(make_cell("gru", norm, placement, 0), key, (in_features, features, None), start, dtype)
+
+
+def init_lstm(
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    norm: str | None = "layer",
+    placement: str = "ba2016",
+    scale: float | None = None,
+    forget_bias: float = 1.0,
+    projection: int | None = None,
+    kernel_init: Initializer = LECUN,
+    recurrent_kernel_init: Initializer = ORTHOGONAL,
+    dtype: Any = jnp.float32,
+) -> dict[str, jax.Array]:
+    """Parameters of :func:`lstm`, a plain dict.
+
+    Args:
+      key: random key.
+      in_features: D, the features of x.
+      features: H, the features of the state.
+      norm: as for :func:`lstm`.
+      placement: as for :func:`lstm`.
+      scale: all gains; 1 by default, and 0.1 for recurrent batch norm.
+      forget_bias: of the forget gate; Flax, and modules without a norm, start it at 0.
+      projection: R, the features that h is projected to; none by default.
+      kernel_init: of the input kernel and the projection.
+      recurrent_kernel_init: of the recurrent kernel.
+      dtype: of all parameters.
+
+    Returns:
+      The leaves, of which those apply that the norm and its placement use; blocks in the order i, f, g, o:
+
+      =================  ==========  =================================================================
+      input_kernel       (D, 4H)     W_x
+      recurrent_kernel   (H, 4H)     W_h; (R, 4H) with a projection
+      bias               (4H,)       b, the only one of the gates
+      input_scale        (4H,)       gain of the input's term (ba2016, carried_cell)
+      recurrent_scale    (4H,)       gain of the recurrent term (ba2016, carried_cell)
+      scale              (4H,)       gain of their sum (sum, gate)
+      cell_scale         (H,)        gain of c (ba2016, gate, carried_cell)
+      cell_bias          (H,)        shift of c (the same; not with RMS norm)
+      projection         (H, R)      h = (o tanh(...)) projection
+      =================  ==========  =================================================================
+
+    >>> import jax, jaxnorm as jn
+    >>> params = jn.recurrent.init_lstm(jax.random.key(0), 3, 2, forget_bias=1.0)
+    >>> params["bias"].tolist()
+    [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    start = Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
+    return _initialize(make_cell("lstm", norm, placement, 0), key, (in_features, features, projection), start, dtype)
+
+
+def _initialize(cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype) -> dict[str, jax.Array]:
+    shapes = leaf_shapes(cell, *sizes)
+    names = start.names(cell, shapes)
+    return {name: start.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype) for i, name in enumerate(names)}
 
 
 def leaf_shapes(cell: Cell, in_features: int, features: int, projection: int | None) -> dict[str, tuple[int, ...]]:
