@@ -23,8 +23,7 @@ SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in 
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS += " -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
-KINDS = ("Forward", "Statistics", "Backward", "SwitchableForward", "SwitchableStatistics", "SwitchableBackward")
-KERNELS = tuple(f"Jaxnorm{kind}" for kind in (*KINDS, "LstmForward", "LstmBackward"))
+KERNELS = tuple(f"Jaxnorm{kind}" for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward"))
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
 UNUSED = 30 * 24 * 3600  # seconds after which a library for another jaxlib or processor, that no program has loaded, may go
