@@ -136,10 +136,10 @@ def missed(results: dict) -> str:
   bytes, not a faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of the output in the
   cache for what follows, which takes a kernel of more than the norm.
 - 32x7x7x512: sets of 49 numbers. Mean and variance of a set are 8 bytes next to 98 of data in bfloat16: instead of keeping them the
-  kernels of instance and switchable norm find them again for the gradients, in one reading with the sums for these. Switchable norm's
-  besides merge, blend and pull back 16384 of them, in double. Next: what instance norm makes of sums, in vectors (6 %).
-- Not in XLA's count of temporaries is what kernels allocate while they run: up to 24 bytes per instance of switchable norm, 16 per
-  channel and example of instance and group norm (at 32x7x7x512 0.12 and 0.08 of x, in bfloat16 twice as much).
+  kernels of instance norm find them again for the gradients, in one reading with the sums for these. Switchable norm, which merges and
+  blends 16384 of them, has no kernel. Next: what instance norm makes of sums, in vectors (6 %).
+- Not in XLA's count of temporaries is what kernels allocate while they run: 16 bytes per channel and example of instance and group
+  norm (at 32x7x7x512 0.08 of x, in bfloat16 twice as much).
 - Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
@@ -152,8 +152,7 @@ def missed(results: dict) -> str:
   no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the
   steps of the gradients of several rows in turn, as for their output (1.09 of the time in float32); reading from last to first, so
   that the next pass begins with what is in the cache (0.98 to 1.03 of the time at seven shapes); gradients of scale and bias
-  added up by several threads (0.94 to 1.07); switchable norm's statistics of instances found again for every pass instead of kept
-  while a kernel runs (1.1 of the time at 32x7x7x512)."""
+  added up by several threads (0.94 to 1.07); kernels for switchable norm, more C++ than one rare norm is worth."""
 
 
 def _goal(what: str, most: float, found: dict[str, float], beyond: set[str] | None = None) -> list[str]:

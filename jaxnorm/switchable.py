@@ -55,7 +55,7 @@ def switchable_norm(
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes that the batch extends over.
       full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
+      implementation: as for :func:`standardize`, but that no kernel computes this norm.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -82,17 +82,15 @@ def switchable_norm(
     rule = make_rule(x, validation.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype, full_range=full_range)
     if running is not None:
         running = like_batch(running, x.shape, features)
-    own = Sets(unsplit(x.shape, spatial), axis_name)
-    plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.kernels.switchable", x, own, rule, where, scale, bias)
-    norm = Norm(rule, features, spatial, axis_name)
-    y, batch = _switchable(norm, plan.implementation == "native", x, *logits, running, scale, bias, where)
+    select(implementation, IMPLEMENTATIONS, None, x)  # plain JAX, unless what is asked for is unknown
+    y, batch = _switchable(Norm(rule, features, spatial, axis_name), x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _switchable(norm: "Norm", native: bool, x, mean_logits, var_logits, running, scale, bias, where):
+@partial(jax.jit, static_argnums=0)
+def _switchable(norm: "Norm", x, mean_logits, var_logits, running, scale, bias, where):
     weights = jnp.concatenate([jax.nn.softmax(logits.astype(real(compute_dtype(x.dtype)))) for logits in (mean_logits, var_logits)])
-    return norm.by_kernels(x, weights, running, scale, bias) if native else norm(x, weights, running, scale, bias, where)
+    return norm(x, weights, running, scale, bias, where)
 
 
 @dataclass(frozen=True)
@@ -118,19 +116,6 @@ class Norm:
         y, offset, var = own_statistics(own, self.rule, blend, x, where, frame, extra, scale, bias)
         _, _, batch = blend.parts(frame.pivot, offset, var, extra)
         return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
-
-    def of_arrays(self, x, weights, running, scale, bias) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The output, and mean and variance of the batch; running are mean and variance."""
-        given = None if running is None else Moments(jnp.ones_like(running[1]), *running)
-        y, batch = self(x, weights, given, scale, bias, None)
-        return y, batch.mean, batch.var
-
-    def by_kernels(self, x, weights, running, scale, bias) -> tuple[jax.Array, Moments]:
-        """The same as when called, of channels that come last, without a mask."""
-        from jaxnorm.kernels import switchable  # takes long to import, for what most never need
-
-        y, mean, var = switchable.standardize(self, x, weights, None if running is None else (running.mean, running.var), scale, bias)
-        return y, Moments(jnp.full_like(var, x.size // var.size), mean, var)
 
 
 @dataclass(frozen=True)

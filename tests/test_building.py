@@ -65,7 +65,7 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
     assert main([], folder) == 0
     first, *compiled, last = capsys.readouterr().out.splitlines()
     count = len(libraries.SOURCES)
-    assert first == f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about a minute and a half on two cores"
+    assert first == f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about half a minute"
     lines = [re.fullmatch(r" +\d+ s: (\S+) compiled, (\d) of (\d)", line).groups() for line in compiled]
     assert sorted(name for name, *_ in lines) == [source.name for source in libraries.SOURCES]
     assert [counts for _, *counts in lines] == [[str(i + 1), str(count)] for i in range(count)]
@@ -121,7 +121,8 @@ def test_a_folder_that_is_not_there_is_made(tmp_path, compiler, capsys):
 
 def test_what_is_damaged_is_not_up_to_date(folder, compiler):
     path = build.build(folder)
-    os.truncate(path, 5000)
+    path.unlink()  # another file in its place: this process has opened the library, and would end if that were cut short
+    path.write_bytes(SHARED.read_bytes()[:5000])
     assert build.build(folder) == path
     assert path.read_bytes() == SHARED.read_bytes()
 

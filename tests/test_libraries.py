@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -41,8 +42,7 @@ def whole(found, monkeypatch):
 
 
 SIZE = SHARED.stat().st_size
-LACKS = "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormSwitchableForward, JaxnormSwitchableStatistics, "
-LACKS += "JaxnormSwitchableBackward, JaxnormLstmForward, JaxnormLstmBackward"
+LACKS = "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormLstmForward, JaxnormLstmBackward"
 DAMAGED = {
     "cut short": (lambda path: os.truncate(path, 5000), f"is damaged: it has 5000 bytes, and {SIZE} were built"),
     "empty": (lambda path: path.write_bytes(b""), f"is damaged: it has 0 bytes, and {SIZE} were built"),
@@ -103,6 +103,20 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
     monkeypatch.setattr(kernels, "built", lambda: False)
     with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
         jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_switchable_norm_has_no_kernel(built, monkeypatch):
+    """Built or not; where native is only the usual choice, it is left out."""
+    monkeypatch.setattr(kernels, "built", lambda: built)
+    norm = partial(jn.switchable_norm, jnp.arange(24.0).reshape(2, 3, 4), jnp.zeros(3), jnp.zeros(3))
+    with pytest.raises(ValueError, match="implementation") as error:
+        norm(implementation="native")
+    assert str(error.value) == "implementation='native' has no kernel for this norm. Leave implementation out."
+    y = norm(implementation="xla")[0]
+    for wish in ("native", "xla"):
+        monkeypatch.setenv(plan.VARIABLE, wish)
+        np.testing.assert_array_equal(norm()[0], y)
 
 
 @pytest.mark.parametrize("blank", ["", " \t"])

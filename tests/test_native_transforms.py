@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_native import LOGITS, WIDE, arguments, close, with_gradients
+from test_native import WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
 
@@ -51,7 +51,7 @@ def _rows(x, scale, bias, **options):
     return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
 
 
-WIDTHS = {"rows": (8, 80), "rms": (80,), "batch": (8,), "group": (8,), "adaptive": (8,), "blend": (8,)}
+WIDTHS = {"rows": (8, 80), "rms": (80,), "batch": (8,), "group": (8,), "adaptive": (8,)}
 
 
 @pytest.mark.parametrize(("name", "width"), [(name, width) for name, widths in WIDTHS.items() for width in widths])
@@ -84,38 +84,13 @@ def test_transformations(name, width, rng, use):
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
-@pytest.mark.parametrize("name", ["batch", "group", "adaptive", "blend"])
+@pytest.mark.parametrize("name", ["batch", "group", "adaptive"])
 @pytest.mark.usefixtures("by_xla")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
     test_transformations(name, 8, rng, use)
 
 
-def test_moments_and_logits_of_a_blend(rng, use):
-    """In training and evaluation."""
-    x, scale, _, cotangent = arguments(rng, (3, 5, 7, 40))
-    running = jn.Moments(jnp.ones(()), jnp.ones((1, 1, 1, 40)), jnp.full((1, 1, 1, 40), 2.0))
-
-    def loss(x, logits, scale, **options):
-        y, found = jn.switchable_norm(x, *logits, scale=scale, **options)
-        return (jnp.sin(y) * cotangent).sum() + found.mean.sum() * 3 + (found.var**2).sum()
-
-    value = jax.value_and_grad(loss, (0, 1, 2))
-    for call in (value, partial(value, running=running)):
-        kernels_agree(use, call, (x, LOGITS, scale), 5e-6)
-
-
-@pytest.mark.usefixtures("by_xla")
-def test_moments_and_logits_of_a_blend_of_which_a_kernel_has_the_statistics(rng, use):
-    test_moments_and_logits_of_a_blend(rng, use)
-
-
-def test_a_blend_without_channels_last_is_plain_jax(rng, use):
-    x = arguments(rng, (3, 5, 7, 40))[0]
-    use("native")
-    assert "@Jaxnorm" not in jax.jit(lambda x: jn.switchable_norm(x, *LOGITS, feature_axes=1)[0]).lower(x).as_text()
-
-
-@pytest.mark.parametrize("name", ["rows", "batch", "blend"])
+@pytest.mark.parametrize("name", ["rows", "batch"])
 def test_second_order_through_a_loop(name, rng, use):
     """JAX takes loops apart, and with them the derivatives of what is in them."""
     norm, shape = WIDE[name]

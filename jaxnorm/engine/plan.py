@@ -33,13 +33,13 @@ class Plan:
         return "\n".join([self.implementation, *(f"  not {name}: {reason}" for name, reason in self.others.items())])
 
 
-def select(requested: str | None, names: tuple[str, ...], module: str, x: jax.Array, *arguments) -> Plan:
+def select(requested: str | None, names: tuple[str, ...], module: str | None, x: jax.Array, *arguments) -> Plan:
     """One of the names, of which the first is plain JAX and the last is "native".
 
     Args:
       requested: by the caller; None for the rule.
       module: imported only if need be, of which ``obstacle(x, *arguments)`` says in words why its kernels cannot take
-        these, or None if they can.
+        these, or None if they can; None where there are no kernels.
       x: of whose placement it is known whether a device has all of it, or what part.
 
     Raises:
@@ -75,8 +75,10 @@ def _left_aside(x: jax.Array) -> str | None:
     return None
 
 
-def _obstacle(module: str, x: jax.Array, arguments: tuple) -> str | None:
+def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     """Why the kernels of a module cannot take these arguments."""
+    if module is None:
+        return "has no kernel for this norm"
     if not static(x.shape):
         return f"takes no symbolic sizes: got {x.shape}"
     if kernels.built():

@@ -2,10 +2,10 @@
 
     python -m jaxnorm.kernels
 
-builds the kernels for this CPU, if there is a C++ compiler; with --status it tells whether they are active. Nothing depends
-on them; where they are built, "native" is chosen on a CPU, for float32 and bfloat16 without a mask, and for LSTMs in float32.
-Over several devices it is chosen where nothing need be gathered for it: in shard_map, and for norms in explicit sharding whose
-sets lie whole on a device. The variable JAXNORM_IMPLEMENTATION names what is chosen instead, wherever that can be.
+builds the kernels for this CPU, if there is a C++ compiler; with --status it says whether they are active. Nothing depends
+on them; where they are built, "native" is selected on a CPU, for norms of float32 and bfloat16 without a mask, and for LSTMs in
+float32. Over several devices it is selected where nothing need be gathered for it: in shard_map, and in explicit sharding for
+norms whose groups are unsharded. The variable JAXNORM_IMPLEMENTATION names what is selected instead, wherever that is possible.
 """
 
 import warnings

@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) ->
     """Builds, or tells whether kernels are active; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=libraries.BUILD,
-        description="Builds jaxnorm's kernels for this CPU, which takes about a minute and a half.",
+        description="Builds jaxnorm's kernels for this CPU, which takes about half a minute.",
         epilog="Exit status: 0 if they are built, or active; 1 if they cannot be built, or are not active; 130 if interrupted.",
     )
     choice = parser.add_mutually_exclusive_group()

@@ -134,7 +134,7 @@ def _compile(compiler: str, target: Path, tell: Tell) -> None:
     start = time.monotonic()
     if reason := _not_a_compiler(command[0]):
         raise _CompilerError(reason)
-    tell(f"Building the CPU kernels with {compiler}: {len(parts)} files, in about a minute and a half on two cores")
+    tell(f"Building the CPU kernels with {compiler}: {len(parts)} files, in about half a minute")
 
     def compiled(name: str, count: int) -> None:
         tell(f"{time.monotonic() - start:4.0f} s: {name} compiled, {count} of {len(parts)}")

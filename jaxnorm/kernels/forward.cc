@@ -1,116 +1,146 @@
-// The frame, mean and variance of every set, and the output where x is likely to be in the cache still.
+// The statistics of every normalization group, and the output y = (u - offset) rstd scale + bias, with u as in
+// group_stats.h.
 
-#include "moments.h"
 #include "pages.h"
+#include "statistics.h"
 
 namespace {
 
-constexpr int64_t kFew = 4096;     // bytes of the rows that are worked on together: each step finds them in the nearest cache
-constexpr int64_t kMostRows = 16;  // and how many rows at most
+constexpr int64_t kBlockBytes = 4096;  // of rows that are worked on together: each step finds them in the nearest cache
+constexpr int64_t kMostRows = 16;      // of such a block
 
-// Sets of d neighbouring numbers: a few at a time, step by step, so that the sums of one need not wait for those of another.
+// Results for each group; null where nobody asks.
+struct StatsResults {
+  float *pivot, *offset, *var, *power;
+
+  static StatsResults read(Buffers& buffers, int64_t groups) {
+    auto next = [&] {
+      const Array<float> result = buffers.result();
+      if (result.size == groups) return result.data;
+      if (result.data) *result.data = 0;  // one element stands for a result that is not asked for
+      return static_cast<float*>(nullptr);
+    };
+    return {next(), next(), next(), next()};
+  }
+
+  void write(int64_t first, int64_t count, const GroupStats* stats) const {
+    auto each = [=](float* to, auto field) {
+      for (int64_t i = 0; to && i < count; ++i) to[first + i] = float(stats[i].*field);
+    };
+    each(pivot, &GroupStats::pivot);
+    each(offset, &GroupStats::offset);
+    each(var, &GroupStats::var);
+    each(power, &GroupStats::power);
+  }
+};
+
+struct Forward {
+  Shape shape;
+  Rule rule;
+  StatsOptions options;
+  StatsResults results;
+  const float *scale, *bias;
+};
+
+// Some groups that are rows: each step for all of them, so that the sums of one need not wait for those of another.
 template <typename X, typename Y>
-void forward_rows(const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias, const Stats& stats,
-                  int64_t first, int64_t count, Y* y) {
-  const int64_t d = shape.d;
+void normalize_rows(const Forward& call, int64_t first, int64_t count, const X* x, Y* y) {
+  const int64_t d = call.shape.d;
   float rstd[kMostRows];
-  Set of[kMostRows];
-  stats.rows(x, d, first, count, of);
-  rule.rstds(of, count, d, rstd);
+  GroupStats stats[kMostRows];
+  stats_of_rows(call.options, x + first * d, d, count, stats);
+  call.results.write(first, count, stats);
+  call.rule.rstds(stats, count, d, rstd);
   for (int64_t row = 0; row < count; ++row) {
-    const float *scales = shape.of_set(scale, first + row), *shift = shape.of_set(bias, first + row);
-    const float factor = factor_of(of[row].power), pivot = of[row].pivot, offset = of[row].offset, r = rstd[row];
+    const float *scale = call.shape.of_group(call.scale, first + row),
+                *bias = call.shape.of_group(call.bias, first + row);
+    const float factor = factor_of(stats[row].power), pivot = stats[row].pivot, offset = stats[row].offset,
+                r = rstd[row];
     const X* from = x + (first + row) * d;
     Y* to = y + (first + row) * d;
 #pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(to + i, ((load(from[i]) * factor - pivot) - offset) * r * scales[i] + shift[i]);
+    for (int64_t i = 0; i < d; ++i) store(to + i, ((load(from[i]) * factor - pivot) - offset) * r * scale[i] + bias[i]);
   }
 }
 
 template <typename X, typename Y>
-void forward(ffi::ThreadPool& pool, const Shape& shape, const Rule& rule, const X* x, const float* scale, const float* bias,
-             const Stats& stats, Y* y) {
-  const int64_t c = shape.c();
-  if (shape.p == 1) {
-    const int64_t sets = shape.sets(), rows = std::max<int64_t>(1, kChunk / shape.d);
-    const int64_t few = std::clamp<int64_t>(kFew / (shape.d * int64_t(sizeof(X))), 1, kMostRows);
-    in_parallel(pool, (sets + rows - 1) / rows, [&](int64_t task) {
-      const int64_t end = std::min(sets, (task + 1) * rows);
-      for (int64_t i = task * rows; i < end; i += few)
-        forward_rows(shape, rule, x, scale, bias, stats, i, std::min(few, end - i), y);
-    });
-    return;
-  }
-  const Chunks chunks(shape, pool.num_threads());
-  auto merge = [&](Known& known, int64_t n) {
-    merge_stats(shape, chunks, stats, n, known);
-    spread_frames(shape, rule, known);
-    float* slope = known.each.data() + 3 * c;
-    const float* scales = shape.of(scale, n);
-    for (int64_t j = 0; j < c; ++j) slope[j] *= scales[j];
-  };
-  auto apply = [&](const Known& known, int64_t n, int64_t k) {
-    const float *factor = known.each.data(), *pivot = factor + c, *offset = pivot + c, *slope = offset + c, *shift = shape.of(bias, n);
-    const int64_t start = (n * shape.p + k * chunks.rows) * c;
-    for (int64_t i = start; i < start + chunks.size(shape, k) * c; i += c) {
-#pragma omp simd
-      for (int64_t j = 0; j < c; ++j) store(y + i + j, ((load(x[i + j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + shift[j]);
-    }
-  };
-  in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 2, 4); }, reduce_to_stats(shape, chunks, stats, x), merge, apply);
-}
-
-// Where a result says something of each set; one of a single element is not asked for.
-float* wanted(ffi::Result<F32>& result, int64_t sets) {
-  float* data = result->typed_data();
-  if (int64_t(result->element_count()) == sets) return data;
-  *data = 0;
-  return nullptr;
-}
-
-ffi::Error forward_call(ffi::ThreadPool pool, Any x, F32 scale, F32 bias, ffi::Result<Any> y,
-                        ffi::Result<F32> pivot, ffi::Result<F32> offset, ffi::Result<F32> var,
-                        ffi::Result<F32> power, int64_t p, int64_t g, int64_t d, double epsilon, double correction,
-                        bool in_std, bool centered, int64_t lowest) {
-  const Shape shape = shape_of(x, scale, p, g, d);
-  const Rule rule{epsilon, correction, in_std};
-  auto of = [&](ffi::Result<F32>& result) { return wanted(result, shape.sets()); };
-  const Stats stats{of(pivot), of(offset), of(var), of(power), centered, lowest};
-  return typed(x.element_type(), y->element_type(), [&](auto* of_x, auto* of_y) {
-    forward(pool, shape, rule, (decltype(of_x))x.untyped_data(), scale.typed_data(), bias.typed_data(), stats,
-            (decltype(of_y))in_large_pages(y));
+void forward_rows(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) {
+  const int64_t d = call.shape.d, groups = call.shape.groups(), of_task = std::max<int64_t>(1, kChunk / d);
+  const int64_t of_block = std::clamp<int64_t>(kBlockBytes / (d * int64_t(sizeof(X))), 1, kMostRows);
+  run_in_parallel(pool, (groups + of_task - 1) / of_task, [&](int64_t task) {
+    const int64_t end = std::min(groups, (task + 1) * of_task);
+    for (int64_t i = task * of_task; i < end; i += of_block) normalize_rows(call, i, std::min(of_block, end - i), x, y);
   });
 }
 
-ffi::Error statistics_call(ffi::ThreadPool pool, Any x, ffi::Result<F32> pivot, ffi::Result<F32> offset, ffi::Result<F32> var,
-                           ffi::Result<F32> power, int64_t p, int64_t g, int64_t d, bool centered, int64_t lowest) {
-  const Shape shape{int64_t(x.element_count()) / (p * g * d), p, g, d, 1};
-  auto of = [&](ffi::Result<F32>& result) { return wanted(result, shape.sets()); };
-  const Stats stats{of(pivot), of(offset), of(var), of(power), centered, lowest};
-  return typed(x.element_type(), x.element_type(), [&](auto* of_x, auto*) {
+template <typename X, typename Y>
+void normalize_chunk(int64_t rows, int64_t channels, Channels& of, const float* bias, const X* x, Y* y) {
+  const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope();
+  for (int64_t i = 0; i < rows * channels; i += channels) {
+#pragma omp simd
+    for (int64_t j = 0; j < channels; ++j)
+      store(y + i + j, ((load(x[i + j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
+  }
+}
+
+template <typename X, typename Y>
+void forward_channels(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) {
+  const Shape& shape = call.shape;
+  const int64_t channels = shape.channels();
+  const Chunks chunks(shape, pool.num_threads());
+  auto make = [&] { return Example(shape, chunks, Example::kMoments, Example::kForward); };
+  auto merge = [&](Example& example, int64_t n) {
+    merge_chunks(shape, chunks, call.options, example);
+    call.results.write(n * shape.g, shape.g, example.groups.data());
+    spread_stats(shape, call.rule, example);
+    float* slope = example.channels.slope();
+    const float* scale = shape.of_example(call.scale, n);
+    for (int64_t j = 0; j < channels; ++j) slope[j] *= scale[j];
+  };
+  auto apply = [&](Example& example, int64_t n, int64_t k) {
+    const int64_t start = chunks.start(shape, n, k);
+    normalize_chunk(chunks.size(shape, k), channels, example.channels, shape.of_example(call.bias, n), x + start,
+                    y + start);
+  };
+  run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, call.options, x), merge, apply);
+}
+
+ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, Shape sizes,
+                   Rule rule, StatsOptions options) {
+  Buffers buffers(arguments, results);
+  const AnyArray x = buffers.any_argument(), y = buffers.any_result();
+  const Array<const float> scale = buffers.argument(), bias = buffers.argument();
+  const Shape shape = sizes.of_arrays(x.size, scale.size);
+  const Forward call{shape, rule, options, StatsResults::read(buffers, shape.groups()), scale.data, bias.data};
+  if (buffers.error().failure()) return buffers.error();
+  return with_elements(x, y, [&](auto* x, auto* y_elements) {
+    prefer_large_pages(y_elements, y.size);
+    shape.p == 1 ? forward_rows(pool, call, x, y_elements) : forward_channels(pool, call, x, y_elements);
+  });
+}
+
+// The statistics alone.
+ffi::Error statistics(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::RemainingRets results, Shape sizes,
+                      StatsOptions options) {
+  Buffers buffers(arguments, results);
+  const AnyArray x = buffers.any_argument();
+  const Shape shape = sizes.of_arrays(x.size, sizes.g * sizes.d);
+  const StatsResults to = StatsResults::read(buffers, shape.groups());
+  if (buffers.error().failure()) return buffers.error();
+  return with_elements(x, [&](auto* elements) {
     const Chunks chunks(shape, pool.num_threads());
-    auto merge = [&](Known& known, int64_t n) { merge_stats(shape, chunks, stats, n, known); };
-    auto reduce = reduce_to_stats(shape, chunks, stats, (decltype(of_x))x.untyped_data());
-    in_stages(pool, shape, chunks, [&] { return Known(shape, chunks, 2, 0); }, reduce, merge);
+    auto make = [&] { return Example(shape, chunks, Example::kMoments, Example::kNothing); };
+    auto merge = [&](Example& example, int64_t n) {
+      merge_chunks(shape, chunks, options, example);
+      to.write(n * shape.g, shape.g, example.groups.data());
+    };
+    run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, options, elements), merge);
   });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormForward, forward_call,
-                              giving<4>(taking<2>(on_threads().Arg<Any>()).Ret<Any>())
-                                  .Attr<int64_t>("p")
-                                  .Attr<int64_t>("g")
-                                  .Attr<int64_t>("d")
-                                  .Attr<double>("epsilon")
-                                  .Attr<double>("correction")
-                                  .Attr<bool>("in_std")
-                                  .Attr<bool>("centered")
-                                  .Attr<int64_t>("lowest"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormStatistics, statistics_call,
-                              giving<4>(on_threads().Arg<Any>())
-                                  .Attr<int64_t>("p")
-                                  .Attr<int64_t>("g")
-                                  .Attr<int64_t>("d")
-                                  .Attr<bool>("centered")
-                                  .Attr<int64_t>("lowest"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormForward, forward,
+                              bind_buffers().Attr<Shape>("shape").Attr<Rule>("rule").Attr<StatsOptions>("stats"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxnormStatistics, statistics,
+                              bind_buffers().Attr<Shape>("shape").Attr<StatsOptions>("stats"));

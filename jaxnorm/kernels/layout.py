@@ -1,4 +1,4 @@
-"""The four axes that kernels know: sets are pooled over P and D of an array ``(N, P, G, D)``.
+"""The four axes of struct Shape in shape.h: normalization groups of ``(N, P, G, D)`` are reduced over P and D.
 
 layer norm   (rows, 1, 1, C)         batch norm      (1, N H W, C, 1)
 group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 
 def find(pooling: Pooling, *given: tuple[int, ...]) -> Layout | None:
-    """The layout of pooled arrays whose scale and bias have these split shapes; None if they have none.
+    """The layout of arrays whose scale and bias have these split shapes; None if they have none.
 
     >>> from jaxnorm.axes import resolve
     >>> find(resolve("n [h w] (g [c])", (2, 8, 8, 12), {"g": 3}), (1, 1, 1, 3, 4))
@@ -35,15 +35,15 @@ def find(pooling: Pooling, *given: tuple[int, ...]) -> Layout | None:
     sizes = pooling.split
     if 0 in sizes:
         return None
-    runs: list[tuple[bool, list[int]]] = [(False, [])]  # neighbouring axes that are pooled, or not
+    runs: list[tuple[bool, list[int]]] = [(False, [])]  # neighbouring axes that are reduced, or not
     for axis in (axis for axis, size in enumerate(sizes) if size != 1):
         if (axis in pooling.axes) != runs[-1][0]:
             runs.append((axis in pooling.axes, []))
         runs[-1][1].append(axis)
     groups = [axes for _, axes in runs]
-    if len(groups) == 2:  # rows: what scale and bias do not tell apart is P
-        told = [any(shape[axis] != 1 for shape in given) for axis in groups[1]]
-        start = told.index(True) if True in told else 0
+    if len(groups) == 2:  # rows: leading axes along which scale and bias do not vary are P
+        varying = [any(shape[axis] != 1 for shape in given) for axis in groups[1]]
+        start = varying.index(True) if True in varying else 0
         groups = [groups[0], groups[1][:start], [], groups[1][start:]]
     if len(groups) > 4:
         return None

@@ -1,7 +1,7 @@
-"""Libraries of CPU kernels: where they lie and of what they are built, whether one is whole, and its kernels made known to JAX.
+"""Libraries of CPU kernels: where they are and of what they are built, whether one is intact, and how JAX gets to know its kernels.
 
-Beside a library lies its check file, with its size and hash: a library that is cut short ends the process that opens it. It
-tells too what the library was built of and for.
+Beside a library is its check file, with its size and hash: a library that is cut short ends the process that opens it. It
+also says what the library was built of and for.
 """
 
 import ctypes
@@ -23,8 +23,7 @@ SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in 
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
 if platform.machine() in ("x86_64", "AMD64"):
     FLAGS += " -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
-KINDS = ("Forward", "Statistics", "Backward", "SwitchableForward", "SwitchableStatistics", "SwitchableBackward")
-KERNELS = tuple(f"Jaxnorm{kind}" for kind in (*KINDS, "LstmForward", "LstmBackward"))
+KERNELS = tuple(f"Jaxnorm{kind}" for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward"))
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
 UNUSED = 30 * 24 * 3600  # seconds after which a library for another jaxlib or processor, that no program has loaded, may go
@@ -44,7 +43,7 @@ class DamagedError(Exception):
 
 
 def cpu() -> dict[str, str]:
-    """What Linux tells of this CPU, by name; nothing elsewhere."""
+    """What Linux says of this CPU, by name; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -55,13 +54,13 @@ def cpu() -> dict[str, str]:
 @lru_cache
 def facts() -> dict[str, str]:
     """What a library is built of and for. Of other facts, it is another library."""
-    told = cpu()
+    known = cpu()
     return {
         "sources": hashlib.sha256(repr([path.read_bytes() for path in SOURCES + HEADERS]).encode()).hexdigest(),
         "flags": FLAGS,
         "jaxlib": jaxlib.__version__,
         "machine": platform.machine(),
-        "features": told.get("flags") or told.get("Features") or platform.processor(),
+        "features": known.get("flags") or known.get("Features") or platform.processor(),
     }
 
 
@@ -77,8 +76,8 @@ def check_file(path: Path) -> Path:
 
 def write_check(path: Path) -> None:
     """Writes the check file of a library that has just been built."""
-    content, told = path.read_bytes(), cpu()
-    check = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "processor": told.get("model name", platform.machine())}
+    content, processor = path.read_bytes(), cpu().get("model name", platform.machine())
+    check = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "processor": processor}
     check_file(path).write_text(json.dumps(check | facts(), indent=2) + "\n")
 
 
@@ -103,8 +102,8 @@ def _compare(path: Path) -> None:
     """Raises unless size and hash are those in the check file."""
     check = check_file(path)
     try:
-        told = json.loads(check.read_text())
-        size, digest = told["size"], told["sha256"]
+        expected = json.loads(check.read_text())
+        size, digest = expected["size"], expected["sha256"]
     except FileNotFoundError:
         raise DamagedError(f"lacks its check file {check.name}") from None
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,124 +1,115 @@
-// What is known of every set: its frame, mean and variance.
+// Means and variances, or sums of squared deviations, of rows and of columns.
+//
+// Values are read once, shifted by a first guess at the mean: mean = guess + mean(u), sum of squares = sum(u**2) - n
+// mean(u)**2. Where the guess was so far off that digits would be lost, they are read a second time, shifted by that
+// mean.
 #pragma once
 
-#include <vector>
+#include <cmath>
 
-#include "rule.h"
-#include "sets.h"
-#include "stats.h"
+#include "dtypes.h"
+#include "sums.h"
 
-// How sets are looked at, and the results that say what was found; null where nobody asks.
-struct Stats {
-  float *pivot, *offset, *var, *power;
-  bool centered;
-  int64_t lowest;  // least power of two, INT64_MIN for none
+// Beside x a cotangent dy(row, column): in the same pass the sums of dy (x - mean) and of dy are found.
+template <typename Cotangent>
+struct GradientSums {
+  Cotangent dy;
+  double *dy_u, *dy_sum;
+};
+template <typename Cotangent>
+GradientSums(Cotangent, double*, double*) -> GradientSums<Cotangent>;
 
-  bool full_range() const { return lowest != INT64_MIN; }
+// Mean and sum of squared deviations of x(row, column) for each column, in double: of values of any size.
+template <typename Value, typename... Cotangent>
+void column_moments_in_double(int64_t rows, int64_t columns, bool centered, double* mean, double* square, Value x,
+                              const GradientSums<Cotangent>&... gradient) {
+  for (double* sum : {mean, square, gradient.dy_u..., gradient.dy_sum...}) std::fill(sum, sum + columns, 0.0);
+  for (int64_t r = 0; centered && r < rows; ++r)
+    for (int64_t j = 0; j < columns; ++j) mean[j] += x(r, j);
+  for (int64_t j = 0; j < columns; ++j) mean[j] /= rows;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t j = 0; j < columns; ++j) {
+      const double u = x(r, j) - mean[j];
+      square[j] += u * u;
+      ((gradient.dy_u[j] += gradient.dy(r, j) * u, gradient.dy_sum[j] += gradient.dy(r, j)), ...);
+    }
+}
 
-  static Set plain(double mean, double var, int power = 0) { return {float(mean), float(mean - float(mean)), float(var), power}; }
+// Whether float32 held the squares of `count` values, by their sum and that of the absolute values.
+inline bool squares_held(double squares, double absolutes, int64_t count) {
+  return (absolutes == 0) | ((absolutes > 1e-7 * count) & std::isfinite(squares));
+}
 
-  // Of the exact mean and variance. Sets of an ordinary size do without a power.
-  Set scaled(double mean, double var) const {
-    const int power = full_range() ? power_of(mean * mean + var, lowest) : 0;
-    return power ? plain(std::ldexp(mean, -power), std::ldexp(var, -2 * power), power) : plain(mean, var);
-  }
-
-  void tell(int64_t i, const Set& of) const {
-    if (pivot) pivot[i] = of.pivot;
-    if (offset) offset[i] = of.offset;
-    if (var) var[i] = of.var;
-    if (power) power[i] = float(of.power);
-  }
-
-  // Of neighbouring sets, as a rule by a loop of vectors.
-  void sets(int64_t first, int64_t count, const double* mean, const double* var, Set* of) const {
-    int64_t unusual = 0;  // of numbers, unlike conditions, compilers make vectors
-#pragma omp simd reduction(+ : unusual)
-    for (int64_t i = 0; i < count; ++i) unusual += !ordinary(mean[i] * mean[i] + var[i]);
-    if (!unusual)
-      for (int64_t i = 0; i < count; ++i) of[i] = plain(mean[i], var[i]);
-    else
-      for (int64_t i = 0; i < count; ++i) of[i] = scaled(mean[i], var[i]);
-    for (int64_t i = 0; i < count; ++i) tell(first + i, of[i]);
-  }
-
-  // Of so many sets of d neighbouring numbers: those of one need not wait for those of another.
-  template <typename X>
-  void rows(const X* x, int64_t d, int64_t first, int64_t count, Set* of) const {
-    auto row_of = centered ? row_stats<true, X> : row_stats<false, X>;
-    for (int64_t row = 0; row < count; ++row) {
-      double mean = 0, var_;
-      row_of(x + (first + row) * d, d, &mean, &var_);
-      of[row] = scaled(mean, var_);
-      tell(first + row, of[row]);
+// The same in float32, of up to kStrip columns. Returns whether all squares and products were within its range.
+template <typename Value, typename... Cotangent>
+bool column_moments(int64_t rows, int64_t columns, bool centered, double* mean, double* square, Value x,
+                    const GradientSums<Cotangent>&... gradient) {
+  float guess[kStrip] = {};
+  const int64_t head = centered ? std::min(rows, kFloatRows) : 0;
+  const float share = 1.0f / std::max<int64_t>(head, 1);
+  for (int64_t r = 0; r < head; ++r)
+    for (int64_t j = 0; j < columns; ++j) guess[j] += x(r, j) * share;
+  int64_t far = 1, overflown = 0;  // how many columns: compilers vectorize no early exit
+  for (int reading = 0; far && reading < 2; ++reading) {
+    double sums[3 + 2 * sizeof...(Cotangent)][kStrip];
+    column_sums(rows, columns, sums, [&](int64_t r, int64_t j, int64_t place, auto& partial) {
+      const float value = x(r, j), u = value - guess[j];
+      partial[0][place] += u;
+      partial[1][place] += u * u;
+      partial[2][place] += std::fabs(value);
+      ((partial[3][place] += gradient.dy(r, j) * u, partial[4][place] += gradient.dy(r, j)), ...);
+    });
+    far = 0;
+#pragma omp simd reduction(+ : far, overflown)
+    for (int64_t j = 0; j < columns; ++j) {
+      const double rest = centered ? sums[0][j] / rows : 0, lost = rows * rest * rest;
+      far += lost > 0.75 * sums[1][j];
+      overflown += !squares_held(sums[1][j], sums[2][j], rows);
+      mean[j] = guess[j] + rest;
+      square[j] = std::max(0.0, sums[1][j] - lost);
+      ((gradient.dy_u[j] = sums[3][j] - rest * sums[4][j], gradient.dy_sum[j] = sums[4][j]), ...);
+      ((overflown += !std::isfinite(gradient.dy_u[j])), ...);
+      guess[j] = float(mean[j]);
     }
   }
-};
-
-// What is known of an n: two or four sums of every channel in every chunk, the sets, and numbers that each channel has.
-struct Known {
-  int64_t sums;
-  std::vector<double> parts;
-  std::vector<Set> sets;
-  std::vector<float> each;
-
-  Known(const Shape& shape, const Chunks& chunks, int64_t sums, int64_t numbers)
-      : sums(sums * shape.c()), parts(chunks.count * this->sums), sets(shape.g), each(numbers * shape.c()) {}
-  double* part(int64_t chunk) { return parts.data() + chunk * sums; }
-};
-
-// The first four numbers of each channel: factor, pivot, offset and rstd of its set.
-inline void spread_frames(const Shape& shape, const Rule& rule, Known& known) {
-  float *factor = known.each.data(), *pivot = factor + shape.c(), *offset = pivot + shape.c(), *slope = offset + shape.c();
-  std::vector<float> rstd(shape.g);
-  rule.rstds(known.sets.data(), shape.g, double(shape.p) * shape.d, rstd.data());
-  spread(shape, factor, [&](int64_t i) { return factor_of(known.sets[i].power); });
-  spread(shape, pivot, [&](int64_t i) { return known.sets[i].pivot; });
-  spread(shape, offset, [&](int64_t i) { return known.sets[i].offset; });
-  spread(shape, slope, [&](int64_t i) { return rstd[i]; });
+  return overflown == 0;
 }
 
-// Means and sums of squared deviations of each channel over the rows of a chunk and, of cotangents, the sums beside.
-template <typename X, typename... Y>
-void chunk_stats(int64_t rows, int64_t c, const Stats& stats, double* part, const X* x, const Y*... ct) {
-  bool held = true;
-  auto from = [&](auto* numbers, int64_t first) { return [=](int64_t r, int64_t j) { return load(numbers[r * c + first + j]); }; };
-  for (int64_t first = 0; first < c; first += kStrip) {
-    double* to = part + first;
-    held &= strip_stats(rows, std::min(kStrip, c - first), stats.centered, to, to + c, from(x, first),
-                        Beside{from(ct, first), to + 2 * c, to + 3 * c}...);
+// Mean and variance of a row of d elements, in double: of elements of any size.
+template <bool centered, typename X>
+void row_moments_in_double(const X* x, int64_t d, double* mean, double* var) {
+  double sum = 0, square = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < d; ++i) sum += load(x[i]);
+  *mean = centered ? sum / d : 0;
+#pragma omp simd reduction(+ : square)
+  for (int64_t i = 0; i < d; ++i) {
+    const double u = load(x[i]) - *mean;
+    square += u * u;
   }
-  if (stats.full_range() && !held)
-    stats_in_double(rows, c, stats.centered, part, part + c, from(x, 0), Beside{from(ct, 0), part + 2 * c, part + 3 * c}...);
+  *var = square / d;
 }
 
-// Of the means and squares of chunks the sets.
-inline void merge_stats(const Shape& shape, const Chunks& chunks, const Stats& stats, int64_t n, Known& known) {
-  const int64_t c = shape.c(), g = shape.g;
-  const double size = double(shape.p) * shape.d;  // divided by, never multiplied with 1 / size: of a constant the mean is that constant
-  std::vector<double> channels(c), center(c), mean(g), var(g);
-  for (int64_t k = 0; k < chunks.count; ++k) {
-    const double rows = chunks.size(shape, k), *means = known.part(k);
-    for (int64_t j = 0; j < c; ++j) channels[j] += rows * means[j];
+// The same in float32, where that holds the squares.
+template <bool centered, typename X>
+void row_moments(const X* x, int64_t d, double* mean, double* var) {
+  float guess = 0;
+  const int64_t head = centered ? std::min<int64_t>(d, 8) : 0;
+  for (int64_t i = 0; i < head; ++i) guess += load(x[i]);
+  if (centered) guess /= head;
+  bool far = true;
+  for (int reading = 0; far && reading < 2; ++reading) {
+    double sums[1 + centered];
+    row_sums(d, sums, [&](int64_t i, int64_t way, auto& partial) {
+      const float u = load(x[i]) - guess;
+      partial[0][way] += u * u;
+      if (centered) partial[centered][way] += u;
+    });
+    const double square = sums[0] / d, rest = centered ? sums[centered] / d : 0, lost = rest * rest;
+    if (!(square > 1e-30 && square < 1e36)) return row_moments_in_double<centered>(x, d, mean, var);
+    far = lost > 0.5 * square;
+    *mean = guess + rest;
+    *var = std::max(0.0, square - lost);
+    guess = float(*mean);
   }
-  gather(shape, channels.data(), mean.data());
-  for (double& sum : mean) sum /= size;
-  spread(shape, center.data(), [&](int64_t i) { return mean[i]; });
-  std::fill(channels.begin(), channels.end(), 0.0);
-  for (int64_t k = 0; k < chunks.count; ++k) {
-    const double rows = chunks.size(shape, k), *means = known.part(k), *squares = means + c;
-    for (int64_t j = 0; j < c; ++j) channels[j] += squares[j] + rows * (means[j] - center[j]) * (means[j] - center[j]);
-  }
-  gather(shape, channels.data(), var.data());
-  for (double& sum : var) sum /= size;
-  stats.sets(n * g, g, mean.data(), var.data(), known.sets.data());
-}
-
-// The stage, as in sets.h, whose parts merge_stats makes sets of.
-template <typename X, typename... Y>
-auto reduce_to_stats(const Shape& shape, const Chunks& chunks, const Stats& stats, const X* x, const Y*... ct) {
-  return [=](Known& known, int64_t n, int64_t k) {
-    const int64_t c = shape.c(), start = (n * shape.p + k * chunks.rows) * c;
-    chunk_stats(chunks.size(shape, k), c, stats, known.part(k), x + start, (ct + start)...);
-  };
 }

@@ -18,10 +18,10 @@ from jaxnorm.sets import Sets
 from jaxnorm.transposed import transpose_in_passes
 
 DTYPES = ("float32", "bfloat16")
-KEPT = 1 / 20  # of the bytes of a set at most what is known of it is kept for the derivative; else it is found again
-WIDEST = 16384  # channels, where sets have several positions
-NOTHING = np.zeros((1, 1, 1, 1), np.float32)  # stands for numbers of sets that need not be kept, or are 0
-CHANNEL = 2048  # bytes: of more, the numbers that XLA has for every channel weigh less than a hundredth
+RESIDUALS = 1 / 20  # of the bytes of a group: where its statistics are more than that, backward recomputes them
+WIDEST = 16384  # channels, where groups have several positions
+ABSENT = np.zeros((1, 1, 1, 1), np.float32)  # instead of a value for each group: residuals that are recomputed, cotangents that are 0
+CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel are less than a hundredth
 
 
 def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:
@@ -49,87 +49,89 @@ def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | 
 
 @dataclass(frozen=True)
 class Facts:
-    """What kernels are told beside arrays."""
+    """What kernels are passed beside arrays."""
 
     layout: Layout
     rule: Rule
     centered: bool
-    lowest: int | None
-    moments: bool  # whether what is known of sets is asked for
+    lowest_power: int | None
+    moments: bool  # whether the statistics are asked for
 
     def sets(self, shape: tuple[int, ...]) -> Sets:
         """Of an array ``(..., N, P, G, D)``."""
         return Sets(unsplit(shape, (len(shape) - 3, len(shape) - 1)), None, self.centered)
 
     def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
-        return Frame(float(self.layout.p * self.layout.d), None if self.lowest is None else power, pivot if self.centered else None)
+        return Frame(float(self.layout.p * self.layout.d), None if self.lowest_power is None else power, pivot if self.centered else None)
 
-    def told(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Whether pivot, offset, variance and power say something. Next to bfloat16 the offset is nothing."""
-        return self.centered, self.centered and x.dtype != jnp.bfloat16, True, self.lowest is not None
+    def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
+        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is less than x can show."""
+        return self.centered, self.centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
 
-    def again(self, x: jax.Array) -> bool:
-        """Whether the derivative finds again what is known of sets; the power in which moments are told need not come out the same."""
-        told, set_bytes = self.told(x), self.layout.p * self.layout.d * x.dtype.itemsize
-        return sum(np.compress(told, (4, 4, 4, 1))) > KEPT * set_bytes and not (self.moments and told[3])
-
-    @property
-    def attributes(self) -> dict[str, np.int64]:
-        return {"p": np.int64(self.layout.p), "g": np.int64(self.layout.g), "d": np.int64(self.layout.d)}
+    def recompute(self, x: jax.Array) -> bool:
+        """Whether backward recomputes the statistics. Not where moments are asked for in units of a power: it might be another."""
+        informative, group_bytes = self.informative(x), self.layout.p * self.layout.d * x.dtype.itemsize
+        return sum(np.compress(informative, (4, 4, 4, 1))) > RESIDUALS * group_bytes and not (self.moments and informative[3])
 
     @property
-    def numbers(self) -> dict[str, np.float64 | bool]:
-        rule = self.rule
-        return {"epsilon": np.float64(rule.epsilon), "correction": np.float64(rule.correction), "in_std": rule.epsilon_in == "std"}
+    def shape_and_stats(self) -> dict[str, dict]:
+        """The attributes of every kernel: structs Shape and StatsOptions."""
+        lowest_power = np.int64(-(2**63) if self.lowest_power is None else self.lowest_power)
+        return {
+            "shape": {name: np.int64(getattr(self.layout, name)) for name in ("p", "g", "d")},
+            "stats": {"centered": self.centered, "lowest_power": lowest_power},
+        }
 
     @property
-    def flags(self) -> dict[str, np.int64 | bool]:
-        return {"centered": self.centered, "lowest": np.int64(-(2**63) if self.lowest is None else self.lowest)}
+    def attributes(self) -> dict[str, dict]:
+        """With struct Rule."""
+        values = {name: np.float64(getattr(self.rule, name)) for name in ("epsilon", "correction")}
+        return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.rule.epsilon_in == "std"}}
 
 
-def standardize(sets: Sets, rule: Rule, lowest: int | None, moments: bool, x, scale, bias) -> tuple:
-    """Output, and frame, offset and variance of each set if asked for, of arguments that there is no obstacle to; scale and bias split."""
+def standardize(sets: Sets, rule: Rule, lowest_power: int | None, moments: bool, x, scale, bias) -> tuple:
+    """Output, and frame, offset and variance of each group if asked for, where there is no obstacle; scale and bias split."""
     if not sharded(x):
-        y, found = _whole(sets, rule, lowest, moments, x, scale, bias)
+        y, found = _standardize_part(sets, rule, lowest_power, moments, x, scale, bias)
     else:
         pooling = on_device(sets.pooling, x)
         assert pooling is not None
         of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, sets.pooling.split_kept)
         of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
         params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
-        on_each = lambda x, params: _whole(replace(sets, pooling=pooling), rule, lowest, moments, x, *params)  # noqa: E731
+        on_each = lambda x, params: _standardize_part(replace(sets, pooling=pooling), rule, lowest_power, moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_sets)))
         y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
     return y, found and (Frame(float(sets.pooling.size), *found[0]), *found[1:])
 
 
-def _whole(sets: Sets, rule: Rule, lowest: int | None, moments: bool, x, scale, bias) -> tuple:
-    """Of what a device has; of the frame what is not known without."""
+def _standardize_part(sets: Sets, rule: Rule, lowest_power: int | None, moments: bool, x, scale, bias) -> tuple:
+    """Of the part that a device has; of the frame power and pivot."""
     layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
-    whole = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
-    scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in whole)
-    facts = Facts(layout, rule, sets.centered, lowest, moments)
+    full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
+    scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
+    facts = Facts(layout, rule, sets.centered, lowest_power, moments)
     y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
     pivot, offset, var, power = (a.reshape(sets.pooling.split_kept) for a in found)
     return y.reshape(x.shape), (facts.frame(pivot, power)[1:], offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
-    """Of many positions the statistics alone by a kernel: XLA makes one loop of the rest and what follows, and keeps no output."""
-    x, rule, per_set = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
+    """Of many positions the statistics alone by a kernel: XLA fuses the rest with what follows, and stores no output."""
+    x, rule, per_group = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
-    wanted = many or facts.moments or not facts.again(x)
-    sizes = [math.prod(per_set) if told and wanted else 1 for told in facts.told(x)]
+    wanted = many or facts.moments or not facts.recompute(x)
+    sizes = [math.prod(per_group) if informative and wanted else 1 for informative in facts.informative(x)]
     results = [like((size,), jnp.float32, *arguments) for size in sizes]
-    each = lambda a: jnp.broadcast_to(a.reshape(per_set if a.size > 1 else (1,) * x.ndim), per_set)  # noqa: E731
+    each = lambda a: jnp.broadcast_to(a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group)  # noqa: E731
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(flat(x), **facts.attributes, **facts.flags)))
+        found = list(map(each, call(flat(x), **facts.shape_and_stats)))
         return _applied(facts, arguments, found), *found
     output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    y, *found = call(*map(flat, arguments), **facts.attributes, **facts.numbers, **facts.flags)
+    y, *found = call(*map(flat, arguments), **facts.attributes)
     return y.reshape(x.shape), *map(each, found)
 
 
@@ -137,18 +139,18 @@ def _plain(facts: Facts, arguments):
     """The same for other platforms."""
     x, scale, bias = arguments
     sets = facts.sets(x.shape)
-    frame = make_frame(sets, x, None, facts.lowest)
+    frame = make_frame(sets, x, None, facts.lowest_power)
     offset, var = estimate(sets, x, None, frame)
-    numbers = (jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
-    return apply(sets, facts.rule, None, frame, x, offset, var, scale, bias), *numbers
+    found = (jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
+    return apply(sets, facts.rule, None, frame, x, offset, var, scale, bias), *found
 
 
 def _applied(facts: Facts, arguments, found) -> jax.Array:
-    """The output, by a loop over all channels of a position, each with the numbers of its group."""
-    x, scale, bias, *numbers = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *found))
+    """The output, by a loop over all channels of a position, each with the statistics of its group."""
+    x, scale, bias, *stats = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *found))
     groups = facts.layout.g if facts.layout.d > 1 else None
     sets = Sets(unsplit(x.shape, (x.ndim - 2,)), None, facts.centered, groups=groups)
-    pivot, offset, var, power = map(sets.each, numbers)
+    pivot, offset, var, power = map(sets.each, stats)
     return apply(sets, facts.rule, None, facts.frame(pivot, power), x, offset, var, scale, bias).reshape(arguments[0].shape)
 
 
@@ -156,21 +158,21 @@ def _jvp(facts: Facts, arguments, tangents):
     x, scale, _ = arguments
     y, pivot, offset, var, power = _standardize(facts, arguments)
     frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
-    found = zip((frame[0], offset, var, frame[1]), facts.told(x), strict=True)
-    kept = (a if told and not facts.again(x) else NOTHING.astype(a.dtype) for a, told in found)
-    dy, doffset, dvar = _apply_tangent(facts, (x, *kept, scale), tangents)
+    found = zip((frame[0], offset, var, frame[1]), facts.informative(x), strict=True)
+    residuals = (a if informative and not facts.recompute(x) else ABSENT.astype(a.dtype) for a, informative in found)
+    dy, doffset, dvar = _apply_tangent(facts, (x, *residuals, scale), tangents)
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
-def _known(facts: Facts, residuals) -> tuple[Sets, Residuals]:
-    """Sets, and what plain JAX keeps, by what was kept."""
+def _plain_residuals(facts: Facts, residuals) -> tuple[Sets, Residuals]:
+    """The residuals of plain JAX from those of the kernel."""
     x, pivot, offset, var, power, scale = residuals
     sets = facts.sets(x.shape)
-    if facts.again(x):
-        frame = make_frame(sets, x, None, facts.lowest)
+    if facts.recompute(x):
+        frame = make_frame(sets, x, None, facts.lowest_power)
         stats = Stats(frame, *estimate(sets, x, None, frame))
     else:
-        estimated = facts.centered and not facts.told(x)[1]
+        estimated = facts.centered and not facts.informative(x)[1]
         stats = Stats(facts.frame(pivot, power), None if estimated else jnp.broadcast_to(offset, var.shape), var)
     return sets, Residuals(x, None, stats, (), scale, scale)
 
@@ -178,26 +180,26 @@ def _known(facts: Facts, residuals) -> tuple[Sets, Residuals]:
 def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
     dx, dscale, dbias = arguments
-    sets, given = _known(facts, residuals)
-    return tangent(sets, facts.rule, own, given, Inputs(dx, (), dscale, dbias))
+    sets, plain = _plain_residuals(facts, residuals)
+    return tangent(sets, facts.rule, own, plain, Inputs(dx, (), dscale, dbias))
 
 
 def _backward(facts: Facts, residuals, cotangents):
     """Its transpose, by the kernel."""
-    (x, pivot, offset, var, power, scale), (by_y, *by_each) = residuals, cotangents
-    by_each = [NOTHING if a is None else a for a in by_each]
-    given = list(map(flat, (x, by_y, scale, pivot, offset, var, *by_each, power)))
-    results_like = [like(given[i].shape, given[i].dtype, *given) for i in (0, 2, 2)]
+    (x, pivot, offset, var, power, scale), (dy, *dstats) = residuals, cotangents
+    doffset, dvar = (ABSENT if a is None else a for a in dstats)
+    arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
+    results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
-    results = call(*given, **facts.attributes, **facts.numbers, **facts.flags, again=facts.again(x))
+    results = call(*arguments, **facts.attributes, recompute=facts.recompute(x))
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """The same for other platforms."""
-    sets, given = _known(facts, residuals)
-    by_x, _, *by_params = transpose_in_passes((sets, facts.rule, own), given, cotangents)
-    return by_x, *by_params
+    sets, plain = _plain_residuals(facts, residuals)
+    dx, _, *dparams = transpose_in_passes((sets, facts.rule, own), plain, cotangents)
+    return dx, *dparams
 
 
 _standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5, elsewhere=_plain)
@@ -212,13 +214,13 @@ _apply_tangent = linear(
 )
 
 
-def flat(a: jax.Array, axes: int = 2) -> jax.Array:
-    """As the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one.
+def flat(a: jax.Array) -> jax.Array:
+    """``(..., N, P, G, D)`` as the kernels take it: in one axis, which needs no copy, whatever layout XLA gives to axes of size one.
 
-    But with the channels, its last axes, as an axis of their own where there are others: XLA makes what it adds to x in the shape that is
-    taken, and would find the channel of each number, of a bias for example, by a division.
+    But with the channels, G and D, as an axis of their own where there are others: XLA computes what it fuses with x in the shape that
+    is passed, and would find the channel of each element, of a bias for example, by a division.
     """
-    channels = math.prod(a.shape[-axes:])
+    channels = math.prod(a.shape[-2:])
     return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
 
 

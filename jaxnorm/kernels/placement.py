@@ -1,7 +1,7 @@
 """Which part of an array a device has, as far as that is known where functions are traced.
 
-Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of an array tells it, and
-sets that lie whole on a device are normalized there. Of arrays that XLA shards by itself nothing is known: a kernel would
+Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of an array says it, and
+groups that are unsharded are normalized on their device. Of arrays that XLA shards by itself nothing is known: a kernel would
 have them gathered.
 """
 
@@ -50,7 +50,7 @@ def obstacle(x: jax.Array, *params: jax.Array | None) -> str | None:
 
 
 def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
-    """The part of the sets that a device has; None if devices share sets.
+    """The part of the groups that a device has; None if a group is sharded.
 
     >>> import jax.numpy as jnp
     >>> from jaxnorm.axes import resolve
@@ -68,7 +68,7 @@ def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
 
 
 def fitted(pooling: Pooling, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of what broadcasts against the split shape of all sets, that of the part that a device has."""
+    """Of what broadcasts against the split shape of all of x, that of the part that a device has."""
     return tuple(1 if size == 1 else own for size, own in zip(shape, pooling.split, strict=True))
 
 

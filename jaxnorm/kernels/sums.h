@@ -1,36 +1,66 @@
-// Sums over rows, for some neighbouring channels at a time whose sums stay in registers.
+// Sums in vector registers: a few elements in float32, whose sums are added in double.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
-constexpr int64_t kStrip = 512;  // channels at a time, at most, that a thread takes through all rows: many, to read neighbours
-constexpr int64_t kTile = 64;    // channels at a time, at most, through some
-constexpr int64_t kRows = 16;    // rows that are added in float32, before they are added to a sum in double
+constexpr int64_t kStrip = 512;          // columns, at most, of one call of column_sums
+constexpr int64_t kTile = 64;            // columns, at most, whose partial sums stay in registers
+constexpr int64_t kFloatRows = 16;       // rows that are added in float32
+constexpr int64_t kWays = 32;            // partial sums of a row, to which elements are added in turn
+constexpr int64_t kFloatElements = 512;  // elements of a row that are added in float32
 
-// Calls run(first channel, channels) for all of c channels; but of the last the compiler knows how many they are.
+// Calls run(first column, columns) for all columns in tiles; but for the last the compiler knows how many they are.
 template <typename Run>
-void over_tiles(int64_t c, Run run) {
+void over_tiles(int64_t columns, Run run) {
   int64_t first = 0;
-  for (; first + kTile <= c; first += kTile) run(first, std::integral_constant<int64_t, kTile>{});
-  for (; first + 16 <= c; first += 16) run(first, std::integral_constant<int64_t, 16>{});
-  if (first < c) run(first, c - first);
+  for (; first + kTile <= columns; first += kTile) run(first, std::integral_constant<int64_t, kTile>{});
+  for (; first + 16 <= columns; first += 16) run(first, std::integral_constant<int64_t, 16>{});
+  if (first < columns) run(first, columns - first);
 }
 
-// The sums over rows of `count` numbers for each channel: add(row, channel, place, few) adds those of a row to few[k][place].
+// `count` sums over the rows for each of up to kStrip columns: add(row, column, place, partial) adds an element's terms
+// to partial[0][place], partial[1][place], ...
 template <int count, typename Add>
-void sum_rows(int64_t rows, int64_t width, double (&sums)[count][kStrip], Add add) {
-  for (auto& of : sums) std::fill(of, of + width, 0.0);
-  for (int64_t start = 0; start < rows; start += kRows) {
-    const int64_t end = std::min(rows, start + kRows);
-    over_tiles(width, [&](int64_t first, auto channels) {
-      float few[count][kTile] = {};
+void column_sums(int64_t rows, int64_t columns, double (&sums)[count][kStrip], Add add) {
+  for (auto& sum : sums) std::fill(sum, sum + columns, 0.0);
+  for (int64_t start = 0; start < rows; start += kFloatRows) {
+    const int64_t end = std::min(rows, start + kFloatRows);
+    over_tiles(columns, [&](int64_t first, auto width) {
+      float partial[count][kTile] = {};
       for (int64_t row = start; row < end; ++row)
 #pragma omp simd
-        for (int64_t j = 0; j < channels; ++j) add(row, first + j, j, few);
+        for (int64_t j = 0; j < width; ++j) add(row, first + j, j, partial);
       for (int k = 0; k < count; ++k)
-        for (int64_t j = 0; j < channels; ++j) sums[k][first + j] += few[k][j];
+        for (int64_t j = 0; j < width; ++j) sums[k][first + j] += partial[k][j];
     });
+  }
+}
+
+// In pairs: a compiler adds up a vector element by element, each time waiting for the last.
+template <int64_t count>
+[[gnu::always_inline]] inline float pairwise_sum(float* values) {
+  if constexpr (count == 1) return *values;
+  constexpr int64_t half = count / 2;
+#pragma omp simd
+  for (int64_t i = 0; i < half; ++i) values[i] += values[i + half];
+  return pairwise_sum<count == 1 ? 1 : half>(values);
+}
+
+// `count` sums over the d elements of a row: add(i, way, partial) adds the terms of element i to partial[0][way], ...
+template <int count, typename Add>
+[[gnu::always_inline]] inline void row_sums(int64_t d, double (&sums)[count], Add add) {
+  std::fill(sums, sums + count, 0.0);
+  for (int64_t start = 0; start < d; start += kFloatElements) {
+    const int64_t end = std::min(d, start + kFloatElements);
+    float partial[count][kWays] = {};
+    int64_t i = start;
+    for (; i + kWays <= end; i += kWays)
+#pragma omp simd
+      for (int64_t way = 0; way < kWays; ++way) add(i + way, way, partial);
+#pragma omp simd
+    for (int64_t way = 0; way < end - i; ++way) add(i + way, way, partial);
+    for (int k = 0; k < count; ++k) sums[k] += pairwise_sum<kWays>(partial[k]);
   }
 }

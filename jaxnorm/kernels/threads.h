@@ -1,4 +1,4 @@
-// XLA's threads.
+// Tasks on XLA's threads.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 #include <mutex>
 #include <thread>
 
-#include "binding.h"
+#include "ffi.h"
 
-constexpr int kLooks = 100;  // before a thread sleeps: to be woken takes it longer than most of what it waits for
+constexpr int kPolls = 100;  // before a thread sleeps: waking it takes longer than most of what it waits for
 
 // Runs tasks on the caller's thread and on those of XLA's pool that are free. The caller waits only for tasks that
 // have begun, so that a pool whose threads all wait cannot stand still.
-inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void(int64_t)> run) {
+inline void run_in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void(int64_t)> run) {
   struct State {
     std::atomic<int64_t> next{0}, done{0};
     std::mutex mutex;
@@ -28,7 +28,7 @@ inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void
     return;
   }
   auto state = std::make_shared<State>();
-  auto work = [state, tasks, &run] {  // run is looked at only while there are tasks, and so while the caller waits
+  auto work = [state, tasks, &run] {  // run is called only while there are tasks, and so while the caller waits
     for (int64_t i; (i = state->next++) < tasks;) {
       run(i);
       if (++state->done == tasks) {
@@ -39,7 +39,7 @@ inline void in_parallel(ffi::ThreadPool& pool, int64_t tasks, std::function<void
   };
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule(std::function<void()>(work));
   work();
-  for (int look = 0; look < kLooks && state->done != tasks; ++look) std::this_thread::yield();
+  for (int poll = 0; poll < kPolls && state->done != tasks; ++poll) std::this_thread::yield();
   std::unique_lock<std::mutex> lock(state->mutex);
   state->finished.wait(lock, [&] { return state->done == tasks; });
 }
