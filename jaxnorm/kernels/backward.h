@@ -9,6 +9,8 @@
 
 #include "statistics.h"
 
+namespace {
+
 // A value for each group, or one for all.
 template <typename T>
 struct PerGroup {
@@ -70,3 +72,5 @@ struct ParameterSums {
     }
   }
 };
+
+}  // namespace

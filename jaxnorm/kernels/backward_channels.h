@@ -3,6 +3,8 @@
 
 #include "backward.h"
 
+namespace {
+
 // For each channel the sums of dy (u - offset) and of dy over the rows of a chunk; in double where float32 does not
 // hold them.
 template <typename X, typename DY>
@@ -118,3 +120,5 @@ void backward_channels(ffi::ThreadPool& pool, const Backward& call, const X* x, 
   else run_stages(pool, shape, chunks, make, take, sum, merge, apply);
   parameters.add_up(shape.s, call.dscale, call.dbias);
 }
+
+}  // namespace

@@ -3,6 +3,8 @@
 
 #include "backward.h"
 
+namespace {
+
 // Those of one example; dscale and dbias are added to.
 template <typename X, typename DY>
 void backward_example(const Backward& call, int64_t first_group, const GroupStats* stats, const float* rstd,
@@ -70,3 +72,5 @@ void backward_rows(ffi::ThreadPool& pool, const Backward& call, const X* x, cons
   });
   sums.add_up(shape.s, call.dscale, call.dbias);
 }
+
+}  // namespace

@@ -76,10 +76,10 @@ void forward_rows(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) 
 template <typename X, typename Y>
 void normalize_chunk(int64_t rows, int64_t channels, Channels& of, const float* bias, const X* x, Y* y) {
   const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope();
-  for (int64_t i = 0; i < rows * channels; i += channels) {
+  for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
 #pragma omp simd
     for (int64_t j = 0; j < channels; ++j)
-      store(y + i + j, ((load(x[i + j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
+      store(y + j, ((load(x[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
   }
 }
 

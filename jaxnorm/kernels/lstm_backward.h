@@ -7,6 +7,8 @@
 
 #include "lstm_step.h"
 
+namespace {
+
 // For each vector of parameters its gradient.
 struct VectorGradients {
   float *scale, *input_scale, *bias, *cell_scale, *cell_bias;
@@ -244,3 +246,5 @@ class SequencesGradient {
   std::vector<float> terms_, input_terms_, dh_;
   StepGradient step_gradient_;
 };
+
+}  // namespace

@@ -46,6 +46,8 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(LstmOptions, ffi::StructMember<int64_t>("h
                                       ffi::StructMember<bool>("centered"), ffi::StructMember<bool>("carries"),
                                       ffi::StructMember<bool>("time_major"), ffi::StructMember<double>("epsilon"));
 
+namespace {
+
 // The parts of a packed vector.
 template <typename T>
 struct Gates {
@@ -209,3 +211,5 @@ struct States {
         stride(step ? net.row_stride(net.time) * net.hidden : net.hidden) {}
   const float* of(int64_t sequence) const { return values + sequence * stride; }
 };
+
+}  // namespace

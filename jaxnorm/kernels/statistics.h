@@ -8,6 +8,8 @@
 #include "moments.h"
 #include "schedule.h"
 
+namespace {
+
 // Of neighbouring groups that are rows of d elements.
 template <typename X>
 void stats_of_rows(const StatsOptions& options, const X* x, int64_t d, int64_t rows, GroupStats* to) {
@@ -136,3 +138,5 @@ inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOp
   for (double& value : var) value /= size;
   options.stats(groups, mean.data(), var.data(), example.groups.data());
 }
+
+}  // namespace
