@@ -4,9 +4,9 @@ from importlib import import_module
 
 import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, through JAX)
 from jaxnorm import recurrent
+from jaxnorm.engine.collectives import AxisGroups
 from jaxnorm.normalization import normalize, plan, standardize
 from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from jaxnorm.sets import AxisGroups
 from jaxnorm.statistics import Moments, ema, merge, moments
 from jaxnorm.switchable import switchable_norm
 from jaxnorm.weights import spectral_norm, weight_norm

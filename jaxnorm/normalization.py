@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import validation
-from jaxnorm.application import Rule, apply, own, shared_axes
-from jaxnorm.axes import Axes, Pooling, number, resolve
+from jaxnorm.axes import Axes, Pooling, resolve
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.derivatives import own_statistics
-from jaxnorm.engine.plan import IMPLEMENTATIONS, Plan, select
-from jaxnorm.frame import Frame, make_frame, nothing_saved
-from jaxnorm.kernels.placement import known, sharded
-from jaxnorm.sets import Sets
+from jaxnorm.engine.derivatives import normalized
+from jaxnorm.engine.plan import Plan, select
+from jaxnorm.engine.reference import Frame, Stats, apply, find_frame, nothing_saved
+from jaxnorm.engine.spec import Spec
 from jaxnorm.statistics import Moments, assemble, moments_of
 
 
@@ -63,12 +61,10 @@ def normalize(
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
     validation.variance(moments.var)
-    rule = make_rule(x, epsilon, correction, epsilon_in, dtype)
+    spec = make_spec(_blocks(moments, x.shape), x, epsilon=epsilon, correction=correction, epsilon_in=epsilon_in, dtype=dtype)
     where = validation.mask(where, x.shape)
-    blocks = _blocks(moments, x.shape)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    rule, moments = _static(rule, moments)
-    return _normalize(rule, blocks, x, moments, where, scale, bias)
+    return _normalize(*_static(spec, moments), x, where, scale, bias)
 
 
 def standardize(
@@ -110,7 +106,8 @@ def standardize(
       axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
       full_range: first divides each set by a power of two, which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to
         2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
-      implementation: None chooses; ``"xla"`` is plain JAX, ``"native"`` a CPU kernel, see :mod:`jaxnorm.kernels`.
+      implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
+        ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops of them fast.
       dtype: dtype of the result; that of ``x`` by default.
       **sizes: sizes of split axes in a pattern.
 
@@ -175,6 +172,7 @@ def plan(
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.plan(jnp.ones((4, 3)), "n [c]", implementation="xla")
     xla
+      not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
     """
     options = {"epsilon": epsilon, "where": where, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
@@ -197,58 +195,69 @@ def _validated(
     full_range=False,
     dtype=None,
     **sizes,
-) -> tuple[Sets, Rule, jax.Array, Any, Any, Any]:
-    """Sets, rule, x, where, scale and bias."""
+) -> tuple[Spec, jax.Array, Any, Any, Any]:
+    """Spec, x, where, scale and bias."""
     x = validation.floating(x)
-    sets = Sets(resolve(axes, x.shape, sizes), axis_name, bool(centered))
-    where = validation.mask(where, x.shape)
-    rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
+    options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype, "full_range": full_range}
+    spec = make_spec(resolve(axes, x.shape, sizes), x, axis_name=axis_name, centered=centered, **options)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return sets, rule, x, where, scale, bias
+    return spec, x, validation.mask(where, x.shape), scale, bias
 
 
-def fused(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
-    """The output, of arguments that have been validated."""
-    return _run(sets, rule, x, where, scale, bias, implementation, moments=False)[0]
-
-
-def fused_with_moments(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None = None) -> tuple[jax.Array, Moments]:
-    """Output and Moments, of arguments that have been validated."""
-    return _run(sets, rule, x, where, scale, bias, implementation, moments=True)
-
-
-def _run(sets: Sets, rule: Rule, x, where, scale, bias, implementation: str | None, *, moments: bool) -> tuple:
-    selected = _selected(implementation, sets, rule, x, where, scale, bias).implementation
-    if isinstance(rule.epsilon, jax.core.Tracer):
-        return _in_two_steps(sets, rule, x, where, scale, bias)
-    return _fused(sets, rule, selected, x, where, scale, bias, moments=moments)
-
-
-def _selected(implementation: str | None, sets: Sets, rule: Rule, x, where, scale, bias) -> Plan:
-    return select(implementation, IMPLEMENTATIONS, "jaxnorm.kernels.native", x, sets, rule, where, scale, bias)
-
-
-def _in_two_steps(sets: Sets, rule: Rule, x, where, scale, bias) -> tuple[jax.Array, Moments]:
-    """The same where epsilon is traced."""
-    found = moments_of(sets, x, where)
-    rule, spread = _static(rule, found)
-    return _normalize(rule, _blocks(found, x.shape), x, spread, where, scale, bias), found
-
-
-def _static(rule: Rule, moments: Moments) -> tuple[Rule, Moments]:
-    """The same rule and Moments; an epsilon that is traced is added to the variance instead."""
-    if not isinstance(rule.epsilon, jax.core.Tracer):
-        return rule, moments
-    var = jnp.asarray(moments.var)
-    return replace(rule, epsilon=0.0), replace(moments, var=var + rule.epsilon.astype(var.dtype))
-
-
-def make_rule(x: jax.Array, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, full_range=False) -> Rule:
-    dtype = validation.output_dtype(dtype, x)
-    rule = Rule(validation.epsilon(epsilon), validation.correction(correction), validation.epsilon_in(epsilon_in), dtype, bool(full_range))
-    if isinstance(rule.epsilon, jax.core.Tracer) and (rule.correction or rule.epsilon_in == "std" or rule.full_range):
+def make_spec(
+    pooling: Pooling,
+    x: jax.Array,
+    *,
+    axis_name=None,
+    centered=True,
+    epsilon=1e-5,
+    correction=0,
+    epsilon_in="var",
+    dtype=None,
+    full_range=False,
+) -> Spec:
+    """The static facts, checked."""
+    epsilon, correction, epsilon_in = validation.epsilon(epsilon), validation.correction(correction), validation.epsilon_in(epsilon_in)
+    if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or full_range):
         raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
-    return rule
+    dtype = validation.output_dtype(dtype, x)
+    return Spec(pooling, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
+
+
+def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
+    """The output, of arguments that have been validated."""
+    return _run(spec, x, where, scale, bias, implementation, moments=False)[0]
+
+
+def fused_with_moments(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> tuple[jax.Array, Moments]:
+    """Output and Moments, of arguments that have been validated."""
+    return _run(spec, x, where, scale, bias, implementation, moments=True)
+
+
+def _run(spec: Spec, x, where, scale, bias, implementation: str | None, *, moments: bool) -> tuple:
+    selected = _selected(implementation, spec, x, where, scale, bias).implementation
+    if isinstance(spec.epsilon, jax.core.Tracer):
+        return _in_two_steps(spec, x, where, scale, bias)
+    return _fused(spec, selected, x, where, scale, bias, moments=moments)
+
+
+def _selected(implementation: str | None, spec: Spec, x, where, scale, bias) -> Plan:
+    return select(implementation, "jaxnorm.kernels.native", x, spec, where, scale, bias)
+
+
+def _in_two_steps(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Moments]:
+    """The same where epsilon is traced."""
+    found = moments_of(Spec(spec.pooling, spec.axis_name, spec.centered), x, where)
+    static, spread = _static(replace(spec, pooling=_blocks(found, x.shape), axis_name=None), found)
+    return _normalize(static, spread, x, where, scale, bias), found
+
+
+def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
+    """The same with a static epsilon: one that is traced is added to the variance instead."""
+    if not isinstance(spec.epsilon, jax.core.Tracer):
+        return spec, moments
+    var = jnp.asarray(moments.var)
+    return replace(spec, epsilon=0.0), replace(moments, var=var + spec.epsilon.astype(var.dtype))
 
 
 def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
@@ -270,36 +279,31 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     return Pooling(shape, parts, ())
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="moments")
-def _fused(sets: Sets, rule: Rule, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    sets = sets if moments or implementation == "native" else sets.by_channel(x.dtype, scale, bias)
-    pooling = sets.pooling
+@partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
+def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
+    pooling = spec.pooling
     where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
-    shape = x.shape
-    whole = implementation != "native" and jax.default_backend() == "cpu" and known(x) and not sharded(x)
-    if whole and where is None:
-        sets, (x, scale, bias) = sets.in_line(x, scale, bias)
-    sets = replace(sets, whole=whole, alone=number(*(sets.pooling.split[axis] for axis in shared_axes(sets, scale, bias))) <= 1)
-    lowest = rule.lowest_power(x.dtype)
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
 
-        y, found = native.standardize(sets, rule, lowest, moments, x, scale, bias)
+        y, stats = native.standardize(spec, moments, x, scale, bias)
     else:
-        frame = make_frame(sets, x, where, lowest)
-        y, *found = own_statistics(sets, rule, own, x, where, frame, (), scale, bias)
-        found = (frame, *found)
-    return y.reshape(shape), jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(*found)) if moments else None
+        spec = replace(spec, bare=implementation == "reference")
+        frame = find_frame(spec, x, where)
+        y, *found = normalized(spec, x, where, frame, scale, bias)
+        stats = Stats(frame, *found)
+    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(stats)) if moments else None
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _normalize(rule: Rule, blocks: Pooling, x, moments: Moments, where, scale, bias):
+@partial(jax.jit, static_argnums=0)
+def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
+    blocks = spec.pooling
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
     count, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean = _fit_blocks(blocks, moments.mean).astype(dtype)
-    step = nothing_saved(partial(apply, Sets(blocks), rule))
-    return step(where, Frame(count, None, mean), x, jnp.zeros_like(mean), var, scale, bias)
+    stats = Stats(Frame(count, None, mean), jnp.zeros_like(mean), var)
+    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 
 def _fit_blocks(blocks: Pooling, leaf) -> jax.Array:

@@ -13,8 +13,7 @@ import jax
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Pooling, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.normalization import fused, fused_with_moments, make_rule, normalize
-from jaxnorm.sets import Sets
+from jaxnorm.normalization import fused, fused_with_moments, make_spec, normalize
 from jaxnorm.statistics import Moments
 
 
@@ -83,26 +82,9 @@ def norm_over(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **optio
     return fused(*_operands(x, pooling, features, **options))
 
 
-def _operands(
-    x,
-    pooling,
-    features,
-    *,
-    scale,
-    bias,
-    epsilon,
-    where,
-    axis_name,
-    dtype,
-    centered=True,
-    correction=0,
-    epsilon_in="var",
-    full_range=False,
-    implementation=None,
-) -> tuple:
+def _operands(x, pooling, features, *, scale, bias, where, implementation=None, **options) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    rule = make_rule(x, epsilon, correction, epsilon_in, dtype, full_range)
-    return Sets(pooling, axis_name, centered), rule, x, validation.mask(where, x.shape), scale, bias, implementation
+    return make_spec(pooling, x, **options), x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:

@@ -10,9 +10,10 @@ from jax.sharding import AxisType
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.dtypes import needs_power, power_of_two, real
-from jaxnorm.frame import Frame, estimate, make_frame
-from jaxnorm.sets import Sets
+from jaxnorm.dtypes import power_of_two, real
+from jaxnorm.engine.reference import Frame, Stats, statistics
+from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.sums import total
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var"), meta_fields=())
@@ -53,7 +54,7 @@ class Moments:
         mean = validation.floating(self.mean, "mean")
         count = jnp.broadcast_to(jnp.asarray(self.count, real(mean.dtype)), mean.shape)
         pooling = resolve(axes, mean.shape, sizes)
-        return _merge(Sets(pooling, axis_name), count, mean, self.var)
+        return _merge(Spec(pooling, axis_name), count, mean, self.var)
 
 
 def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
@@ -84,7 +85,7 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
     pooling = resolve(axes, x.shape, sizes)
-    return moments_of(Sets(pooling, axis_name, centered), x, where)
+    return moments_of(Spec(pooling, axis_name, bool(centered)), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -150,17 +151,18 @@ def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = 
     return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
 
 
-def assemble(frame: Frame, offset: jax.Array, var: jax.Array) -> Moments:
+def assemble(stats: Stats) -> Moments:
     """The public value: the mean rounded to one number, powers of two put back."""
+    frame, offset, var = stats
     mean = offset if frame.pivot is None else frame.pivot + offset
     if frame.power is not None:
         factor = power_of_two(frame.power, mean.dtype)
         mean, var = mean * factor, var * factor * factor
-    return Moments(jnp.full_like(var, frame.size), mean, var)
+    return Moments(jnp.full_like(var, frame.n), mean, var)
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
-    """The inverse of :func:`assemble`."""
+    """The inverse of :func:`assemble`: the same in the units of the frame, about its pivot."""
     mean, var = moments.mean, moments.var
     if frame.power is not None:
         factor = power_of_two(-frame.power.astype(jnp.int32), var.dtype)
@@ -169,21 +171,20 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 
 
 @partial(jax.jit, static_argnums=0)
-def moments_of(sets: Sets, x: jax.Array, where: jax.Array | None) -> Moments:
+def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
-    where = None if where is None else where.reshape(sets.pooling.fit(where.shape))
-    frame = make_frame(sets, x, where, -100 if needs_power(x.dtype) else None)
-    result = assemble(frame, *estimate(sets, x, where, frame))
-    return jax.tree.map(lambda leaf: leaf.reshape(sets.pooling.kept), result)
+    where = None if where is None else where.reshape(spec.pooling.fit(where.shape))
+    result = assemble(statistics(spec, x, where))
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.pooling.kept), result)
 
 
 @partial(jax.jit, static_argnums=0)
-def _merge(sets: Sets, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    pooling, between = sets.pooling, moments_of(sets, mean, count)
+def _merge(spec: Spec, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
+    pooling, between = spec.pooling, moments_of(spec, mean, count)
     count, var = (leaf.reshape(pooling.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
-    total = between.count.reshape(sets.sum(count, None).shape)
-    share = count / jnp.where(total > 0, total, 1)  # before the product: an empty part changes no bit
-    within = sets.sum(jnp.where(count > 0, var, 0) * share, None)
+    whole = between.count.reshape(pooling.split_kept)
+    share = count / jnp.where(whole > 0, whole, 1)  # before the product: an empty part changes no bit
+    within = total(spec, jnp.where(count > 0, var, 0) * share, None)
     return Moments(between.count, between.mean, between.var + within.reshape(pooling.kept))
 
 

@@ -1,24 +1,19 @@
 """Switchable norm: a learned blend of the statistics of instance, layer and batch norm, which are merged from the first."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnorm import validation
-from jaxnorm.application import Rule
 from jaxnorm.axes import unsplit
-from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.derivatives import own_statistics
-from jaxnorm.engine.plan import IMPLEMENTATIONS, select
+from jaxnorm.engine.plan import select
+from jaxnorm.engine.reference import Stats, elements, find_frame, inverse_root, nothing_saved, scaled_epsilon
+from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned, like_batch, spatial_axes
-from jaxnorm.frame import make_frame
-from jaxnorm.loops import divide, hold
-from jaxnorm.normalization import make_rule
-from jaxnorm.sets import Sets
-from jaxnorm.statistics import Moments, assemble, into_frame
+from jaxnorm.normalization import fused, make_spec
+from jaxnorm.statistics import Moments, assemble, into_frame, moments_of
 
 
 def switchable_norm(
@@ -55,7 +50,7 @@ def switchable_norm(
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes that the batch extends over.
       full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`, but that no kernel computes this norm.
+      implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
@@ -79,94 +74,42 @@ def switchable_norm(
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     where = validation.mask(where, x.shape)
-    rule = make_rule(x, validation.static_epsilon(epsilon), dtype=x.dtype if dtype is None else dtype, full_range=full_range)
+    everything = unsplit(x.shape, tuple(range(x.ndim)))
+    options = {"epsilon": validation.static_epsilon(epsilon), "dtype": dtype, "full_range": full_range}
+    spec = make_spec(everything, x, axis_name=axis_name, **options)
     if running is not None:
         running = like_batch(running, x.shape, features)
-    select(implementation, IMPLEMENTATIONS, None, x)  # plain JAX, unless what is asked for is unknown
-    y, batch = _switchable(Norm(rule, features, spatial, axis_name), x, *logits, running, scale, bias, where)
+    plan = select(implementation, None, x)
+    y, batch = _switchable(plan.implementation, spec, features, spatial, x, *logits, running, scale, bias, where)
     return y, batch if running is None else running
 
 
-@partial(jax.jit, static_argnums=0)
-def _switchable(norm: "Norm", x, mean_logits, var_logits, running, scale, bias, where):
-    weights = jnp.concatenate([jax.nn.softmax(logits.astype(real(compute_dtype(x.dtype)))) for logits in (mean_logits, var_logits)])
-    return norm(x, weights, running, scale, bias, where)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _switchable(implementation: str, spec: Spec, features, spatial, x, mean_logits, var_logits, running, scale, bias, where):
+    """Of u, which is x in the frame of all of it: where a blend does not lose digits to a mean that all have in common."""
+    frame = find_frame(spec, x, where)
+    given = None if running is None else into_frame(running, frame)
+    norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
+    y, batch = norm(x, frame, mean_logits, var_logits, given, scale, bias, where)
+    return y, assemble(Stats(frame._replace(n=batch.count), batch.mean, batch.var))
 
 
-@dataclass(frozen=True)
-class Norm:
-    """The static facts about the norm."""
+def _blended(implementation: str, spec: Spec, features, spatial, x, frame, mean_logits, var_logits, running, scale, bias, where):
+    """Instance norm, whose scale and bias are those that make it one of the blended statistics.
 
-    rule: Rule
-    features: tuple[int, ...]
-    spatial: tuple[int, ...]
-    axis_name: Any = None
-
-    def __call__(self, x, weights, running, scale, bias, where) -> tuple[jax.Array, Moments]:
-        """The output, and the Moments of the batch; weights are those of the means, then those of the variances."""
-        everything, own = Sets(unsplit(x.shape, tuple(range(x.ndim))), self.axis_name), Sets(unsplit(x.shape, self.spatial))
-        frame = make_frame(own, x, where, self.rule.lowest_power(x.dtype), alike=everything)
-        assert frame.pivot is not None
-        # The blend does not move when all of x does: about the middle of all of x, no digits are lost to a large mean.
-        count = None if where is None else jnp.broadcast_to(frame.size, frame.pivot.shape)
-        middle = frame._replace(pivot=_average(frame.pivot, count, everything.axes, self.axis_name)[0])
-        weights = list(weights.reshape(6, *(1,) * x.ndim))
-        blend = Blend(self.features, 0, self.axis_name, own.pooling.size)
-        extra = middle.pivot, count, None if running is None else into_frame(running, middle), weights[:3], weights[3:]
-        y, offset, var = own_statistics(own, self.rule, blend, x, where, frame, extra, scale, bias)
-        _, _, batch = blend.parts(frame.pivot, offset, var, extra)
-        return y, assemble(middle._replace(size=batch.count), batch.mean, batch.var)
-
-
-@dataclass(frozen=True)
-class Blend:
-    """Instance, layer and batch statistics, each in its weight: what switchable norm applies of those of instances."""
-
-    features: tuple[int, ...]
-    examples: int
-    axis_name: object
-    size: int  # of every instance, where they have no counts
-
-    def parts(self, pivot, offset, var, extra) -> tuple[Moments, Moments, Moments]:
-        """The three, about the middle of all of x."""
-        middle, count, running, *_ = extra
-        instance = Moments(count, (pivot - middle) + offset, var)
-        batch = self._merge(instance, (self.examples,), self.axis_name) if running is None else running
-        return instance, self._merge(instance, self.features), batch
-
-    def _merge(self, parts: Moments, axes: tuple[int, ...], axis_name=None) -> Moments:
-        """Of parts whose means are small: between them is no large number that digits could be lost to."""
-        mean, total = _average(parts.mean, parts.count, axes, axis_name)
-        var, _ = _average(parts.var + _square_about(parts.mean, mean), parts.count, axes, axis_name)
-        return Moments(total * jnp.asarray(self.size, total.dtype) if parts.count is None else total, mean, var)
-
-    def __call__(self, pivot, offset, var, extra):
-        instance, *others = parts = self.parts(pivot, offset, var, extra)
-        *_, mean_weights, var_weights = extra
-        # As a step from one of the means: weights that add up to 1 + 1e-7 then do no harm.
-        there = sum(w * part.mean for w, part in zip(mean_weights[1:], others, strict=True))
-        mean = offset + (there + -sum(mean_weights[1:]) * instance.mean)
-        return hold(mean), sum(w * part.var for w, part in zip(var_weights, parts, strict=True))
-
-    def batched(self) -> "Blend":
-        """The same for arrays with one more axis in front."""
-        return replace(self, features=tuple(axis + 1 for axis in self.features), examples=self.examples + 1)
-
-
-@jax.custom_jvp
-def _square_about(values: jax.Array, mean: jax.Array) -> jax.Array:
-    """``(values - mean)**2``, to be averaged as the mean was. That average has no slope by the mean, so none is computed here."""
-    return (values - mean) ** 2
-
-
-@_square_about.defjvp
-def _square_about_jvp(primals, tangents):
-    values, mean = primals
-    return _square_about(values, mean), 2 * (values - mean) * tangents[0]
-
-
-def _average(values, weights, axes: tuple[int, ...], axis_name) -> tuple[jax.Array, jax.Array]:
-    """The weighted mean, and the sum of the weights, each of them 1 where there are none."""
-    sets = Sets(unsplit(values.shape, axes), axis_name)
-    total = sets.count(weights, None if weights is None else sets.sum(weights, None))
-    return divide(sets.sum(values, weights), total), jnp.asarray(total, values.dtype)
+    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e.
+    """
+    u = elements(spec, x, where, frame)
+    own = Spec(unsplit(x.shape, spatial))
+    instance = moments_of(own, u, where)
+    layer, batch = instance.merge(features), instance.merge(0, axis_name=spec.axis_name) if running is None else running
+    mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
+    var = sum(weight * part.var for weight, part in zip(var_weights, (instance, layer, batch), strict=True))
+    # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
+    step = sum(weight * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
+    rstd = inverse_root(spec, var, scaled_epsilon(spec, frame, var.dtype), frame.n)
+    gain, shift = jnp.sqrt(instance.var + own.epsilon) * rstd, step * rstd
+    if scale is not None:
+        gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
+    shift = shift if bias is None else shift + bias.astype(shift.dtype)
+    return fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation), batch

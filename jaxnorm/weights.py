@@ -10,8 +10,7 @@ from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import aligned
-from jaxnorm.normalization import fused, make_rule
-from jaxnorm.sets import Sets
+from jaxnorm.normalization import fused, make_spec
 
 
 def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
@@ -37,14 +36,15 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     """
     kernel = validation.floating(kernel, "kernel")
     features = kernel_features(feature_axes, kernel.ndim)
-    sets = Sets(unsplit(kernel.shape, other_axes(features, kernel.ndim)), centered=False)
-    size = max(sets.pooling.size, 1)
+    pooling = unsplit(kernel.shape, other_axes(features, kernel.ndim))
+    size = max(pooling.size, 1)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     (factor,) = aligned(kernel.shape, features, scale=scale)
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    return fused(sets, make_rule(kernel, validation.epsilon(epsilon) / size, dtype=dtype), kernel, None, gain, None)
+    spec = make_spec(pooling, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
+    return fused(spec, kernel, None, gain, None)
 
 
 def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:

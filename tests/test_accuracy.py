@@ -244,3 +244,32 @@ def test_a_row_depends_on_the_batch_in_its_last_bits_only(name, rng):
     for size in (1, 2, 3, 8, 64, 257):
         y = np.asarray(BY_NAME[name](x[:size]))[:8]
         assert worst(y, one[:size], 1) <= 4 * np.finfo(np.float32).eps
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+@pytest.mark.parametrize("size", [1e-33, 1e-20, 1e20, 1e34])
+def test_offsets_of_any_size(size, mean, rng):
+    x = ((mean + rng.standard_normal((6, 1000))) * size).astype(np.float32)
+    y = jn.standardize(x, 1, full_range=True, epsilon=0.0)
+    exact = x.astype(np.float64)
+    truth = (exact - exact.mean(1, keepdims=True)) / exact.std(1, keepdims=True)
+    assert np.abs(y - truth).max() <= 4e-7 * np.abs(truth).max()
+
+
+def test_very_many():
+    x = jnp.full((20, 70, 70, 2), 0.1).at[3, 3, 3, 1].set(jnp.inf)
+    batch = jn.moments(x, (0, 1, 2))
+    np.testing.assert_array_equal(batch.mean[..., 0], np.float32(0.1))
+    np.testing.assert_allclose(batch.var[..., 0], 0.0, atol=1e-16)
+    assert not np.isfinite(batch.var[..., 1]).any()
+
+
+@pytest.mark.parametrize("far", [1.0, 10.0, 1e3, 1e5])
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1, 2)])
+def test_one_row_in_eight_far_from_the_others(axes, far, rng):
+    x = rng.standard_normal((16, 56, 56, 8)) + 1e4
+    x[:, ::8] += far
+    exact = x.astype(np.float32).astype(np.float64)
+    y = jn.standardize(jnp.asarray(x, jnp.float32), axes, epsilon=1e-20)
+    truth = (exact - exact.mean(axes, keepdims=True)) / exact.std(axes, keepdims=True)
+    assert worst(y, truth, axes) <= B32[0]

@@ -10,7 +10,7 @@ from cases import CASES, SIX
 from derivatives import check_derivatives
 
 import jaxnorm as jn
-from jaxnorm.primitives import linear
+from jaxnorm.engine.primitives import linear
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

@@ -122,7 +122,7 @@ WRONG = [
     (lambda: jn.weight_norm(X, dtype="int8"), TypeError, "dtype, that of the output, must be floating point: got int8 for x of float32."),
     (lambda: jn.layer_norm(X, correction=-1), ValueError, "correction must be finite and >= 0: got -1.0."),
     (lambda: jn.layer_norm(X, epsilon_in="sigma"), ValueError, "epsilon_in must be 'var' (added to the variance) or 'std'"),
-    (lambda: jn.standardize(X, 0, implementation="cuda"), ValueError, "None, 'xla' or 'native': got 'cuda'."),
+    (lambda: jn.standardize(X, 0, implementation="cuda"), ValueError, "None, 'reference', 'xla' or 'native': got 'cuda'."),
     (lambda: jn.ema(M, M, momentum=1.5), ValueError, "momentum must lie in [0, 1]: got 1.5."),
     (lambda: jn.ema(M, M, momentum=float("nan")), ValueError, "momentum must lie in [0, 1]: got nan."),
     (lambda: jn.ema(M, M, momentum="0.9"), TypeError, "momentum must be a number: got '0.9' (str)."),

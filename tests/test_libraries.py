@@ -98,7 +98,7 @@ def test_all_kernels_are_made_known_or_none(found, monkeypatch):
 
 def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
     monkeypatch.setenv(plan.VARIABLE, "cuda")
-    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of xla, native: got 'cuda'"):
+    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"):
         jn.layer_norm(jnp.ones((2, 3)))
     monkeypatch.setattr(kernels, "built", lambda: False)
     with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
@@ -165,7 +165,7 @@ class TestStatus:
         ("wish", "platform", "words"),
         [
             ("xla", "cpu", "left aside by JAXNORM_IMPLEMENTATION=xla"),
-            ("cuda", "cpu", "JAXNORM_IMPLEMENTATION must be one of xla, native: got 'cuda'"),
+            ("cuda", "cpu", "JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"),
             ("", "gpu", "JAX runs on platform gpu, and they are for cpu"),
         ],
     )

@@ -65,7 +65,7 @@ def test_gradients_are_those_of_plain_jax(case, batch, rng):
     x, params = sequences(rng, batch, 7), wide(rng, case)
     initial = tuple(jnp.asarray(rng.standard_normal((batch, 37)).astype(np.float32)) for _ in range(2))
     weights = weights_for(case, rng, x, params)
-    ours, plain = (gradient(case, weights, implementation, initial=initial) for implementation in ("native", "chunked"))
+    ours, plain = (gradient(case, weights, implementation, initial=initial) for implementation in ("native", "xla"))
     found, again, plain = ours(x, params), ours(x, params), plain(x, params)
     close(found[1], plain[1], 2e-5)
     jax.tree.map(np.testing.assert_array_equal, found, again)
@@ -78,7 +78,7 @@ def test_zeros_are_harmless_for_any_epsilon(case, rng):
     params = {name: 0 * leaf if name.endswith("bias") else leaf for name, leaf in case.params().items()}
     weights = weights_for(case, rng, x, params)
     for epsilon in (0.0, 1e-6):
-        found, plain = (gradient(case, weights, i, epsilon=epsilon)(x, params) for i in ("native", "chunked"))
+        found, plain = (gradient(case, weights, i, epsilon=epsilon)(x, params) for i in ("native", "xla"))
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
         close(found, plain, 2e-5)
 
@@ -92,7 +92,7 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
     x = jnp.where(taken[..., None], x, jnp.nan).at[0, :3].set(0)
     weights = weights_for(case, rng, x, params)
     found, plain = (
-        gradient(case, weights, implementation, where=where, lengths=lengths)(x, params) for implementation in ("native", "chunked")
+        gradient(case, weights, implementation, where=where, lengths=lengths)(x, params) for implementation in ("native", "xla")
     )
     close(found, plain, 2e-5)
     assert (np.asarray(found[1][0])[~np.asarray(taken)] == 0).all()
@@ -116,7 +116,7 @@ def test_transformations(case, rng, gates_from):
         second = jax.jvp(lambda *at: of(*at)[1], at, along)[1]
         return (jax.vmap(of)(x, stacked), jax.vmap(of, (0, None))(x, params[0])), slope, of(*at)[1], second
 
-    found, plain = transformed("native"), transformed("chunked")
+    found, plain = transformed("native"), transformed("xla")
     close(found[0], plain[0], 2e-5)
     for _, slope, gradients, _ in (found, plain):
         close(slope, sum(map(jnp.vdot, *map(jax.tree.leaves, (gradients, along)))), 2e-5)

@@ -10,10 +10,9 @@ from test_native import arguments, close, with_gradients
 
 import jaxnorm as jn
 from jaxnorm import kernels
-from jaxnorm.application import Rule
 from jaxnorm.axes import resolve
 from jaxnorm.engine import plan
-from jaxnorm.sets import Sets
+from jaxnorm.engine.spec import Spec
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
 
@@ -139,7 +138,7 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
     mesh = devices(AxisType.Explicit)
     x = jax.device_put(jnp.ones((8, 4, 6)), NamedSharding(mesh, PartitionSpec(None, None, "model") if name == "layer" else ROWS))
     if name == "layer":
-        with pytest.raises(ValueError, match=r"pools no axes that devices share: \(2,\) of \(8, 4, 6\), sharded .*'model'"):
+        with pytest.raises(ValueError, match=r"reduces no axes that devices share: \(2,\) of \(8, 4, 6\), sharded .*'model'"):
             jn.standardize(x, 2, implementation="native")
     else:
         params = jn.recurrent.init_lstm(jax.random.key(0), 6, 4)
@@ -148,11 +147,11 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
 
 
 def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
-    call = jnp.ones((2, 3)), Sets(resolve("n [c]", (2, 3))), Rule(1e-5), None, None, None
-    choose = partial(plan.select, None, plan.IMPLEMENTATIONS, "jaxnorm.kernels.native", *call)
+    call = jnp.ones((2, 3)), Spec(resolve("n [c]", (2, 3))), None, None, None
+    choose = partial(plan.select, None, "jaxnorm.kernels.native", *call)
     assert jax.device_count() == 8
-    assert repr(choose()) == "xla\n  not native: there are several devices, and x may lie on any of them"
+    assert repr(choose()).splitlines()[::2] == ["xla", "  not native: there are several devices, and x may lie on any of them"]
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert repr(choose()) == "native\n  not xla: a kernel takes these arguments"
+    assert repr(choose()) == "native\n  not reference: a kernel takes these arguments\n  not xla: a kernel takes these arguments"
     monkeypatch.setattr(kernels, "built", lambda: False)
     assert choose().implementation == "xla"

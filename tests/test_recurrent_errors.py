@@ -38,7 +38,7 @@ REFUSED = [
     ({"norm": "group"}, ValueError, "norm must be 'layer', 'rms', 'batch' or None: got 'group'"),
     ({"norm": "batch", "placement": "sum"}, ValueError, "recurrent batch norm must have placement 'ba2016'"),
     ({"epsilon": -1.0}, ValueError, "epsilon must be finite and >= 0: got -1.0"),
-    ({"implementation": "cudnn"}, ValueError, "implementation must be None, 'chunked', 'xla' or 'native': got 'cudnn'"),
+    ({"implementation": "cudnn"}, ValueError, "implementation must be None, 'reference', 'xla' or 'native': got 'cudnn'"),
     ({"lengths": jnp.array([1.0, 2.0])}, TypeError, "lengths must be integers: got float32"),
     ({"lengths": jnp.array([1, 2, 3])}, ValueError, "lengths must have the shape of the batch, (2,): got (3,)"),
     ({"lengths": jnp.array([1, 6])}, ValueError, "lengths must lie between 0 and the 5 steps of x: found 6"),

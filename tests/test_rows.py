@@ -1,18 +1,17 @@
-"""Gradients of large rows, each result in a loop of its own, held to the laws on rows small enough for them."""
+"""Plain JAX with XLA's loops in mind, and bare: rows above all, of which each gradient has a loop of its own."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME
+from cases import BY_NAME, SIX
 from derivatives import check_derivatives
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_accuracy import B32, HARD, check
 from test_transforms import shard_map, ulps
 
 import jaxnorm as jn
-from jaxnorm import loops, sets
-from jaxnorm.engine import derivatives
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -27,17 +26,11 @@ NORMS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module", params=["cpu", "default"])
-def as_if_large(request):
-    """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
-    jax.clear_caches()
+@pytest.fixture(autouse=True, scope="module", params=["xla", "reference"])
+def implementation(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXNORM_IMPLEMENTATION", "xla")
-        for module, name in ((derivatives, "SMALL"), (derivatives, "WIDE"), (loops, "SMALL"), (sets, "MANY"), (loops, "MANY")):
-            patch.setattr(module, name, 0)
-        patch.setattr(jax.lax, "platform_dependent", lambda *arrays, **branches: branches[request.param](*arrays))
-        yield
-    jax.clear_caches()
+        patch.setenv("JAXNORM_IMPLEMENTATION", request.param)
+        yield request.param
 
 
 @pytest.fixture
@@ -46,9 +39,9 @@ def arguments(rng):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_they_are_computed_as_large_ones(name, arguments):
+def test_each_gradient_has_a_loop_of_its_own(name, arguments, implementation):
     jaxpr = str(jax.make_jaxpr(jax.grad(lambda *a: NORMS[name](*a).sum()))(*arguments))
-    assert "jaxnorm_standardize_rows_transpose" in jaxpr
+    assert ("jaxnorm_normalize_rows_transpose" in jaxpr) == (implementation == "xla" and name != "layer over the middle")
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -102,3 +95,52 @@ def test_constant_rows_give_the_bias_and_finite_gradients(value):
         y, pullback = jax.vjp(norm, x)
         np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
         assert jnp.isfinite(pullback(jnp.ones_like(y))[0]).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3, 4), (0, 2, 3, 4), (2, 3, 4, 0), (2, 1, 1, 5), (2, 3, 1, 1), (2, 1, 1, 1)])
+def test_sizes_of_none_and_one(shape):
+    x = jnp.ones(shape)
+    y, batch = jn.batch_norm(x, feature_axes=0)
+    np.testing.assert_array_equal(y, np.zeros(shape))
+    np.testing.assert_array_equal(batch.mean, np.full((shape[0], 1, 1, 1), float(x.size > 0)))
+    np.testing.assert_array_equal(jn.standardize(x, (1, 2, 3)), np.zeros(shape))
+
+
+def test_gradients_of_gains_of_many_elements(rng):
+    """Layer norm over (H, W, C), of which each element has a gain, against float64 NumPy."""
+    x, dy = (rng.standard_normal((70, 3, 11, 512)) for _ in range(2))
+    params = [jnp.asarray(rng.standard_normal(x.shape[1:]), jnp.float32) for _ in range(2)]
+    norm = lambda scale, bias: jn.layer_norm(jnp.asarray(x, jnp.float32), axes=(1, 2, 3), scale=scale, bias=bias)  # noqa: E731
+    dscale, dbias = jax.jit(lambda *a: jax.vjp(norm, *params)[1](*a))(jnp.asarray(dy, jnp.float32))
+    axes = (1, 2, 3)
+    normalized = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-6)
+    for found, truth in ((dscale, (dy * normalized).sum(0)), (dbias, dy.sum(0))):
+        np.testing.assert_allclose(found, truth, rtol=0, atol=B32[1] * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("axis", [0, 3])
+def test_what_is_explicitly_sharded_is_left_in_place(axis, rng):
+    x = jnp.asarray(rng.standard_normal((8, 3, 11, 512)), jnp.float32)
+    scale = jnp.asarray(rng.standard_normal(x.shape[1:]), jnp.float32)
+    step = jax.jit(jax.grad(lambda scale, x: jnp.square(jn.layer_norm(x, axes=(1, 2, 3), scale=scale)).sum()))
+    truth = step(scale, x)
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    spec = [None] * 4
+    spec[axis] = "d"
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, NamedSharding(mesh, P(*at))) for a, at in ((scale, spec[1:] if axis else []), (x, spec))]
+        found = step(*placed)
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-6 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_other_platforms_get_no_barriers(case, rng):
+    """What separates the loops of a CPU would keep others from making one pass of several."""
+    x, scale, bias = jnp.ones(case.shape, jnp.bfloat16), *map(jnp.asarray, case.params(rng))
+
+    def step(x, scale, bias):
+        y, pullback = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2]), x, scale, bias)
+        return y, pullback(y)
+
+    text = jax.jit(step).trace(x, scale, bias).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("optimization_barrier") == (4 if case.name == "switchable" else 0)  # those of jax.checkpoint

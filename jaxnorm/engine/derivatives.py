@@ -1,63 +1,44 @@
-"""Output and statistics of every set, with a derivative that keeps little."""
+"""Output and statistics of every group, with a derivative that keeps x in its own dtype and little else.
 
-from dataclasses import replace
+Reverse mode runs the closed form of reference.py, or a kernel's, as the transpose of a linear primitive. Every other
+derivative, of any order, JAX makes of the tangent.
+"""
+
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.application import Inputs, Residuals, Rule, apply, tangent
 from jaxnorm.axes import number
-from jaxnorm.frame import Frame, Stats, estimate, nothing_saved
-from jaxnorm.loops import SMALL
-from jaxnorm.sets import Sets
-
-SMALL_SET = 256  # below it, a number kept per set weighs more than recomputing it
-WIDE = 256  # from it on, the arithmetic on the statistics of a row does not show beside that on its elements
-LARGE = 1 << 22  # elements
+from jaxnorm.engine.reference import Frame, Inputs, Residuals, Stats, apply, estimate, nothing_saved, tangent
+from jaxnorm.engine.spec import Spec
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def own_statistics(sets: Sets, rule: Rule, applied, x, where, frame: Frame, extra, scale, bias):
-    """Output, offset and variance of every set; applied are ``applied(pivot, offset, var, extra)``.
-
-    Reverse mode keeps ``x`` in its own dtype and a few numbers per set instead of every intermediate: the transpose is
-    written down, or the tangent rematerialized.
-    """
-    offset, var = estimate(sets, x, where, frame)
-    mean, spread = applied(frame.pivot, offset, var, extra)
-    return apply(sets, rule, where, frame, x, mean, spread, scale, bias), offset, var
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def normalized(spec: Spec, x, where, frame: Frame, scale, bias):
+    """Output, offset and variance of every group."""
+    offset, var = estimate(spec, x, where, frame)
+    return apply(spec, x, where, Stats(frame, offset, var), scale, bias), offset, var
 
 
-@own_statistics.defjvp
-def _own_statistics_jvp(sets, rule, applied, primals, tangents):
-    x, where, frame, extra, scale, bias = primals
-    y, offset, var = own_statistics(replace(sets, differentiated=True), rule, applied, *primals)
-    kept = Stats(frame._replace(size=None if where is None else frame.size), None if _recompute_offset(sets, where) else offset, var)
-    dx, _, _, *others = tangents
-    residuals, inputs = Residuals(x, where, jax.tree.map(sets.once, kept), extra, scale, bias), Inputs(dx, *others)
-    if transpose := _closed_transpose(sets, y.dtype, applied, where, scale, bias):
-        from jaxnorm import transposed  # loads parts of JAX that values alone do without
+@normalized.defjvp
+def _normalized_jvp(spec, primals, tangents):
+    x, where, frame, scale, bias = primals
+    y, offset, var = normalized(spec, *primals)
+    rows = is_row_of_its_own(spec, where, scale, bias)
+    stats = None if rows else Stats(frame if where is not None else frame._replace(n=None), offset, var)
+    if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
+        bias = scale  # one array instead of two
+    residuals, inputs = Residuals(x, where, stats, scale, bias), Inputs(tangents[0], *tangents[3:])
+    if spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
+        return (y, offset, var), nothing_saved(partial(tangent, spec))(residuals, inputs)
+    from jaxnorm.engine import linear  # loads parts of JAX that values alone do without
 
-        if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
-            residuals = residuals._replace(bias=scale)  # one array instead of two
-        return (y, offset, var), getattr(transposed, transpose)((sets, rule, applied), residuals, inputs)
-    return (y, offset, var), nothing_saved(partial(tangent, sets, rule, applied))(residuals, inputs)
-
-
-def _closed_transpose(sets: Sets, dtype, applied, where, scale, bias) -> str | None:
-    """That of transposed.py which is a gain: for sets over axes that scale and bias share, or for rows and the like.
-
-    Of the latter it computes statistics again, which weighs where they are narrow, unless the memory for what is kept instead
-    weighs more: from 16 MiB on glibc returns it to the system after every use.
-    """
-    if any(getattr(a, "axis_name", None) is not None for a in (sets, applied)) or jnp.issubdtype(dtype, jnp.complexfloating):
-        return None
-    large = number(*sets.pooling.shape) >= (SMALL if number(sets.size) >= WIDE else LARGE)
-    if where is None and large and (sets.rows if scale is bias is None else sets.alone and (sets.rows or sets.in_one_loop)):
-        return "row_tangent"
-    return None if sets.alone else "pooled_tangent"
+    run = linear.tangent_of_rows if rows and not spec.bare else linear.tangent
+    return (y, offset, var), run(spec, residuals, inputs)
 
 
-def _recompute_offset(sets: Sets, where) -> bool:
-    return sets.centered and sets.axis_name is None and where is None and number(sets.size) < SMALL_SET
+def is_row_of_its_own(spec: Spec, where, scale, bias) -> bool:
+    """Whether each group is a row without a mask, no two of whose elements have the same scale and bias."""
+    shared = number(*(spec.pooling.split[axis] for axis in spec.shared_axes(scale, bias)))
+    return where is None and spec.in_rows and (scale is bias is None or shared <= 1)

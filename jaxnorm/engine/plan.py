@@ -13,7 +13,8 @@ from jaxnorm.axes import static
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
-IMPLEMENTATIONS = ("xla", "native")
+PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
+IMPLEMENTATIONS = (*PLAIN, "native")
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 
 
@@ -33,8 +34,8 @@ class Plan:
         return "\n".join([self.implementation, *(f"  not {name}: {reason}" for name, reason in self.others.items())])
 
 
-def select(requested: str | None, names: tuple[str, ...], module: str | None, x: jax.Array, *arguments) -> Plan:
-    """One of the names, of which the first is plain JAX and the last is "native".
+def select(requested: str | None, module: str | None, x: jax.Array, *arguments) -> Plan:
+    """Which implementation runs.
 
     Args:
       requested: by the caller; None for the rule.
@@ -45,32 +46,36 @@ def select(requested: str | None, names: tuple[str, ...], module: str | None, x:
     Raises:
       ValueError: an unknown name, or one that cannot take these arguments.
     """
-    if requested not in (None, *names):
-        raise ValueError(f"implementation must be None, {', '.join(map(repr, names[:-1]))} or {names[-1]!r}: got {requested!r}.")
-    if requested not in (None, "native"):
-        return _plan(requested, names, f"implementation={requested!r} is asked for")
-    if requested is None and (reason := _left_aside(x)):
-        return _plan(names[0], names, reason)
+    if requested not in (None, *IMPLEMENTATIONS):
+        names = ", ".join(map(repr, IMPLEMENTATIONS[:-1]))
+        raise ValueError(f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}.")
+    if requested in PLAIN:
+        return _plan(requested, f"implementation={requested!r} is asked for")
+    named = wish() if requested is None else requested
+    if named in PLAIN:
+        return _plan(named, f"{VARIABLE}={named} leaves the kernels aside")
+    if named is None and (reason := _left_aside(x)):
+        return _next_best(reason)
     obstacle = _obstacle(module, x, arguments)
     if obstacle and requested:
         raise ValueError(f"implementation='native' {obstacle}. Leave implementation out.")
-    return _plan(names[0], names, obstacle) if obstacle else _plan("native", names, "a kernel takes these arguments")
+    return _next_best(obstacle) if obstacle else _plan("native", "a kernel takes these arguments")
 
 
-def _plan(name: str, names: tuple[str, ...], reason: str) -> Plan:
-    """``reason`` is why "native" does not run, or nothing but "native"."""
-    others = [other for other in names if other != name]
-    return Plan(name, {other: reason if "native" in (name, other) else f"{name} takes less time" for other in others})
+def _plan(name: str, reason: str) -> Plan:
+    """``reason`` is why nothing else runs."""
+    return Plan(name, {other: reason for other in IMPLEMENTATIONS if other != name})
+
+
+def _next_best(reason: str) -> Plan:
+    return Plan("xla", {"reference": "it takes as long or longer, for the same result", "native": reason})
 
 
 def _left_aside(x: jax.Array) -> str | None:
     """Why kernels are not considered at all."""
-    name = wish()
-    if name == "xla":
-        return f"{VARIABLE}=xla leaves the kernels aside"
-    if name is None and (platform := jax.default_backend()) != "cpu":
+    if (platform := jax.default_backend()) != "cpu":
         return f"JAX runs on platform {platform}, and the kernels are for CPUs"
-    if name is None and static(x.shape) and not known(x):
+    if static(x.shape) and not known(x):
         return "there are several devices, and x may lie on any of them"
     return None
 

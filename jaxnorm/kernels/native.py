@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.application import Inputs, Residuals, Rule, apply, own, tangent
 from jaxnorm.axes import unsplit
-from jaxnorm.frame import Frame, Stats, estimate, make_frame
+from jaxnorm.engine import reference
+from jaxnorm.engine.primitives import differentiable, linear
+from jaxnorm.engine.reference import Frame, Inputs, Residuals, Stats
+from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
-from jaxnorm.primitives import differentiable, linear
-from jaxnorm.sets import Sets
-from jaxnorm.transposed import transpose_in_passes
 
 DTYPES = ("float32", "bfloat16")
 RESIDUALS = 1 / 20  # of the bytes of a group: where its statistics are more than that, backward recomputes them
@@ -24,26 +23,26 @@ ABSENT = np.zeros((1, 1, 1, 1), np.float32)  # instead of a value for each group
 CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel are less than a hundredth
 
 
-def obstacle(x: jax.Array, sets: Sets, rule: Rule, where, scale, bias) -> str | None:
+def obstacle(x: jax.Array, spec: Spec, where, scale, bias) -> str | None:
     """Why the kernels cannot take these arguments, in words; None if they can."""
-    if where is not None or sets.axis_name is not None:
+    if where is not None or spec.axis_name is not None:
         return "takes no mask and no axis_name"
-    if isinstance(rule.epsilon, jax.core.Tracer):
+    if isinstance(spec.epsilon, jax.core.Tracer):
         return "takes no traced epsilon"
-    dtypes = [x.dtype, *([] if rule.dtype is None else [rule.dtype])]
+    dtypes = [x.dtype, *([] if spec.dtype is None else [spec.dtype])]
     if any(str(dtype) not in DTYPES for dtype in dtypes):
         return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
     if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
         return "takes no complex scale or bias"
     if found := placement.obstacle(x, scale, bias):
         return found
-    pooling = on_device(sets.pooling, x)
+    pooling = on_device(spec.pooling, x)
     if pooling is None:
-        return f"pools no axes that devices share: {sets.pooling.axes} of {sets.pooling.split}, sharded {jax.typeof(x).sharding.spec}"
-    shapes = [sets.pooling.fit(a.shape) for a in (scale, bias) if a is not None]
+        return f"reduces no axes that devices share: {spec.axes} of {spec.pooling.split}, sharded {jax.typeof(x).sharding.spec}"
+    shapes = [spec.pooling.fit(a.shape) for a in (scale, bias) if a is not None]
     layout = find(pooling, *(fitted(pooling, shape) for shape in shapes))
     if layout is None or (layout.p > 1 and layout.g * layout.d > WIDEST):
-        return f"pools no such axes: {sets.pooling.axes} of {sets.pooling.split}"
+        return f"reduces no such axes: {spec.axes} of {spec.pooling.split}"
     return None
 
 
@@ -52,21 +51,22 @@ class Facts:
     """What kernels are passed beside arrays."""
 
     layout: Layout
-    rule: Rule
-    centered: bool
+    spec: Spec  # its pooling is left aside: layout says where the groups lie
     lowest_power: int | None
     moments: bool  # whether the statistics are asked for
 
-    def sets(self, shape: tuple[int, ...]) -> Sets:
-        """Of an array ``(..., N, P, G, D)``."""
-        return Sets(unsplit(shape, (len(shape) - 3, len(shape) - 1)), None, self.centered)
+    def spec_of(self, shape: tuple[int, ...]) -> Spec:
+        """That of an array ``(..., N, P, G, D)``."""
+        return replace(self.spec, pooling=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
 
     def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
-        return Frame(float(self.layout.p * self.layout.d), None if self.lowest_power is None else power, pivot if self.centered else None)
+        count = float(self.layout.p * self.layout.d)
+        return Frame(count, None if self.lowest_power is None else power, pivot if self.spec.centered else None)
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
         """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is less than x can show."""
-        return self.centered, self.centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
+        centered = self.spec.centered
+        return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
 
     def recompute(self, x: jax.Array) -> bool:
         """Whether backward recomputes the statistics. Not where moments are asked for in units of a power: it might be another."""
@@ -79,47 +79,47 @@ class Facts:
         lowest_power = np.int64(-(2**63) if self.lowest_power is None else self.lowest_power)
         return {
             "shape": {name: np.int64(getattr(self.layout, name)) for name in ("p", "g", "d")},
-            "stats": {"centered": self.centered, "lowest_power": lowest_power},
+            "stats": {"centered": self.spec.centered, "lowest_power": lowest_power},
         }
 
     @property
     def attributes(self) -> dict[str, dict]:
         """With struct Rule."""
-        values = {name: np.float64(getattr(self.rule, name)) for name in ("epsilon", "correction")}
-        return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.rule.epsilon_in == "std"}}
+        values = {name: np.float64(getattr(self.spec, name)) for name in ("epsilon", "correction")}
+        return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.spec.epsilon_in == "std"}}
 
 
-def standardize(sets: Sets, rule: Rule, lowest_power: int | None, moments: bool, x, scale, bias) -> tuple:
+def standardize(spec: Spec, moments: bool, x, scale, bias) -> tuple:
     """Output, and frame, offset and variance of each group if asked for, where there is no obstacle; scale and bias split."""
     if not sharded(x):
-        y, found = _standardize_part(sets, rule, lowest_power, moments, x, scale, bias)
+        y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
-        pooling = on_device(sets.pooling, x)
+        pooling = on_device(spec.pooling, x)
         assert pooling is not None
-        of_x, of_sets = jax.typeof(x).sharding, alike(sets.pooling, x, sets.pooling.split_kept)
-        of_params = tuple(None if a is None else alike(sets.pooling, x, a.shape) for a in (scale, bias))
+        of_x, of_stats = jax.typeof(x).sharding, alike(spec.pooling, x, spec.pooling.split_kept)
+        of_params = tuple(None if a is None else alike(spec.pooling, x, a.shape) for a in (scale, bias))
         params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
-        on_each = lambda x, params: _standardize_part(replace(sets, pooling=pooling), rule, lowest_power, moments, x, *params)  # noqa: E731
-        specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_sets)))
+        on_each = lambda x, params: _standardize_part(replace(spec, pooling=pooling), moments, x, *params)  # noqa: E731
+        specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
         y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
-    return y, found and (Frame(float(sets.pooling.size), *found[0]), *found[1:])
+    return y, found and Stats(Frame(float(spec.pooling.size), *found[0]), *found[1:])
 
 
-def _standardize_part(sets: Sets, rule: Rule, lowest_power: int | None, moments: bool, x, scale, bias) -> tuple:
+def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
     """Of the part that a device has; of the frame power and pivot."""
-    layout = find(sets.pooling, *(a.shape for a in (scale, bias) if a is not None))
+    layout = find(spec.pooling, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
-    facts = Facts(layout, rule, sets.centered, lowest_power, moments)
+    facts = Facts(layout, spec, spec.lowest_power(x.dtype), moments)
     y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
-    pivot, offset, var, power = (a.reshape(sets.pooling.split_kept) for a in found)
+    pivot, offset, var, power = (a.reshape(spec.pooling.split_kept) for a in found)
     return y.reshape(x.shape), (facts.frame(pivot, power)[1:], offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
     """Of many positions the statistics alone by a kernel: XLA fuses the rest with what follows, and stores no output."""
-    x, rule, per_group = arguments[0], facts.rule, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
+    x, spec, per_group = arguments[0], facts.spec, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
     wanted = many or facts.moments or not facts.recompute(x)
     sizes = [math.prod(per_group) if informative and wanted else 1 for informative in facts.informative(x)]
@@ -129,7 +129,7 @@ def _forward(facts: Facts, arguments):
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
         found = list(map(each, call(flat(x), **facts.shape_and_stats)))
         return _applied(facts, arguments, found), *found
-    output = like((x.size,), x.dtype if rule.dtype is None else rule.dtype, *arguments)
+    output = like((x.size,), x.dtype if spec.dtype is None else spec.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
     y, *found = call(*map(flat, arguments), **facts.attributes)
     return y.reshape(x.shape), *map(each, found)
@@ -138,20 +138,16 @@ def _forward(facts: Facts, arguments):
 def _plain(facts: Facts, arguments):
     """The same for other platforms."""
     x, scale, bias = arguments
-    sets = facts.sets(x.shape)
-    frame = make_frame(sets, x, None, facts.lowest_power)
-    offset, var = estimate(sets, x, None, frame)
-    found = (jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
-    return apply(sets, facts.rule, None, frame, x, offset, var, scale, bias), *found
+    y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), x, None, scale, bias)
+    return y, *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
 
 
 def _applied(facts: Facts, arguments, found) -> jax.Array:
     """The output, by a loop over all channels of a position, each with the statistics of its group."""
-    x, scale, bias, *stats = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *found))
-    groups = facts.layout.g if facts.layout.d > 1 else None
-    sets = Sets(unsplit(x.shape, (x.ndim - 2,)), None, facts.centered, groups=groups)
-    pivot, offset, var, power = map(sets.each, stats)
-    return apply(sets, facts.rule, None, facts.frame(pivot, power), x, offset, var, scale, bias).reshape(arguments[0].shape)
+    per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], facts.layout.d)) for a in found]
+    x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *per_channel))
+    spec, stats = replace(facts.spec, pooling=unsplit(x.shape, (x.ndim - 2,))), Stats(facts.frame(pivot, power), offset, var)
+    return reference.apply(spec, x, None, stats, scale, bias).reshape(arguments[0].shape)
 
 
 def _jvp(facts: Facts, arguments, tangents):
@@ -164,24 +160,20 @@ def _jvp(facts: Facts, arguments, tangents):
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
-def _plain_residuals(facts: Facts, residuals) -> tuple[Sets, Residuals]:
+def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
     """The residuals of plain JAX from those of the kernel."""
     x, pivot, offset, var, power, scale = residuals
-    sets = facts.sets(x.shape)
-    if facts.recompute(x):
-        frame = make_frame(sets, x, None, facts.lowest_power)
-        stats = Stats(frame, *estimate(sets, x, None, frame))
-    else:
-        estimated = facts.centered and not facts.informative(x)[1]
-        stats = Stats(facts.frame(pivot, power), None if estimated else jnp.broadcast_to(offset, var.shape), var)
-    return sets, Residuals(x, None, stats, (), scale, scale)
+    spec, stats = facts.spec_of(x.shape), None
+    if not facts.recompute(x):
+        frame, offset_is_known = facts.frame(pivot, power), facts.informative(x)[1] or not facts.spec.centered
+        offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else reference.estimate(spec, x, None, frame)[0]
+        stats = Stats(frame, offset, var)
+    return spec, Residuals(x, None, stats, scale, scale)
 
 
 def _tangent(facts: Facts, residuals, arguments):
     """In plain JAX."""
-    dx, dscale, dbias = arguments
-    sets, plain = _plain_residuals(facts, residuals)
-    return tangent(sets, facts.rule, own, plain, Inputs(dx, (), dscale, dbias))
+    return reference.tangent(*_plain_residuals(facts, residuals), Inputs(*arguments))
 
 
 def _backward(facts: Facts, residuals, cotangents):
@@ -197,9 +189,7 @@ def _backward(facts: Facts, residuals, cotangents):
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """The same for other platforms."""
-    sets, plain = _plain_residuals(facts, residuals)
-    dx, _, *dparams = transpose_in_passes((sets, facts.rule, own), plain, cotangents)
-    return dx, *dparams
+    return tuple(reference.backward(*_plain_residuals(facts, residuals), cotangents))
 
 
 _standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5, elsewhere=_plain)

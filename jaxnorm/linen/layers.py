@@ -6,9 +6,9 @@ import jax
 from flax import linen as nn
 
 from jaxnorm.axes import Pooling, canonical_axes, in_groups, unsplit
+from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
-from jaxnorm.sets import bound
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:

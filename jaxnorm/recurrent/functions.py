@@ -18,7 +18,6 @@ from jaxnorm.recurrent.scan import advance, run, with_idle
 from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
 from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
 
-IMPLEMENTATIONS = ("chunked", "xla", "native")
 Params = Mapping[str, Any]
 
 
@@ -179,9 +178,9 @@ def lstm(
         Steps beyond the last that was ever seen use that one's.
       longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
-      implementation: None chooses; ``"chunked"`` keeps the states alone for the backward pass and recomputes the rest
-        in chunks; ``"xla"`` is a plain scan; ``"native"`` is the first with the loop of an LSTM in a CPU kernel, which
-        None takes where it is built and can, as :func:`jaxnorm.standardize` does; where ``norm`` is None and H at least
+      implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"`` is a plain scan, of which
+        JAX keeps what every step computes; ``"xla"`` keeps the states alone for the backward pass and recomputes the rest
+        in chunks; ``"native"`` is that with the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least
         256 it keeps the gates, too: 6 H numbers a step instead of 2 H, and a fifth less time.
 
     Returns:
@@ -241,7 +240,7 @@ def _network(cell: Cell, x, params: Params, given: Given, reverse: bool, time_ma
     rates = zoneout_rates(cell.state, given.zoneout)
     table = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
     zoned = rates if any(rates) else None
-    plan = select(implementation, IMPLEMENTATIONS, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
+    plan = select(implementation, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
     static = Static(cell, layout, zoned, plan.implementation, return_moments)
     state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, given.key if zoned else None)
     state = state if len(cell.state) > 1 else state[0]
@@ -259,7 +258,7 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
         from jaxnorm.recurrent import native  # as little is imported as is used
 
         return partial(native.whole, layout.time_major)
-    return None if implementation == "xla" else scan.chunked
+    return None if implementation == "reference" else scan.chunked
 
 
 @partial(jax.jit, static_argnums=0)

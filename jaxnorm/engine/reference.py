@@ -1,0 +1,272 @@
+"""The specification of every norm, in plain JAX: what each implementation must equal.
+
+Elements that share statistics form a group. In every group::
+
+    u      = x / 2**power - pivot        power: for what would leave the range of squares; pivot: the mean, as one number
+    offset = mean(u)                     what the rounding of the pivot left over: nothing is lost to a large mean
+    var    = mean(u**2) - offset**2
+    y      = (u - offset) * rstd * scale + bias,      rstd = 1 / sqrt(var + epsilon)
+
+Means are weighted by the mask. Power and pivot are constants under differentiation, since no result depends on them.
+With n the count of a group, and dy, doffset and dvar the gradients of a loss by the results::
+
+    dbias  = sum(dy)                     dscale = sum(dy * (u - offset)) * rstd
+    doffset -= sum(dy * scale) * rstd
+    dvar   -= sum(dy * scale * (u - offset)) * rstd**3 / 2
+    dx     = (dy * scale * rstd + doffset / n + 2 * dvar / n * (u - offset)) / 2**power
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.dtypes import compute_dtype, power_of_two
+from jaxnorm.engine.collectives import across
+from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
+from jaxnorm.engine.xla import add_up, divide, flat
+
+
+class Frame(NamedTuple):
+    """Constants of each group: its count, the power of two that x is divided by, and a number near the mean."""
+
+    n: jax.Array | float
+    power: jax.Array | None
+    pivot: jax.Array | None
+
+
+class Stats(NamedTuple):
+    """The statistics of each group: in its frame the mean and the variance."""
+
+    frame: Frame
+    offset: jax.Array
+    var: jax.Array
+
+
+class Residuals(NamedTuple):
+    """What the derivative keeps: x in its own dtype, and a few numbers for each group, or None to compute them again."""
+
+    x: jax.Array
+    where: jax.Array | None
+    stats: Stats | None
+    scale: jax.Array | None
+    bias: jax.Array | None  # of which only shape and dtype are looked at
+
+
+class Inputs(NamedTuple):
+    """One value, tangent or gradient for each differentiable input."""
+
+    x: Any
+    scale: Any
+    bias: Any
+
+
+def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
+    """Output and statistics."""
+    stats = statistics(spec, x, where)
+    return apply(spec, x, where, stats, scale, bias), stats
+
+
+def statistics(spec: Spec, x: jax.Array, where: jax.Array | None) -> Stats:
+    """Those of each group, differentiable."""
+    frame = find_frame(spec, x, where)
+    return Stats(frame, *estimate(spec, x, where, frame))
+
+
+def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
+    """The constants in which the elements of each group are small."""
+    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
+    frame = Frame(count(spec, x, where), None, None)
+    if lowest is not None:
+        frame = frame._replace(power=find_power(spec, x, where, lowest))
+    return frame._replace(pivot=mean(spec, elements(spec, x, where, frame), where, frame.n)) if spec.centered else frame
+
+
+def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
+    """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
+    size = jnp.abs(split(spec, *apart(spec, x)))
+    shown = None if where is None else elements_that_count(where)
+    largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
+    limit = jnp.finfo(largest.dtype).maxexp - 2
+    exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
+    return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
+
+
+def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
+    """``u``, or ``u - offset``, split; what is masked out is replaced before it can do harm."""
+    x, power, pivot, offset = apart(spec, x, frame.power, frame.pivot, offset)
+    u = split(spec, x)
+    u = scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
+    u = u if pivot is None else u - pivot
+    return u if offset is None else u - offset
+
+
+def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
+    """``u / 2**power``"""
+    return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
+    """Offset and variance of each group, in its frame."""
+    if not spec.centered:
+        square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame.n)
+        return jnp.zeros_like(square, compute_dtype(x.dtype)), square
+    offset = mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot)
+    own_x, own_offset = apart(spec, x, offset)
+    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame.n, frame.pivot)
+    return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
+
+
+def abs_squared(values: jax.Array) -> jax.Array:
+    return jnp.real(values * jnp.conj(values))
+
+
+@estimate.defjvp
+def _estimate_jvp(spec, primals, tangents):
+    x, where, frame = primals
+    offset, var = estimate(spec, x, where, frame)
+    return (offset, var), nothing_saved(partial(estimate_tangent, spec))(x, where, frame, offset, tangents[0])
+
+
+def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
+    """d offset = mean(du), d var = 2 mean((u - offset) du)."""
+    du = elements(spec, dx, where, frame._replace(pivot=None))
+    deviation = elements(spec, x, where, frame, offset)
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame.n, offset)
+    return mean(spec, du, where, frame.n, offset) if spec.centered else jnp.zeros_like(offset), dvar
+
+
+def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
+    """The line that everything here is about."""
+    frame, offset, _ = stats
+    y = elements(spec, x, where, frame, offset)
+    y = y * rstd(spec, stats).astype(y.dtype)
+    if scale is not None:
+        y = y * scale.astype(_at_least(y.dtype, scale.dtype))
+    if bias is not None:
+        y = y + bias.astype(_at_least(y.dtype, bias.dtype))
+    if where is not None:
+        y = jnp.where(elements_that_count(where), y, 0)
+    return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
+
+
+def _at_least(dtype, other):
+    """``dtype``, made complex where ``other`` is."""
+    return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
+
+
+def rstd(spec: Spec, stats: Stats) -> jax.Array:
+    """1 / sqrt(var + epsilon), in the units of the frame."""
+    return flat(partial(inverse_root, spec))(stats.var, scaled_epsilon(spec, stats.frame, stats.var.dtype), stats.frame.n)
+
+
+def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
+    """epsilon in the units of the frame, and 0 only if it is 0."""
+    info = jnp.finfo(dtype)
+    if spec.epsilon == 0 or frame.power is None:
+        return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
+    fraction, exponent = math.frexp(spec.epsilon)
+    exponents = exponent - spec.power_of_epsilon * frame.power.astype(jnp.int32)
+    return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
+    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
+    var = var * _unbias(spec, var, count)
+    total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
+    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)
+    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
+    return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(spec, primals, tangents):
+    var, epsilon, count = primals
+    r = inverse_root(spec, var, epsilon, count)
+    return r, ((-0.5 * tangents[0] * steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+
+
+def steepness(spec: Spec, var, r, count) -> jax.Array:
+    """q in d r = -1/2 q r r d var, where r is :func:`inverse_root`; 0 for sqrt(var) where there is no spread."""
+    unbias = _unbias(spec, var, count)
+    if spec.epsilon_in == "var":
+        return r * unbias
+    var = var * unbias
+    return jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0) * unbias
+
+
+def _unbias(spec: Spec, var, count):
+    if spec.correction == 0:
+        return 1
+    count = jnp.asarray(count, var.dtype)
+    return jnp.where(count > spec.correction, count / jnp.where(count > spec.correction, count - spec.correction, 1), 0)
+
+
+nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
+
+
+def known(spec: Spec, residuals: Residuals) -> Stats:
+    """The statistics, as far as they are not kept computed again."""
+    x, where, stats, *_ = residuals
+    if stats is None:
+        return statistics(spec, x, where)
+    return stats if where is not None else stats._replace(frame=stats.frame._replace(n=count(spec, x, None)))
+
+
+def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The tangents of output, offset and variance.
+
+    x is read in several places. Cast once to the dtype of the statistics, its gradient is summed there and rounded once.
+    """
+    where, given = residuals.where, residuals.x.dtype
+    spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype)
+    frame, offset, var = known(spec, residuals)
+    x, dx = (a.astype(compute_dtype(given)) for a in (residuals.x, tangents.x))
+    doffset, dvar = estimate_tangent(spec, x, where, frame, offset, dx)
+    line = lambda x, offset, var, scale, bias: apply(spec, x, where, Stats(frame, offset, var), scale, bias)  # noqa: E731
+    primals, steps = (x, offset, var, residuals.scale, residuals.bias), (dx, doffset, dvar, tangents.scale, tangents.bias)
+    return jax.jvp(line, primals, steps)[1], doffset, dvar
+
+
+def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
+    """Its transpose: from the gradients by output, offset and variance, None for 0, those by x, scale and bias."""
+    (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
+    stats = known(spec, residuals)
+    frame, offset, var = stats
+    r = rstd(spec, stats)
+    gain = 1 if scale is None else scale.astype(r.dtype)
+
+    def shown(dy):
+        dy = split(spec, dy)
+        return dy if where is None else jnp.where(elements_that_count(where), dy, 0)
+
+    shared = spec.shared_axes(scale, bias)
+    rest = tuple(axis for axis in spec.axes if axis not in shared)
+    own_x, own_dy = apart(spec, x, dy)
+    alone, product = add_up(shown(*apart(spec, dy)), shared), add_up(shown(own_dy) * elements(spec, own_x, where, frame), shared)
+    product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
+    applied = -0.5 * (steepness(spec, var, r, frame.n) * add_up(gain * product, rest) * r) * r
+    slope = 2 * divide(applied if dvar is None else applied + dvar, frame.n, r)
+    own_x, slope = apart(spec, x, slope)
+    through = slope * elements(spec, own_x, where, frame, offset)
+    if spec.centered:
+        shift = -r * add_up(gain * alone, rest)
+        through = through + divide(shift if doffset is None else shift + doffset, frame.n, r)
+    if where is not None:
+        through = jnp.where(where, through, 0) if where.dtype == jnp.bool_ else through * where.astype(through.dtype)
+    dx = scale_down(shown(dy) * (gain * r) + through, frame.power).astype(x.dtype).reshape(x.shape)
+    return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
+
+
+def like(param: jax.Array, values: jax.Array) -> jax.Array:
+    """Summed over the axes along which the parameter does not differ."""
+    axes = tuple(axis for axis, size in enumerate(param.shape) if size == 1 and values.shape[axis] != 1)
+    return jnp.broadcast_to(add_up(values, axes), param.shape).astype(param.dtype)

@@ -1,0 +1,80 @@
+"""The static facts about a norm: which elements share statistics, and what is done with those."""
+
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm.axes import Pooling, number
+from jaxnorm.dtypes import compute_dtype, needs_power
+from jaxnorm.engine.collectives import AxisGroups
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What the statistics are taken over, and how they are applied.
+
+    Attributes:
+      pooling: how x is split, and which axes of the split shape are reduced.
+      axis_name: device or vmap axes that are reduced as well.
+      centered: whether the mean is subtracted.
+      epsilon: added to the variance, or to its root, as epsilon_in says.
+      correction: the count is reduced by it in the variance.
+      epsilon_in: "var" or "std".
+      dtype: that of the output; None for that of x.
+      full_range: whether each group is divided by a power of two, whatever its dtype.
+      bare: whether plain JAX leaves out what xla.py does for time and memory.
+    """
+
+    pooling: Pooling
+    axis_name: str | tuple[str, ...] | AxisGroups | None = None
+    centered: bool = True
+    epsilon: float = 1e-30  # the least with which float32 needs no scaling
+    correction: float = 0.0
+    epsilon_in: str = "var"
+    dtype: jnp.dtype | None = None
+    full_range: bool = False
+    bare: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.axis_name, list):  # these facts are hashed
+            object.__setattr__(self, "axis_name", tuple(self.axis_name))
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The reduction axes, of the split shape."""
+        return self.pooling.axes
+
+    @property
+    def power_of_epsilon(self) -> int:
+        """Scaling x by s scales epsilon by s to this power."""
+        return 2 if self.epsilon_in == "var" else 1
+
+    def lowest_power(self, dtype) -> int | None:
+        """The least power of two that data of this dtype are divided by; None if they need no scaling.
+
+        They need it where squares overflow, and where squares vanish although epsilon is smaller still.
+        """
+        finfo = jnp.finfo(compute_dtype(dtype))
+        needed = self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
+        if not needed or jnp.issubdtype(dtype, jnp.complexfloating):
+            return None
+        return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon
+
+    def shared_axes(self, *params: jax.Array | None) -> tuple[int, ...]:
+        """The reduction axes along which none of the parameters differs."""
+        return tuple(axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params))
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether each group is a row: all of the last axes, and nothing of another."""
+        longer = [axis for axis, size in enumerate(self.pooling.split) if number(size) > 1]
+        reduced = [axis for axis in longer if axis in self.axes]
+        return bool(reduced) and longer[-len(reduced) :] == reduced
+
+    def batched(self, size: int) -> "Spec":
+        """That of an array with one more axis in front."""
+        pooling = self.pooling
+        more = Pooling((size, *pooling.shape), ((size,), *pooling.parts), tuple(axis + 1 for axis in pooling.axes))
+        return replace(self, pooling=more)

@@ -1,0 +1,47 @@
+"""Sums and means over groups of elements, on one device or several, of which no compiler takes digits."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.collectives import across, devices
+from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.xla import add_up, divide, separate
+
+
+def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
+    """The same arrays, for one loop over x that shares nothing with the next; where the last axis is split, sharing takes less time."""
+    together = spec.bare or spec.in_rows or len(spec.pooling.parts[-1]) > 1
+    return arrays if together else separate(*arrays)
+
+
+def split(spec: Spec, x: jax.Array) -> jax.Array:
+    """``x`` in the dtype of its statistics, split."""
+    return x.astype(compute_dtype(x.dtype)).reshape(spec.pooling.split)
+
+
+def elements_that_count(where: jax.Array) -> jax.Array:
+    """Which elements a mask, or weights, let count."""
+    return where if where.dtype == jnp.bool_ else where > 0
+
+
+def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | float:
+    """How many elements, or how much weight, each group has: a number without a mask, else an array."""
+    if where is not None:
+        weights = jnp.broadcast_to(where, spec.pooling.split).astype(real(compute_dtype(x.dtype)))
+        return total(spec, weights, None)
+    found = spec.pooling.size * devices(spec.axis_name)
+    return float(found) if isinstance(found, int) else jnp.asarray(found, float)
+
+
+def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The sum over each group, by weight."""
+    if where is not None:
+        values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
+    return across(lax.psum, add_up(values, spec.axes), spec.axis_name)
+
+
+def mean(spec: Spec, values: jax.Array, where: jax.Array | None, count, veil: jax.Array | None = None) -> jax.Array:
+    """The mean over each group, by weight; 0 of an empty one. For the veil see :func:`divide`."""
+    return divide(total(spec, values, where), count, veil)
