@@ -15,6 +15,8 @@ from oracle import worst
 import jaxnorm as jn
 from jaxnorm.engine import plan
 
+pytestmark = pytest.mark.usefixtures("usual_compile")
+
 B32 = (4e-7, 1e-6)  # output, gradient
 
 

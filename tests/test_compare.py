@@ -31,7 +31,7 @@ from jaxnorm.experiments.training import Run, cross_entropy, evaluate, train, wa
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
 
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def without_times(results):

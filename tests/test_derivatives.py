@@ -12,8 +12,6 @@ from derivatives import check_derivatives
 import jaxnorm as jn
 from jaxnorm.primitives import linear
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.mark.parametrize("options", [{}, {"masked": True}], ids=["plain", "masked"])
 @pytest.mark.parametrize("case", SIX, ids=str)

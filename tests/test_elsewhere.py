@@ -19,8 +19,6 @@ from test_derivatives import test_hessian_jacobians_and_gradients_of_gradients_a
 import jaxnorm as jn
 from jaxnorm import loops
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 @pytest.fixture(scope="class")
 def elsewhere():

@@ -16,7 +16,7 @@ from jaxnorm.experiments.models import LeNet
 SMALL = explain.Settings(variant="conv", norms=("none", "batch"), blend_batch_sizes=(64,), epochs=1, snapshots=2)
 
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def network(norm, variant="conv"):

@@ -11,8 +11,6 @@ from flax import nnx
 import jaxnorm as jn
 from jaxnorm import linen
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SYMBOLIC = {
     "layer": "b, 77",
     "layer_hwc": "b, 4, 5, 6",

@@ -16,8 +16,6 @@ from test_transforms import shard_map, ulps
 import jaxnorm as jn
 from jaxnorm.sets import Sets
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SHAPE = (3, 5, 4, 12)
 NORMS = {
     "group": lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o),

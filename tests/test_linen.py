@@ -19,8 +19,6 @@ import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 SAME = [

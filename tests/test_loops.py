@@ -15,6 +15,8 @@ import jaxnorm as jn
 from jaxnorm import normalization
 from jaxnorm.loops import add_up
 
+pytestmark = pytest.mark.usefixtures("usual_compile")
+
 
 @pytest.fixture(scope="class")
 def one_device():

@@ -9,8 +9,6 @@ from oracle import Part, oracle, worst
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 JUNK = [np.nan, np.inf, -np.inf, 1e30]
 
 

@@ -18,7 +18,7 @@ FEW = [Case("lstm"), Case("lstm", "rms", "sum"), Case("lstm", "layer", "gate"), 
 close = partial(close_to, least=1)
 by_few = pytest.mark.parametrize("case", FEW, ids=str)
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "library", "several_chunks")
+pytestmark = pytest.mark.usefixtures("library", "several_chunks")
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,6 @@ from test_native import LOGITS, WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def kernels_agree(use, call, given, bound):
     """With plain JAX."""

@@ -12,8 +12,6 @@ from orbax import checkpoint
 from jaxnorm import linen as jn_linen
 from jaxnorm import nnx as jn_nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 SAME = [

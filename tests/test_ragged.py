@@ -11,7 +11,7 @@ from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
 LENGTHS = (5, 0, 2, 5)  # few different ones: each is compiled for itself
 by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)

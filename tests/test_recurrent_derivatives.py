@@ -10,7 +10,7 @@ from recurrent_cases import FEW, HIDDEN, Case, by_case, by_few, loss, sequences,
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
 IMPLEMENTATIONS = ("chunked", "xla")
 

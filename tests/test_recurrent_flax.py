@@ -15,8 +15,6 @@ from recurrent_cases import CELLS, FEATURES, FLAX, HIDDEN, LAYERS, close, distur
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 

@@ -12,8 +12,6 @@ import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 PLACED = [(kind, norm, placement) for kind in CELLS for norm in ("layer", "rms") for placement in PLACEMENTS[kind]]
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from recurrent_cases import FEW, sequences
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
 MESH = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = PartitionSpec("data")

@@ -14,8 +14,6 @@ import jaxnorm as jn
 from jaxnorm import loops, sets
 from jaxnorm.engine import derivatives
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 NORMS = {
     "layer": lambda x, s, b: jn.layer_norm(x, scale=s, bias=b),
     "layer alone": lambda x, s, b: jn.layer_norm(x),

@@ -14,7 +14,7 @@ from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, some_points
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
 
 def ragged(rng, lengths, features, dtype=np.float32):
