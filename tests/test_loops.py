@@ -90,9 +90,7 @@ def test_sizes_of_none_and_one(shape, one_device):
 class TestInLine:
     @pytest.mark.parametrize("hard", HARD, ids=str)
     def test_hard_inputs(self, hard, rng):
-        case = BY_NAME["layer_hwc"]
-        x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
-        check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+        check(BY_NAME["layer_hwc"], hard, rng)
 
 
 @pytest.mark.parametrize("count", [1, 3, 64, 65, 128, 1000])

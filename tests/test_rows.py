@@ -7,7 +7,7 @@ import pytest
 from cases import BY_NAME
 from derivatives import check_derivatives
 from jax.sharding import PartitionSpec as P
-from test_accuracy import B32, HARD, check
+from test_accuracy import HARD, check
 from test_transforms import shard_map, ulps
 
 import jaxnorm as jn
@@ -25,7 +25,7 @@ NORMS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module", params=["cpu", "default"])
+@pytest.fixture(autouse=True, scope="module", params=["cpu", pytest.param("default", marks=pytest.mark.slow)])
 def as_if_large(request):
     """Rows of any size are taken for large ones, and computed as on a CPU, or as elsewhere."""
     jax.clear_caches()
@@ -76,8 +76,7 @@ def same(found, expected):
 @pytest.mark.parametrize("hard", HARD, ids=str)
 @pytest.mark.parametrize("name", ["layer", "rms"])
 def test_hard_inputs(name, hard, rng):
-    case = BY_NAME[name]
-    check(case, hard.make(rng, *case.sets).astype(np.float32), rng, B32, epsilon=case.epsilon * hard.unit**2)
+    check(BY_NAME[name], hard, rng)
 
 
 @pytest.mark.parametrize("name", NORMS)
