@@ -41,8 +41,9 @@ SAME = [
 
 
 def disturb(variables):
-    """Parameters and state that are no ones and zeros."""
-    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.uniform(KEY, leaf.shape, leaf.dtype), variables)
+    """Parameters and state that are no ones and zeros; by NumPy, since JAX would compile programs for each shape."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + rng.uniform(0, 0.3, leaf.shape).astype(leaf.dtype)), variables)
 
 
 def assert_rounded(found, truth):
