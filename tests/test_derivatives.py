@@ -13,7 +13,7 @@ import jaxnorm as jn
 from jaxnorm.primitives import linear
 
 
-@pytest.mark.parametrize("options", [{}, {"masked": True}], ids=["plain", "masked"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape
