@@ -79,8 +79,8 @@ def sequences(rng, *shape, dtype=np.float32):
 
 def disturbed(params):
     """By NumPy: JAX would compile programs for each shape."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + (0.3 * rng.standard_normal(leaf.shape)).astype(leaf.dtype)), params)
+    draw = lambda leaf: (0.3 * np.random.default_rng(0).standard_normal(leaf.shape)).astype(leaf.dtype)  # noqa: E731
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + draw(leaf)), params)
 
 
 def small_chunks(monkeypatch, steps):

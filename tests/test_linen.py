@@ -41,9 +41,9 @@ SAME = [
 
 
 def disturb(variables):
-    """Parameters and state that are no ones and zeros; by NumPy, since JAX would compile programs for each shape."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + rng.uniform(0, 0.3, leaf.shape).astype(leaf.dtype)), variables)
+    """Parameters and state that are no ones and zeros, of whatever names; by NumPy, since JAX would compile programs for each shape."""
+    draw = lambda leaf: np.random.default_rng(0).uniform(0.1, 0.3, leaf.shape).astype(leaf.dtype)  # noqa: E731
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + draw(leaf)), variables)
 
 
 def assert_rounded(found, truth):
