@@ -48,7 +48,7 @@ def assert_near(found, wanted, bound):
 
 
 @pytest.mark.parametrize("sizes", [SIZES[::2], pytest.param(SIZES[1:2], marks=pytest.mark.slow)], ids=["smallest and largest", "between"])
-@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_norms_and_their_gradients_of_any_size(name, dtype, sizes, rng):
     case = BY_NAME[name]

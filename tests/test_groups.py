@@ -73,7 +73,7 @@ def test_only_groups_of_channels_and_positions_are_taken_so():
     assert groups((2, 20, 8), "n t [c]", param=(8,)) is None
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
 def test_values_and_gradients_are_those_of_sets_by_groups(name, masked, rng, x64):
     arguments, where = given(rng), mask(rng) if masked else None
