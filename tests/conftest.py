@@ -1,6 +1,9 @@
-"""Every test runs with strict dtype and rank promotion, on eight host devices."""
+"""Every test runs with strict dtype and rank promotion, on eight host devices; few with code that XLA has optimized."""
 
+import gc
 import os
+from collections.abc import Callable
+from contextlib import contextmanager
 from functools import partial
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -17,8 +20,16 @@ from jaxnorm.engine import plan
 from jaxnorm.kernels import build, libraries, native
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
-for name, strict in STRICT:
-    jax.config.update(name, strict)
+LESS = "jax_disable_most_optimizations"
+USUAL = compiler.get_compile_options
+for name, value in (*STRICT, (LESS, True)):
+    jax.config.update(name, value)
+
+
+def pytest_collection_finish():
+    """Python looks for cycles among what tests make, and seldom: a seventh of the time is the search through JAX's modules."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture
@@ -34,43 +45,64 @@ def x64():
         yield
 
 
-OLDER_FUSION = ("xla_cpu_use_fusion_emitters", False)  # a third of the time to compile; gone from JAX 0.12
+@pytest.fixture(scope="module")
+def forgotten():
+    """What was compiled is forgotten before and after the module, whose programs are others for the same functions."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
-@pytest.fixture(scope="session")
-def quick_options() -> list:
-    """What of it this JAX takes."""
+QUICK = (  # together a quarter of the time to compile
+    ("xla_cpu_parallel_codegen_split_count", 1),  # one module for LLVM, in place of one for each thread
+    ("xla_cpu_use_fusion_emitters", False),  # gone from JAX 0.12
+)
+
+
+def is_known(option: tuple[str, object]) -> bool:
+    """Whether this JAX takes it."""
     try:
-        jax.jit(lambda x: x, compiler_options=dict([OLDER_FUSION]))(0)
+        jax.jit(lambda x: x, compiler_options=dict([option]))(0)
     except jax.errors.JaxRuntimeError:
-        return []
-    return [OLDER_FUSION]
+        return False
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_compile():
+    """Machine code without costly passes, for the many laws in which rounding has no say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", partial(with_options, USUAL, list(filter(is_known, QUICK))))
+        yield
+
+
+def with_options(get: Callable, more: list, *args, **given):
+    found = get(*args, **given)
+    found.env_option_overrides = [*found.env_option_overrides, *more]
+    return found
+
+
+@contextmanager
+def optimized():
+    """Within it machine code is as users have it; before and after, what was compiled is forgotten."""
+    jax.clear_caches()
+    jax.config.update(LESS, False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", partial(with_options, USUAL, list(filter(is_known, QUICK[:1]))))
+        yield
+    jax.config.update(LESS, True)
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
-def quick_compile(quick_options):
-    """Machine code without costly passes, for laws in which rounding has no say.
-
-    What was compiled is forgotten before and after the module: to the last bit, only code of one kind is alike.
-    """
-    usual = compiler.get_compile_options
-
-    def quick(*args, **options):
-        result = usual(*args, **options)
-        result.env_option_overrides = [*result.env_option_overrides, *quick_options]
-        return result
-
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", quick)
+def usual_compile():
+    """For laws of rounding."""
+    with optimized():
         yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
 
 
 @pytest.fixture
-def several_chunks(monkeypatch):
+def several_chunks(forgotten, monkeypatch):
     """Recurrent networks in chunks of three steps, so that short sequences have several."""
     small_chunks(monkeypatch, 3)
 
@@ -101,7 +133,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def use(library, monkeypatch):
+def use(library, forgotten, monkeypatch):
     """``use("native")`` chooses the implementation of calls that say none."""
     monkeypatch.setattr(kernels, "built", lambda: True)
     return partial(monkeypatch.setenv, plan.VARIABLE)
@@ -110,8 +142,6 @@ def use(library, monkeypatch):
 @pytest.fixture(scope="class")
 def by_xla():
     """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
-    jax.clear_caches()
-    with pytest.MonkeyPatch.context() as patch:
+    with optimized(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "CHANNEL", 4)
         yield
-    jax.clear_caches()

@@ -15,6 +15,8 @@ from oracle import worst
 import jaxnorm as jn
 from jaxnorm.engine import plan
 
+pytestmark = pytest.mark.usefixtures("usual_compile")
+
 B32 = (4e-7, 1e-6)  # output, gradient
 
 
@@ -59,6 +61,7 @@ HARD = [
     *(Hard(f"size_{size:g}", normal(0, size), size) for size in (1e13, 1e-3, 1e-20, 1e-30)),
     Hard("one_ulp", one_ulp),
 ]
+OF_UNITS = [hard for hard in HARD if hard.unit != 1]  # each with an epsilon, and so programs, of its own
 
 
 @lru_cache
@@ -73,12 +76,15 @@ def runs(case, implementation, **options):
     return run, jax.jit(run)
 
 
-def check(case, x, rng, bounds, where=None, **options):
+def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
+    """A norm of a hard input: ``ways`` are those of ``runs``."""
+    x, options = case.arrange(hard.make(rng, *case.sets)).astype(np.float32), {"epsilon": case.epsilon * hard.unit**2}
+    bounds = [slack * bound for bound in hard.bounds]
     scale, bias = case.params(rng)
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
     truth = case.truth(x, scale=scale, bias=bias, cotangent=cotangent, **options)
     split = case.split_shape
-    for run in runs(case, os.environ.get(plan.VARIABLE), **options):
+    for run in runs(case, os.environ.get(plan.VARIABLE), **options)[ways]:
         found = run(*map(jnp.asarray, (x, scale, bias, cotangent)), where)
         assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.set_axes) <= bounds[0]
         assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.set_axes) <= bounds[1]
@@ -87,21 +93,31 @@ def check(case, x, rng, bounds, where=None, **options):
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "all_true"])
-@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("hard", [hard for hard in HARD if hard.unit == 1], ids=str)
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_hard_inputs(case, hard, masked, rng):
-    x = case.arrange(hard.make(rng, *case.sets)).astype(np.float32)
-    epsilon = case.epsilon * hard.unit**2
-    options = {"where": np.ones(case.shape, bool)} if masked else {}
-    check(case, x, rng, hard.bounds, epsilon=epsilon, **options)
+    check(case, hard, rng, np.ones(case.shape, bool) if masked else None)
+
+
+@pytest.mark.parametrize("hard", OF_UNITS, ids=str)
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_hard_inputs_of_other_units(case, hard, rng):
+    """Compiled, without a mask: in every way it takes long."""
+    check(case, hard, rng, ways=slice(1, None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hard", OF_UNITS, ids=str)
+@pytest.mark.parametrize("case", SIX, ids=str)
+def test_hard_inputs_of_other_units_in_every_way(case, hard, rng):
+    check(case, hard, rng, ways=slice(0, 1))
+    check(case, hard, rng, np.ones(case.shape, bool))
 
 
 @pytest.mark.parametrize("hard", HARD, ids=str)
 @pytest.mark.parametrize("name", ["layer", "rms"])
 def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, hard, rng):
-    case = replace(BY_NAME[name], shape=(4096, 256), param=(256,), param_split=(1, 256))
-    x = hard.make(rng, *case.sets).astype(np.float32)
-    check(case, x, rng, hard.bounds, epsilon=case.epsilon * hard.unit**2)
+    check(replace(BY_NAME[name], shape=(4096, 256), param=(256,), param_split=(1, 256)), hard, rng)
 
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
@@ -133,18 +149,21 @@ def test_subnormal_numbers_give_finite_results(case, rng):
 def test_gradients_of_a_set_without_spread_down_to_the_smallest_epsilon(full_range):
     """The factor 1 / sqrt(epsilon), bounded by that of 1.2e-38 times the square of the elements, give or take a power of two."""
 
-    def factor(value, epsilon):
-        norm = partial(jn.standardize, axes=0, epsilon=epsilon, full_range=full_range)
-        return float(jax.grad(lambda x: norm(x)[0])(jnp.full(64, value))[0]) * 64 / 63
+    usual, tiny = (1e-5, 1e-20, 1e-30, 1e-36), (1e-40, 1e-80)
+
+    @jax.jit
+    def factors(x):
+        norms = [partial(jn.standardize, axes=0, epsilon=epsilon, full_range=full_range) for epsilon in (*usual, *tiny, 0.0)]
+        return [jax.grad(lambda x, norm=norm: norm(x)[0])(x)[0] * 64 / 63 for norm in norms]
 
     for value in (0.0, 3.3, 1e-10):
-        for epsilon in (1e-5, 1e-20, 1e-30, 1e-36):
-            np.testing.assert_allclose(factor(value, epsilon), epsilon**-0.5, rtol=1e-6)
-        assert factor(value, 0.0) == 0
-    for value in (0.0, 3.3):
+        *found, smaller, smallest, none = map(float, factors(np.full(64, value, np.float32)))
+        for factor, epsilon in zip(found, usual, strict=True):
+            np.testing.assert_allclose(factor, epsilon**-0.5, rtol=1e-6)
+        assert none == 0
         least = 1.2e-38 * max(1, value**2)
-        for epsilon in (1e-40, 1e-80):
-            assert 0.25 * least**-0.5 <= factor(value, epsilon) <= 1.01 * least**-0.5
+        for factor in (smaller, smallest):
+            assert value == 1e-10 or 0.25 * least**-0.5 <= factor <= 1.01 * least**-0.5
 
 
 HALF = [
@@ -176,8 +195,8 @@ def test_gradients_of_half_precision_are_rounded_once(case, dtype, name, make, m
     x, cotangent = jnp.asarray(make(rng, case.shape), dtype), jnp.asarray(rng.standard_normal(case.shape), dtype)
     where = rng.uniform(size=case.shape) < 0.7 if masked else None
     scale, bias = case.params(rng)
-    y, pullback = jax.vjp(jax.jit(lambda x: case(x, scale=scale, bias=bias, where=where)), x)
-    found, (wide, wide_cotangent) = pullback(cotangent)[0], (np.asarray(a).astype(np.float64) for a in (x, cotangent))
+    y, found, *_ = runs(case, os.environ.get(plan.VARIABLE))[1](x, scale, bias, cotangent, where)
+    wide, wide_cotangent = (np.asarray(a).astype(np.float64) for a in (x, cotangent))
     assert y.dtype == found.dtype == x.dtype
     truth = np.asarray(case.truth(wide, scale=scale, bias=bias, where=where, cotangent=wide_cotangent).dx, np.float64)
     spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))) * float(jnp.finfo(dtype).eps)
@@ -205,10 +224,16 @@ def test_a_constant_set_gives_the_bias(value, n, masked, axis):
     shape = (n, 3) if axis == 0 else (3, n)
     x, bias = np.full(shape, value, np.float32), np.float32(0.7)
     where = np.ones(shape, bool) if masked else None
-    for epsilon in (1e-5, 0.0):
-        y, pullback = jax.vjp(lambda x, e=epsilon: jn.standardize(x, axis, bias=bias.reshape(1, 1), where=where, epsilon=e), x)
+    for y, dx in of_two_epsilons(x, where, axis):
         assert (np.asarray(y) == bias).all()
-        assert np.isfinite(pullback(jnp.asarray(x + 1))[0]).all()
+        assert np.isfinite(dx).all()
+
+
+@partial(jax.jit, static_argnums=2)
+def of_two_epsilons(x, where, axis):
+    """Output and gradient, whose cotangent is x + 1, with a bias of 0.7; compiled once for each shape."""
+    of = lambda epsilon: jax.vjp(lambda x: jn.standardize(x, axis, bias=jnp.full((1, 1), 0.7), where=where, epsilon=epsilon), x)  # noqa: E731
+    return [(y, pullback(x + 1)[0]) for y, pullback in map(of, (1e-5, 0.0))]
 
 
 @pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])

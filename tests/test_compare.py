@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ import jaxnorm
 from jaxnorm.__main__ import main as process_main
 from jaxnorm.experiments import compare as engine
 from jaxnorm.experiments import data as datasets
-from jaxnorm.experiments import data_sequences, report, training
+from jaxnorm.experiments import data_sequences, picture, report, training
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
 from jaxnorm.experiments.tasks import TASKS
@@ -31,14 +32,31 @@ from jaxnorm.experiments.training import Run, cross_entropy, evaluate, train, wa
 SMALL = ["compare", "--epochs", "1", "--seeds", "1", "--train-examples", "64", "--batch-sizes", "32"]
 
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+pytestmark = pytest.mark.usefixtures("ordinary_promotion")
+
+
+@pytest.fixture
+def rendered():
+    """Pictures are looked at."""
+
+
+@pytest.fixture(autouse=True)
+def _unrendered(request, monkeypatch):
+    """Elsewhere they are drawn, but not made pixels: that takes as long as a short training."""
+    if "rendered" not in request.fixturenames:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.touch())
+
+
+def few_tests(data, count):
+    """The same with so many test examples."""
+    return replace(data, test_inputs=data.test_inputs[:count], test_labels=data.test_labels[:count])
 
 
 def without_times(results):
     return [{key: value for key, value in run.items() if key != "steps_per_second"} for run in results["runs"]]
 
 
-def test_a_comparison_writes_results_and_curves(tmp_path, capsys):
+def test_a_comparison_writes_results_and_curves(tmp_path, capsys, rendered):
     assert main([*SMALL, "--norms", "none,batch", "--out", str(tmp_path)]) == 0
     results = report.read(tmp_path)
     assert [(run["variant"], run["norm"], run["batch_size"], run["seed"]) for run in results["runs"]] == [
@@ -180,7 +198,10 @@ def test_a_picture_that_cannot_be_written_does_not_cost_the_table(tmp_path, monk
 @pytest.mark.parametrize(
     ("out", "file"), [("folder", "folder/axes.png"), ("name", "name.png"), ("new/", "new/axes.png"), ("a.SVG", "a.SVG")]
 )
-def test_the_picture_of_the_axes_is_where_it_is_said(out, file, tmp_path, monkeypatch, capsys):
+def test_the_picture_of_the_axes_is_where_it_is_said(out, file, tmp_path, monkeypatch, capsys, rendered):
+    """All of it in the first place, two of its cubes in the others."""
+    if out != "folder":
+        monkeypatch.setattr(picture, "PATTERNS", dict(list(picture.PATTERNS.items())[:2]))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     assert main(["axes", "--out", out]) == 0
@@ -203,8 +224,10 @@ def test_what_goes_on_is_said_as_a_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == told
 
 
+@pytest.mark.slow
 def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
-    command = [sys.executable, "-m", "jaxnorm", "compare", "--epochs", "1", "--batch-sizes", "64", "--seeds", "500", "--out", str(tmp_path)]
+    few = ["--epochs", "1", "--train-examples", "64", "--batch-sizes", "64", "--norms", "none", "--seeds", "500"]
+    command = [sys.executable, "-m", "jaxnorm", "compare", *few, "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}) as process:
         try:
             deadline = time.monotonic() + 120
@@ -221,20 +244,31 @@ def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
     assert len(report.read(tmp_path)["runs"]) >= 1
 
 
-@pytest.mark.parametrize("norm", CONV)
+@pytest.mark.parametrize("norm", [pytest.param(norm, marks=() if norm in ("batch", "switchable") else pytest.mark.slow) for norm in CONV])
 def test_every_norm_trains_after_convolutions(norm):
-    data = datasets.digits().first(160)
+    data = few_tests(datasets.digits().first(160), 32)
     found = train(Run(norm, 32, 0, variant="conv", epochs=4, learning_rate=3e-3), LeNet(norm, "conv"), data)
     losses = [epoch["train_loss"] for epoch in found["epochs"]]
     assert losses[-1] < 0.8 * losses[0]
 
 
+def initial(model, data):
+    """Its variables before any step."""
+    like = data.test_inputs[:2]
+    return model.lazy_init(jax.random.key(0), jax.ShapeDtypeStruct(like.shape, like.dtype), evaluating=True)
+
+
+def shapes(model, images):
+    """Of its parameters."""
+    return jax.eval_shape(partial(model.init, evaluating=True), jax.random.key(0), images)["params"]
+
+
 def test_norms_stand_where_they_are_asked_for():
     images = jnp.zeros((2, 20, 20, 1))
     for where, sizes in (("dense", {(120,), (84,)}), ("conv", {(6,), (16,)})):
-        params = LeNet("batch", where).init(jax.random.key(0), images, evaluating=True)["params"]
+        params = shapes(LeNet("batch", where), images)
         assert {params[name]["scale"].shape for name in params if name.startswith("BatchNorm")} == sizes
-    conv = LeNet("layer", "conv").init(jax.random.key(0), images, evaluating=True)["params"]
+    conv = shapes(LeNet("layer", "conv"), images)
     assert conv["LayerNorm_0"]["scale"].shape == (16, 16, 6)  # a gain for each element
     assert set(PLACES) == {"dense", "conv", "deep"}
 
@@ -250,10 +284,11 @@ def test_batch_statistics_are_those_of_the_test_batches():
     data = datasets.digits()
     run = Run("batch", 100, 0)
     model = LeNet("batch")
-    variables = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)
+    variables = initial(model, data)
     found = evaluate(run, model, (variables["params"], variables["batch_stats"]), data)
     images = np.concatenate([data.test_inputs, data.test_inputs[:40]])
-    logits = [model.apply(variables, part, evaluating=False, mutable=["batch_stats"])[0] for part in np.split(images, 4)]
+    told = jax.jit(partial(model.apply, evaluating=False, mutable=["batch_stats"]))
+    logits = [told(variables, part)[0] for part in np.split(images, 4)]
     accuracy = (np.concatenate(logits)[:360].argmax(-1) == data.test_labels).mean()
     assert found["batch_test_accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
@@ -261,9 +296,10 @@ def test_batch_statistics_are_those_of_the_test_batches():
 def test_evaluation_does_not_depend_on_how_many_examples_are_evaluated_at_a_time(monkeypatch):
     """Batches that divide the test set, batches that do not, and one that is larger than it."""
     data, model = datasets.digits().first(10), LeNet("none")
-    data = replace(data, test_inputs=data.test_inputs[:60], test_labels=data.test_labels[:60])
-    params = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)["params"]
-    losses = cross_entropy(model.apply({"params": params}, data.test_inputs, evaluating=True), data.test_labels)
+    data = few_tests(data, 60)
+    params = initial(model, data)["params"]
+    logits = jax.jit(partial(model.apply, evaluating=True))({"params": params}, data.test_inputs)
+    losses = cross_entropy(logits, data.test_labels)
     compute, shapes = training._outputs, []
 
     def outputs(model, variables, inputs, evaluating):
@@ -280,8 +316,8 @@ def test_evaluation_does_not_depend_on_how_many_examples_are_evaluated_at_a_time
 
 def test_batch_statistics_of_a_batch_larger_than_the_test_set_are_those_of_it_repeated():
     data, model = datasets.digits().first(40), LeNet("batch")
-    data = replace(data, test_inputs=data.test_inputs[:20], test_labels=data.test_labels[:20])
-    variables = model.init(jax.random.key(0), data.test_inputs[:2], evaluating=True)
+    data = few_tests(data, 20)
+    variables = initial(model, data)
     state = variables["params"], variables["batch_stats"]
     once, twice = (evaluate(Run("batch", size, 0), model, state, data) for size in (20, 40))
     assert twice == pytest.approx(once, rel=1e-5)
@@ -399,7 +435,7 @@ READERS = [("lstm-rows", "none"), ("lstm-rows", "batch"), ("rnn-rows", "batch"),
 def test_every_cell_learns_to_read(variant, norm):
     """Rows of eight and single pixels, each norm; the running statistics of every step are those that were seen."""
     task = TASKS["sequential"]
-    data = task.load(None).first(128)
+    data = few_tests(task.load(None).first(128), 64)
     found = train(Run(norm, 64, 0, variant, epochs=4, learning_rate=1e-2, momentum=0.5), task.model(norm, variant, 0.5), data)
     losses = [epoch["train_loss"] for epoch in found["epochs"]]
     assert losses[-1] < losses[0]

@@ -12,10 +12,8 @@ from derivatives import check_derivatives
 import jaxnorm as jn
 from jaxnorm.engine.primitives import linear
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 
-
-@pytest.mark.parametrize("options", [{}, {"masked": True}], ids=["plain", "masked"])
+@pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape

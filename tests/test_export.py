@@ -11,8 +11,6 @@ from flax import nnx
 import jaxnorm as jn
 from jaxnorm import linen
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SYMBOLIC = {
     "layer": "b, 77",
     "layer_hwc": "b, 4, 5, 6",
@@ -49,9 +47,10 @@ def assert_near(found, wanted, bound):
         np.testing.assert_allclose(got, want, rtol=0, atol=bound * max(1, np.abs(want).max(initial=0)))
 
 
-@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("sizes", [SIZES[::2], pytest.param(SIZES[1:2], marks=pytest.mark.slow)], ids=["smallest and largest", "between"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SYMBOLIC)
-def test_norms_and_their_gradients_of_any_size(name, dtype, rng):
+def test_norms_and_their_gradients_of_any_size(name, dtype, sizes, rng):
     case = BY_NAME[name]
     scale, bias = (jnp.asarray(p, dtype) for p in case.params(rng))
 
@@ -60,8 +59,8 @@ def test_norms_and_their_gradients_of_any_size(name, dtype, rng):
         return y, back(weights)
 
     program = exported(both, SYMBOLIC[name], dtype, dtype)
-    for sizes in SIZES:
-        x, weights = (jnp.asarray(rng.standard_normal(concrete(SYMBOLIC[name], sizes)) + 2, dtype) for _ in range(2))
+    for size in sizes:
+        x, weights = (jnp.asarray(rng.standard_normal(concrete(SYMBOLIC[name], size)) + 2, dtype) for _ in range(2))
         assert_near(program.call(x, weights), jax.jit(both)(x, weights), NEAR[dtype])
 
 
@@ -93,11 +92,14 @@ NETWORKS = [case for case in recurrent_cases.CASES if case.placement == "ba2016"
 
 
 @pytest.mark.parametrize(
+    "size", [pytest.param({"b": 2, "t": 1}, marks=pytest.mark.slow), {"b": 5, "t": 12}], ids=["of one step", "of several"]
+)
+@pytest.mark.parametrize(
     ("case", "shape"),
     [*((case, "b, t, 3") for case in NETWORKS), *((case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3", "5, t, 3"))],
     ids=str,
 )
-def test_networks_and_their_gradients_of_any_length(case, shape, rng):
+def test_networks_and_their_gradients_of_any_length(case, shape, size, rng):
     params = case.params()
 
     def both(x):
@@ -105,9 +107,8 @@ def test_networks_and_their_gradients_of_any_length(case, shape, rng):
         return outputs, back(jnp.cos(outputs))
 
     program = exported(both, shape, "float32")
-    for sizes in ({"b": 2, "t": 1}, {"b": 5, "t": 12}):
-        x = jnp.asarray(rng.standard_normal(concrete(shape, sizes)), jnp.float32)
-        assert_near(program.call(x), jax.jit(both)(x), 2e-5)
+    x = jnp.asarray(rng.standard_normal(concrete(shape, size)), jnp.float32)
+    assert_near(program.call(x), jax.jit(both)(x), 2e-5)
 
 
 def test_modules_of_any_batch(rng):
@@ -124,6 +125,7 @@ def test_kernels_take_no_symbolic_sizes():
         exported(lambda x: jn.standardize(x, -1, implementation="native"), "b, 8", "float32")
 
 
+FURTHER = (True, "float32"), (False, "bfloat16")
 LSTM = recurrent_cases.Case("lstm"), recurrent_cases.Case("lstm", None)
 WITH_KERNELS = {
     **{case.name: (case, case.shape) for case in SIX if case.name != "switchable"},
@@ -132,8 +134,9 @@ WITH_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", NEAR)
-@pytest.mark.parametrize("vmapped", [False, True])
+@pytest.mark.parametrize(
+    ("vmapped", "dtype"), [(False, "float32"), (True, "bfloat16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)]
+)
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_programs_for_other_platforms_where_kernels_are_built(name, vmapped, dtype, use, rng):
     """They are not called in what is exported, nor in what is lowered for another device than a CPU."""

@@ -14,8 +14,6 @@ from flax import nnx
 import jaxnorm.linen
 import jaxnorm.nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 FAMILIES = {"linen": (jaxnorm.linen, flax.linen), "nnx": (jaxnorm.nnx, nnx)}
 PAIRS = [(family, name) for family, (ours, theirs) in FAMILIES.items() for name in ours.__all__ if hasattr(theirs, name)]

@@ -12,8 +12,6 @@ from test_transforms import shard_map, ulps
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 SHAPE = (3, 5, 4, 12)
 NORMS = {
     "group": lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o),
@@ -34,7 +32,7 @@ def mask(rng):
     return jnp.asarray(rng.random(SHAPE) < 0.7).at[1, ..., :3].set(False)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
 def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64):
     arguments, where = given(rng), mask(rng) if masked else None
@@ -48,7 +46,7 @@ def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64)
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
 def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
     where = mask(rng) if masked else None

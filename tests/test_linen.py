@@ -19,8 +19,6 @@ import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 KEY = jax.random.key(0)
 
 SAME = [
@@ -43,8 +41,9 @@ SAME = [
 
 
 def disturb(variables):
-    """Parameters and state that are no ones and zeros."""
-    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.uniform(KEY, leaf.shape, leaf.dtype), variables)
+    """Parameters and state that are no ones and zeros, of whatever names; by NumPy, since JAX would compile programs for each shape."""
+    draw = lambda leaf: np.random.default_rng(0).uniform(0.1, 0.3, leaf.shape).astype(leaf.dtype)  # noqa: E731
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + draw(leaf)), variables)
 
 
 def assert_rounded(found, truth):

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 import jaxnorm as jn
 
+pytestmark = pytest.mark.usefixtures("usual_compile")
+
 EMPTY = jn.Moments(jnp.zeros((1,)), jnp.zeros((1,)), jnp.zeros((1,)))
 
 

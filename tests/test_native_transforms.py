@@ -11,8 +11,6 @@ from test_native import WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 
 def kernels_agree(use, call, given, bound):
     """With plain JAX."""
@@ -51,10 +49,11 @@ def _rows(x, scale, bias, **options):
     return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
 
 
-WIDTHS = {"rows": (8, 80), "rms": (80,), "batch": (8,), "group": (8,), "adaptive": (8,)}
+KINDS = [("rows", 8), ("rows", 80), ("rms", 80), ("batch", 8), ("group", 8), ("adaptive", 8)]
+FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 
 
-@pytest.mark.parametrize(("name", "width"), [(name, width) for name, widths in WIDTHS.items() for width in widths])
+@pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
 def test_transformations(name, width, rng, use):
     """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small sets and others."""
     norm, shape = WIDE[name]
@@ -84,7 +83,7 @@ def test_transformations(name, width, rng, use):
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
-@pytest.mark.parametrize("name", ["batch", "group", "adaptive"])
+@pytest.mark.parametrize("name", ["batch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("group", "adaptive"))])
 @pytest.mark.usefixtures("by_xla")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
     test_transformations(name, 8, rng, use)

@@ -1,7 +1,7 @@
 """Sequences of several lengths in one batch are those sequences alone: outputs, last states and gradients."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
-LENGTHS = (5, 0, 2, 5)  # few different ones: each is compiled for itself
+LENGTHS = (5, 0, 2, 5)  # few different ones, here and below: each is compiled for itself
 by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)
 
 
@@ -22,16 +22,22 @@ def total(case, x, params, coefficients, **options):
     return sum(jnp.vdot(c, value) for c, value in zip(coefficients, (outputs, *state), strict=True)), (state, outputs)
 
 
+@cache
+def of_one(case):
+    return jax.jit(jax.value_and_grad(partial(total, case), argnums=(0, 1), has_aux=True))
+
+
 def alone(case, x, params, coefficients, places):
     """Each sequence for itself, of its own steps: what everything else is compared with, put back where it stood."""
-    value = jax.jit(jax.value_and_grad(partial(total, case), argnums=(0, 1), has_aux=True))
+    value = of_one(case)
+    x, coefficients = np.asarray(x), [np.asarray(part) for part in coefficients]
     outputs, states, dx, dparams = np.zeros(coefficients[0].shape, np.float32), [], np.zeros(x.shape, np.float32), None
     for row, at in enumerate(places):
         ours = [coefficients[0][row][at], *(c[row] for c in coefficients[1:])]
         (_, (state, y)), (gx, gp) = value(x[row][at], params, ours)
         outputs[row, at], dx[row, at] = y, gx
         states.append([np.asarray(part) for part in state])
-        dparams = gp if dparams is None else jax.tree.map(jnp.add, dparams, gp)
+        dparams = gp if dparams is None else jax.tree.map(np.add, dparams, gp)
     return outputs, [np.stack(parts) for parts in zip(*states, strict=True)], dx, dparams
 
 
@@ -67,9 +73,9 @@ def test_lengths(case, rng):
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_left_padding_and_gaps(case, rng):
     """With lengths that hide the last step too."""
-    x, params = sequences(rng, 4, 7), case.params()
-    where = np.array([[0, 0, 1, 1, 1, 0, 1], [1, 0, 0, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0]], bool)
-    lengths = np.array([6, 6, 7, 4])
+    x, params = sequences(rng, 4, 8), case.params()
+    where = np.array([[0, 1, 1, 0, 1, 1, 1, 1], [1, 0, 0, 1, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]], bool)
+    lengths = np.array([7, 7, 8, 4])
     places = [np.flatnonzero(row[:n]) for row, n in zip(where, lengths, strict=True)]
     compare(case, x, params, coefficients_for(case, rng, x, params), places, where=jnp.asarray(where), lengths=jnp.asarray(lengths))
 
@@ -102,8 +108,9 @@ def test_packed_segments(case, reverse, rng):
         return jnp.vdot(c, y), y
 
     broken = jnp.where(taken[None, :, None], x, jnp.nan)
-    (_, y), found = jax.value_and_grad(packed, argnums=(0, 1), has_aux=True)(broken, params)
-    (_, expected), truth = jax.value_and_grad(apart, argnums=(0, 1), has_aux=True)(x, params)
+    gradients = partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
+    (_, y), found = jax.jit(gradients(packed))(broken, params)
+    (_, expected), truth = jax.jit(gradients(apart))(x, params)
     np.testing.assert_allclose(y, expected, atol=2e-6)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), found, truth)
 

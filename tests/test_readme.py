@@ -10,7 +10,6 @@ import pytest
 import jaxnorm as jn
 from jaxnorm.experiments import report
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 

@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import FEW, HIDDEN, Case, by_case, by_few, loss, sequences, small_chunks, weights_for
+from recurrent_cases import CASES, FEW, HIDDEN, Case, by_few, loss, sequences, small_chunks, weights_for
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
 IMPLEMENTATIONS = ("xla", "reference")
+# Of all cells, norms and placements some; each is compared with the equations, and those with the layers.
+OFTEN = [*FEW, *(case for case in CASES if case.norm == "batch"), Case("gru", "rms", "gate"), Case("lstm", "layer", "carried_cell")]
 
 
-@by_case
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in OFTEN else pytest.mark.slow) for case in CASES], ids=str)
 def test_gradients_are_differences_of_the_equations(case, rng, x64):
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, x, params, np.float64)

@@ -11,8 +11,6 @@ from recurrent_cases import FEATURES, HIDDEN, Case, sequences
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 X = jnp.ones((2, 5, FEATURES))
 PARAMS = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
 without = lambda *names: {name: leaf for name, leaf in PARAMS.items() if name not in names}  # noqa: E731

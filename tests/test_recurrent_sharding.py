@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from recurrent_cases import FEW, sequences
 
-pytestmark = pytest.mark.usefixtures("quick_compile", "several_chunks")
+pytestmark = pytest.mark.usefixtures("several_chunks")
 
 MESH = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = PartitionSpec("data")
@@ -21,7 +21,7 @@ def loss(case, lengths, x, params):
     return (outputs**2).sum() + (state[-1] ** 2).sum()
 
 
-@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("case", [*FEW[:2], *(pytest.param(case, marks=pytest.mark.slow) for case in FEW[2:])], ids=str)
 def test_shard_map(case, rng):
     x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))
 

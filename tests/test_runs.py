@@ -135,7 +135,7 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
     assert numbers_of(report.read(tmp_path)) == [(0, 0)]
 
 
-@pytest.mark.usefixtures("quick_compile", "ordinary_promotion")
+@pytest.mark.usefixtures("ordinary_promotion")
 def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
     small = ["compare", "sequential", "--epochs", "1", "--train-examples", "64", "--batch-sizes", "32", "--variants", "rnn-rows,gru-rows"]
     for jobs in "12":

@@ -14,8 +14,6 @@ from oracle import Part, oracle
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
-
 shard_map = jax.shard_map if hasattr(jax, "shard_map") else jax.experimental.shard_map.shard_map
 
 
@@ -47,18 +45,20 @@ def test_jit_equals_eager(case, rng):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_vmap_equals_a_loop(case, rng):
     x, scale, bias = arguments(case, rng, (3,))
-    for function in (partial(case, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))):
-        loop = jnp.stack([function(one) for one in x])
-        assert ulps(jax.vmap(function)(x), loop) <= 4
-        assert ulps(jax.vmap(jax.vmap(function))(x[None]), loop[None]) <= 4
+    both = jax.jit(lambda x: (case(x, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))(x)))
+    loop = [np.stack(results) for results in zip(*map(both, x), strict=True)]
+    twice = jax.jit(lambda x: (jax.vmap(both)(x), jax.vmap(jax.vmap(both))(x[None])))
+    for found, outer, truth in zip(*twice(x), loop, strict=True):
+        assert ulps(found, truth) <= 4
+        assert ulps(outer, truth[None]) <= 4
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_vmap_over_parameters(case, rng):
     x, scale, bias = arguments(case, rng)
-    scales = jnp.stack([scale, 2 * scale])
-    found = jax.vmap(lambda s: case(x, scale=s, bias=bias))(scales)
-    assert ulps(found, jnp.stack([case(x, scale=s, bias=bias) for s in scales])) <= 4
+    scales = np.stack([scale, 2 * np.asarray(scale)])
+    one = jax.jit(lambda s: case(x, scale=s, bias=bias))
+    assert ulps(jax.jit(jax.vmap(one))(scales), np.stack([one(s) for s in scales])) <= 4
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -75,8 +75,9 @@ def test_scan_and_checkpoint_equal_a_loop(case, rng):
     def looped(x):
         return step(step(x, None)[0], None)[0].sum()
 
-    assert ulps(scanned(x), looped(x)) <= 4
-    np.testing.assert_allclose(jax.grad(scanned)(x), jax.grad(looped)(x), atol=1e-5)
+    (found, slope), (truth, wanted) = (jax.jit(jax.value_and_grad(function))(x) for function in (scanned, looped))
+    assert ulps(found, truth) <= 4
+    np.testing.assert_allclose(slope, wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name != "switchable"], ids=str)
@@ -87,8 +88,8 @@ def test_a_traced_epsilon_equals_a_static_one(case, rng):
     static = jax.jit(jax.value_and_grad(lambda x: jnp.sin(case(x, scale=scale, bias=bias, where=where, epsilon=0.5)).sum()))
     for found, truth in zip(traced(x, 0.5), static(x), strict=True):
         np.testing.assert_allclose(found, truth, rtol=2e-6, atol=2e-6)
-    slope = jax.grad(lambda e: jnp.sin(case(x, epsilon=e)).sum())(0.5)
-    ends = [float(jnp.sin(case(x, epsilon=0.5 + step)).sum()) for step in (0.01, -0.01)]
+    value = jax.jit(jax.value_and_grad(lambda e: jnp.sin(case(x, epsilon=e)).sum()))
+    (_, slope), *ends = value(0.5), *(float(value(0.5 + step)[0]) for step in (0.01, -0.01))
     np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 0.02, rtol=0.05, atol=0.01)
 
 
