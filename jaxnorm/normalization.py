@@ -11,7 +11,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, Pooling, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import normalized
-from jaxnorm.engine.plan import Plan, select
+from jaxnorm.engine.plan import Plan, for_plain_jax, select
 from jaxnorm.engine.reference import Frame, Stats, apply, find_frame, nothing_saved
 from jaxnorm.engine.spec import Spec
 from jaxnorm.statistics import Moments, assemble, moments_of
@@ -288,7 +288,7 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
 
         y, stats = native.standardize(spec, moments, x, scale, bias)
     else:
-        spec = replace(spec, bare=implementation == "reference")
+        spec = for_plain_jax(spec, implementation, x, where, scale, bias)
         frame = find_frame(spec, x, where)
         y, *found = normalized(spec, x, where, frame, scale, bias)
         stats = Stats(frame, *found)

@@ -11,6 +11,7 @@ from jax.sharding import AxisType
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import power_of_two, real
+from jaxnorm.engine.plan import for_plain_jax
 from jaxnorm.engine.reference import Frame, Stats, statistics
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.sums import total
@@ -174,7 +175,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.pooling.fit(where.shape))
-    result = assemble(statistics(spec, x, where))
+    result = assemble(statistics(for_plain_jax(spec, "xla", x, where), x, where))
     return jax.tree.map(lambda leaf: leaf.reshape(spec.pooling.kept), result)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.axes import number
 from jaxnorm.engine.reference import Frame, Inputs, Residuals, Stats, apply, estimate, nothing_saved, tangent
 from jaxnorm.engine.spec import Spec
 
@@ -25,8 +24,8 @@ def normalized(spec: Spec, x, where, frame: Frame, scale, bias):
 def _normalized_jvp(spec, primals, tangents):
     x, where, frame, scale, bias = primals
     y, offset, var = normalized(spec, *primals)
-    rows = is_row_of_its_own(spec, where, scale, bias)
-    stats = None if rows else Stats(frame if where is not None else frame._replace(n=None), offset, var)
+    frame = frame if where is not None else frame._replace(n=None)
+    stats = None if spec.recompute else Stats(frame, offset if spec.keep_offset else None, var)
     if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
         bias = scale  # one array instead of two
     residuals, inputs = Residuals(x, where, stats, scale, bias), Inputs(tangents[0], *tangents[3:])
@@ -34,11 +33,5 @@ def _normalized_jvp(spec, primals, tangents):
         return (y, offset, var), nothing_saved(partial(tangent, spec))(residuals, inputs)
     from jaxnorm.engine import linear  # loads parts of JAX that values alone do without
 
-    run = linear.tangent_of_rows if rows and not spec.bare else linear.tangent
+    run = linear.tangent_of_rows if spec.recompute else linear.tangent
     return (y, offset, var), run(spec, residuals, inputs)
-
-
-def is_row_of_its_own(spec: Spec, where, scale, bias) -> bool:
-    """Whether each group is a row without a mask, no two of whose elements have the same scale and bias."""
-    shared = number(*(spec.pooling.split[axis] for axis in spec.shared_axes(scale, bias)))
-    return where is None and spec.in_rows and (scale is bias is None or shared <= 1)

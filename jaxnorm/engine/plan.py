@@ -3,19 +3,22 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import jax
 
 from jaxnorm import kernels
-from jaxnorm.axes import static
+from jaxnorm.axes import number, static
+from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
 PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
 IMPLEMENTATIONS = (*PLAIN, "native")
 VARIABLE = "JAXNORM_IMPLEMENTATION"
+MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
+SMALL_GROUP = 256  # elements: of fewer, an offset that is kept weighs more than to compute it again
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,22 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     path = libraries.library()
     fault = libraries.fault(path)
     return f"must be built again, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
+
+
+def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=None) -> Spec:
+    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference".
+
+    A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes
+    share nothing, but for many rows, of which XLA makes one loop, and where the last axis is split: there sharing takes less time.
+    """
+    if implementation == "reference":
+        return spec
+    pooling, shared = spec.pooling, number(*(spec.pooling.split[axis] for axis in spec.shared_axes(scale, bias)))
+    recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
+    in_one_loop = spec.in_rows and number(*pooling.split_kept) >= MANY_GROUPS
+    separate = not in_one_loop and len(pooling.parts[-1]) == 1
+    keep_offset = not spec.centered or where is not None or number(pooling.size) >= SMALL_GROUP
+    return replace(spec, separate=separate, recompute=recompute, keep_offset=keep_offset)
 
 
 def wish() -> str | None:

@@ -30,7 +30,7 @@ from jaxnorm.dtypes import compute_dtype, power_of_two
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
-from jaxnorm.engine.xla import add_up, divide, flat
+from jaxnorm.engine.xla import add_up, divide, flat, separate
 
 
 class Frame(NamedTuple):
@@ -45,7 +45,7 @@ class Stats(NamedTuple):
     """The statistics of each group: in its frame the mean and the variance."""
 
     frame: Frame
-    offset: jax.Array
+    offset: Any  # an array; among residuals None where it is computed again
     var: jax.Array
 
 
@@ -90,7 +90,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(split(spec, *apart(spec, x)))
+    size = jnp.abs(split(spec, separate(x)[0]))
     shown = None if where is None else elements_that_count(where)
     largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
     limit = jnp.finfo(largest.dtype).maxexp - 2
@@ -99,12 +99,17 @@ def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -
 
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
-    """``u``, or ``u - offset``, split; what is masked out is replaced before it can do harm."""
+    """``u``, or ``u - offset``, split."""
     x, power, pivot, offset = apart(spec, x, frame.power, frame.pivot, offset)
-    u = split(spec, x)
-    u = scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
+    u = scaled(spec, x, where, power)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset
+
+
+def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
+    """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
+    u = split(spec, x)
+    return scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
 
 
 def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
@@ -137,7 +142,7 @@ def _estimate_jvp(spec, primals, tangents):
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    du = elements(spec, dx, where, frame._replace(pivot=None))
+    du = scaled(spec, dx, where, frame.power)
     deviation = elements(spec, x, where, frame, offset)
     dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame.n, offset)
     return mean(spec, du, where, frame.n, offset) if spec.centered else jnp.zeros_like(offset), dvar
@@ -218,7 +223,10 @@ def known(spec: Spec, residuals: Residuals) -> Stats:
     x, where, stats, *_ = residuals
     if stats is None:
         return statistics(spec, x, where)
-    return stats if where is not None else stats._replace(frame=stats.frame._replace(n=count(spec, x, None)))
+    frame, offset, var = stats
+    frame = frame if where is not None else frame._replace(n=count(spec, x, None))
+    offset = mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot) if offset is None else offset
+    return Stats(frame, offset, var)
 
 
 def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -24,7 +24,8 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
-      bare: whether plain JAX leaves out what xla.py does for time and memory.
+      separate, recompute, keep_offset: what plan.py decides for plain JAX: whether each pass over x shares nothing with the
+        next; whether backward computes the statistics again, in a loop for each gradient; else, whether the offset is kept.
     """
 
     pooling: Pooling
@@ -35,7 +36,9 @@ class Spec:
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
     full_range: bool = False
-    bare: bool = False
+    separate: bool = False
+    recompute: bool = False
+    keep_offset: bool = True
 
     def __post_init__(self):
         if isinstance(self.axis_name, list):  # these facts are hashed

@@ -11,9 +11,8 @@ from jaxnorm.engine.xla import add_up, divide, separate
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
-    """The same arrays, for one loop over x that shares nothing with the next; where the last axis is split, sharing takes less time."""
-    together = spec.bare or spec.in_rows or len(spec.pooling.parts[-1]) > 1
-    return arrays if together else separate(*arrays)
+    """The same arrays, for one loop over x that shares nothing with the next."""
+    return separate(*arrays) if spec.separate else arrays
 
 
 def split(spec: Spec, x: jax.Array) -> jax.Array:
