@@ -11,8 +11,9 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, Pooling, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import normalized
+from jaxnorm.engine.frame import Frame, find_frame
 from jaxnorm.engine.plan import Plan, for_plain_jax, select
-from jaxnorm.engine.reference import Frame, Stats, apply, find_frame, nothing_saved
+from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.spec import Spec
 from jaxnorm.statistics import Moments, assemble, moments_of
 

@@ -11,8 +11,9 @@ from jax.sharding import AxisType
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import power_of_two, real
+from jaxnorm.engine.frame import Frame
 from jaxnorm.engine.plan import for_plain_jax
-from jaxnorm.engine.reference import Frame, Stats, statistics
+from jaxnorm.engine.reference import Stats, statistics
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.sums import total
 

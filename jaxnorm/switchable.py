@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
+from jaxnorm.engine.frame import elements, find_frame
 from jaxnorm.engine.plan import select
-from jaxnorm.engine.reference import Stats, elements, find_frame, inverse_root, nothing_saved, scaled_epsilon
+from jaxnorm.engine.reference import Stats, nothing_saved
+from jaxnorm.engine.rstd import rstd
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned, like_batch, spatial_axes
 from jaxnorm.normalization import fused, make_spec
@@ -107,8 +109,8 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame, mean_
     var = sum(weight * part.var for weight, part in zip(var_weights, (instance, layer, batch), strict=True))
     # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
     step = sum(weight * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
-    rstd = inverse_root(spec, var, scaled_epsilon(spec, frame, var.dtype), frame.n)
-    gain, shift = jnp.sqrt(instance.var + own.epsilon) * rstd, step * rstd
+    r = rstd(spec, frame, var)
+    gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)

@@ -18,6 +18,8 @@ LAYERS = [
     ["engine.spec", "engine.primitives"],
     ["engine.xla"],
     ["engine.sums"],
+    ["engine.frame"],
+    ["engine.rstd"],
     ["engine.reference"],
     ["engine.rows"],
     ["engine.linear"],

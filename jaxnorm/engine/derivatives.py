@@ -9,7 +9,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.engine.reference import Frame, Inputs, Residuals, Stats, apply, estimate, nothing_saved, tangent
+from jaxnorm.engine.frame import Frame
+from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, estimate, nothing_saved, tangent
 from jaxnorm.engine.spec import Spec
 
 

@@ -16,7 +16,6 @@ With n the count of a group, and dy, doffset and dvar the gradients of a loss by
     dx     = (dy * scale * rstd + doffset / n + 2 * dvar / n * (u - offset)) / 2**power
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,21 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxnorm.dtypes import compute_dtype, power_of_two
-from jaxnorm.engine.collectives import across
+from jaxnorm.dtypes import compute_dtype
+from jaxnorm.engine.frame import Frame, elements, find_frame, scale_down, scaled
+from jaxnorm.engine.rstd import rstd, steepness
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
-from jaxnorm.engine.xla import add_up, divide, flat, separate
+from jaxnorm.engine.xla import add_up, divide, flat
 
-
-class Frame(NamedTuple):
-    """Constants of each group: its count, the power of two that x is divided by, and a number near the mean."""
-
-    n: jax.Array | float
-    power: jax.Array | None
-    pivot: jax.Array | None
+nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
 
 class Stats(NamedTuple):
@@ -79,44 +72,6 @@ def statistics(spec: Spec, x: jax.Array, where: jax.Array | None) -> Stats:
     return Stats(frame, *estimate(spec, x, where, frame))
 
 
-def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
-    """The constants in which the elements of each group are small."""
-    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
-    frame = Frame(count(spec, x, where), None, None)
-    if lowest is not None:
-        frame = frame._replace(power=find_power(spec, x, where, lowest))
-    return frame._replace(pivot=mean(spec, elements(spec, x, where, frame), where, frame.n)) if spec.centered else frame
-
-
-def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
-    """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(split(spec, separate(x)[0]))
-    shown = None if where is None else elements_that_count(where)
-    largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
-    limit = jnp.finfo(largest.dtype).maxexp - 2
-    exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
-    return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
-
-
-def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
-    """``u``, or ``u - offset``, split."""
-    x, power, pivot, offset = apart(spec, x, frame.power, frame.pivot, offset)
-    u = scaled(spec, x, where, power)
-    u = u if pivot is None else u - pivot
-    return u if offset is None else u - offset
-
-
-def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
-    """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
-    u = split(spec, x)
-    return scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
-
-
-def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
-    """``u / 2**power``"""
-    return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each group, in its frame."""
@@ -150,9 +105,9 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
 
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     """The line that everything here is about."""
-    frame, offset, _ = stats
+    frame, offset, var = stats
     y = elements(spec, x, where, frame, offset)
-    y = y * rstd(spec, stats).astype(y.dtype)
+    y = y * rstd(spec, frame, var).astype(y.dtype)
     if scale is not None:
         y = y * scale.astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:
@@ -165,57 +120,6 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
 def _at_least(dtype, other):
     """``dtype``, made complex where ``other`` is."""
     return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
-
-
-def rstd(spec: Spec, stats: Stats) -> jax.Array:
-    """1 / sqrt(var + epsilon), in the units of the frame."""
-    return flat(partial(inverse_root, spec))(stats.var, scaled_epsilon(spec, stats.frame, stats.var.dtype), stats.frame.n)
-
-
-def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
-    """epsilon in the units of the frame, and 0 only if it is 0."""
-    info = jnp.finfo(dtype)
-    if spec.epsilon == 0 or frame.power is None:
-        return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
-    fraction, exponent = math.frexp(spec.epsilon)
-    exponents = exponent - spec.power_of_epsilon * frame.power.astype(jnp.int32)
-    return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
-    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
-    var = var * _unbias(spec, var, count)
-    total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
-    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)
-    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
-    return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
-
-
-@inverse_root.defjvp
-def _inverse_root_jvp(spec, primals, tangents):
-    var, epsilon, count = primals
-    r = inverse_root(spec, var, epsilon, count)
-    return r, ((-0.5 * tangents[0] * steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
-
-
-def steepness(spec: Spec, var, r, count) -> jax.Array:
-    """q in d r = -1/2 q r r d var, where r is :func:`inverse_root`; 0 for sqrt(var) where there is no spread."""
-    unbias = _unbias(spec, var, count)
-    if spec.epsilon_in == "var":
-        return r * unbias
-    var = var * unbias
-    return jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0) * unbias
-
-
-def _unbias(spec: Spec, var, count):
-    if spec.correction == 0:
-        return 1
-    count = jnp.asarray(count, var.dtype)
-    return jnp.where(count > spec.correction, count / jnp.where(count > spec.correction, count - spec.correction, 1), 0)
-
-
-nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
 
 def known(spec: Spec, residuals: Residuals) -> Stats:
@@ -247,9 +151,8 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """Its transpose: from the gradients by output, offset and variance, None for 0, those by x, scale and bias."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
-    stats = known(spec, residuals)
-    frame, offset, var = stats
-    r = rstd(spec, stats)
+    frame, offset, var = known(spec, residuals)
+    r = rstd(spec, frame, var)
     gain = 1 if scale is None else scale.astype(r.dtype)
 
     def shown(dy):

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
+from jaxnorm.engine.frame import Frame
 from jaxnorm.engine.primitives import differentiable, linear
-from jaxnorm.engine.reference import Frame, Inputs, Residuals, Stats
+from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
