@@ -82,7 +82,8 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
     (8, 1, 1, 3)
     """
     if isinstance(axes, str):
-        return _resolve_pattern(axes, tuple(shape), tuple(sorted((sizes or {}).items())))
+        given = dict(sorted((sizes or {}).items()))
+        return _resolve_pattern(axes, tuple(shape), tuple(given), *given.values())
     if sizes:
         raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} beside the axes {axes!r}.")
     return unsplit(shape, canonical_axes(axes, len(shape)))
@@ -151,11 +152,11 @@ class _Report:
         return ValueError(f'{message}\n    "{self.pattern}"{caret}\n    shape {self.shape}')
 
 
-@lru_cache(maxsize=4096)
-def _resolve_pattern(pattern: str, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> Pooling:
+@lru_cache(maxsize=4096, typed=True)  # or g=2.0, which is refused, would be taken for an earlier g=2
+def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int) -> Pooling:
     report = _Report(pattern, shape)
     names = _parse(pattern, report)
-    known = dict(sizes)
+    known = dict(zip(named, sizes, strict=True))
     _check_sizes(known, names, report)
     names = _expand_ellipsis(names, len(shape), report)
     parts: list[tuple[int, ...]] = []

@@ -146,3 +146,11 @@ def test_everything_but_the_operand_may_be_named(rng):
     for function in (jn.layer_norm, jn.rms_norm, jn.instance_norm, jn.batch_norm):
         with pytest.raises(TypeError):
             function(x=x)
+
+
+def test_a_size_that_is_no_integer_is_refused_after_one_that_is():
+    x = jnp.ones((4, 6))
+    for right, wrong in ((2, 2.0), (1, True)):
+        jn.moments(x, "n (g [c])", g=right)
+        with pytest.raises(TypeError, match=f"the size of 'g' must be an integer: got {wrong}"):
+            jn.moments(x, "n (g [c])", g=wrong)
