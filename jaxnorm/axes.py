@@ -1,12 +1,12 @@
-"""Which elements are pooled: integer axes and bracket patterns. No JAX in here.
+"""Reduction axes, given as integers or as a bracket pattern. No JAX in here.
 
-A pattern names the axes of an array and puts brackets around those that are pooled::
+A pattern names the axes of an array and puts brackets around those that are reduced::
 
     "[n h w] c"         batch norm          "n [h w] c"            instance norm
     "n h w [c]"         layer norm          "n [h w] (g [c])"      group norm, g=32
     "... [c]"           any rank            "(k [n]) [h w] c"      ghost batch norm, k=4
 
-``( )`` splits one axis into several; all of their sizes but one come by keyword.
+``( )`` splits one axis into several; all of their sizes but one are passed by keyword.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
 
 @dataclass(frozen=True)
 class Pooling:
-    """The pooled axes of one shape: ``axes`` index ``split``, the shape with every ( ) axis split."""
+    """The reduction axes of one shape: ``axes`` index ``split``, the shape with every ( ) axis split."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]  # the sizes that each axis of `shape` is split into
@@ -39,17 +39,17 @@ class Pooling:
 
     @property
     def size(self) -> int:
-        """How many elements each set has."""
+        """How many elements each group has."""
         return math.prod(self.split[axis] for axis in self.axes)
 
     @property
     def split_kept(self) -> tuple[int, ...]:
-        """The shape of the statistics in split form: a pooled part has size one."""
+        """The shape of the statistics in split form: a reduced part has size one."""
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split))
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The shape of the statistics: a pooled axis has size one, a split one the size of what is kept of it."""
+        """The shape of the statistics: a reduced axis has size one, a split one the product of its parts that are not reduced."""
         kept, ends = self.split_kept, itertools.accumulate(map(len, self.parts))
         return tuple(math.prod(kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
 
@@ -65,7 +65,7 @@ def static(shape: tuple) -> bool:
 
 
 def number(*sizes) -> int:
-    """Their product, for what is decided by size; a symbolic one, which is not known before the program runs, counts as MANY_MORE.
+    """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
 
     >>> number(2, 3)
     6
@@ -89,12 +89,12 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
 
 
 def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pooling:
-    """Pools whole axes, which may be none."""
+    """Reduces whole axes, which may be none."""
     return Pooling(tuple(shape), tuple((size,) for size in shape), axes)
 
 
 def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Pooling:
-    """Pools whole axes, and of the channels, another axis, those of each group.
+    """Reduces whole axes, and the axis of channels within each of its groups.
 
     >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
     True
@@ -132,7 +132,7 @@ def other_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Name:
-    """One name of a pattern: where it stands, whether it is pooled, which ( ) group it belongs to."""
+    """One name of a pattern: where it stands, whether it is reduced, which ( ) it belongs to."""
 
     name: str
     column: int
@@ -166,7 +166,7 @@ def _resolve_pattern(pattern: str, shape: tuple[int, ...], sizes: tuple[tuple[st
         pooled += [offset + i for i, item in enumerate(items) if item.pooled]
         parts.append(split)
     if not pooled:
-        raise report.error("a pattern must pool at least one axis: none stands in [ ]. Put [ ] around what is pooled.")
+        raise report.error("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
     return Pooling(shape, tuple(parts), tuple(pooled))
 
 
@@ -218,8 +218,7 @@ def _check_groups(names: list[_Name], report: _Report) -> None:
     for before, after in itertools.pairwise(names):
         if before.group is not None and before.group == after.group and before.pooled and not after.pooled:
             raise report.error(
-                f"within ( ) what is kept must stand before what is pooled: {after.name!r} follows a pooled axis. "
-                "Reshape or transpose the array first.",
+                f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first.",
                 after.column,
             )
 

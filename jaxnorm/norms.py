@@ -40,16 +40,16 @@ def batch_norm(
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
       scale: gain of the shape of the feature axes.
       bias: shift of the same shape.
-      feature_axes: the axes that are not pooled.
+      feature_axes: the axes that are not reduced.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well, weighted by count.
+      axis_name: device or vmap axes to reduce over as well, weighted by count.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of the batch, whose pooled axes have size one.
+      The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size one.
 
     Raises:
       TypeError: integer ``x``.
@@ -64,21 +64,21 @@ def batch_norm(
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     pooled = other_axes(features, x.ndim)
     if not pooled and axis_name is None:
-        raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
+        raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
     return norm_over_with_moments(x, unsplit(x.shape, pooled), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def norm_over_with_moments(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> tuple[jax.Array, Moments]:
-    """What every norm is, and every module calls: the output for scale and bias along ``features``, and the Moments.
+    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
 
-    ``pooling`` may have no axes: every element is then a set of its own.
+    ``pooling`` may have no axes: every element is then a group of its own.
     """
     return fused_with_moments(*_operands(x, pooling, features, **options))
 
 
 def norm_over(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> jax.Array:
-    """The same without the Moments."""
+    """:func:`norm_over_with_moments` without the Moments."""
     return fused(*_operands(x, pooling, features, **options))
 
 
@@ -113,15 +113,15 @@ def layer_norm(
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the pooled axes, which are the feature axes too: several of them have one gain and bias per element
+      axes: the reduction axes, which are the feature axes too: several of them have one gain and bias per element
         (PyTorch's and Paddle's ``normalized_shape``).
-      scale: gain of the shape of the pooled axes.
+      scale: gain of the shape of the reduction axes.
       bias: shift of the same shape.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -162,12 +162,12 @@ def rms_norm(
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the pooled axes, which are the feature axes too.
-      scale: gain of the shape of the pooled axes.
+      axes: the reduction axes, which are the feature axes too.
+      scale: gain of the shape of the reduction axes.
       bias: shift of the same shape.
       epsilon: added to the mean square.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -207,12 +207,12 @@ def instance_norm(
 
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
-      feature_axes: the axes that, beside the batch, are not pooled.
+      feature_axes: the axes that, beside the batch, are not reduced.
       scale: gain of the shape of the feature axes.
       bias: shift of the same shape.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -258,12 +258,12 @@ def group_norm(
       x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
       num_groups: the number of equal groups of neighbouring channels.
       feature_axes: the one axis of channels.
-      axes: the other pooled axes; all but the batch by default.
+      axes: the other reduction axes; all but the batch by default.
       scale: gain ``(C,)``.
       bias: shift ``(C,)``.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.

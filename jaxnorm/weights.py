@@ -1,4 +1,4 @@
-"""The same two functions on a kernel's axes: weight norm and spectral norm."""
+"""Norms of kernels: weight norm and spectral norm."""
 
 import math
 
@@ -19,7 +19,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     Args:
       kernel: floating array, for example ``(..., in, out)``.
       scale: length of each feature's weights, of the shape of the feature axes.
-      feature_axes: the axes that are not pooled; None or () pools all.
+      feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
       dtype: dtype of the result; that of ``kernel`` by default.
 

@@ -1,10 +1,10 @@
-"""Functions whose derivative is given, and linear ones whose transpose is, as JAX primitives.
+"""JAX primitives: functions with a given derivative, and linear functions with a given transpose.
 
-Of a function alone JAX makes the transpose, and keeps for it what the function computes; a transpose written down, in
-JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order among it, it gets from
+JAX can derive the transpose from the function, but stores for it what the function computes; a transpose written down, in
+JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order included, it derives from
 the function.
 
-A kernel has no derivative but the one that is given, and keeps it as a primitive: before 0.12 JAX drops that of a
+A kernel has no derivative but the given one, and retains it only as a primitive: before 0.12 JAX drops that of a
 custom_jvp where it takes apart a loop, and then cannot differentiate a second time.
 """
 

@@ -9,7 +9,7 @@ from jaxnorm.engine.xla import separate
 
 
 def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
-    """:func:`backward` where each group is a row: each result by a fused loop of its own, which computes the statistics again."""
+    """:func:`backward` where each group is a row: each result by a fused loop of its own, which recomputes the statistics."""
     (x, _, _, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
 

@@ -25,7 +25,7 @@ class Spec:
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       separate, recompute, keep_offset: what plan.py decides for plain JAX: whether each pass over x shares nothing with the
-        next; whether backward computes the statistics again, in a loop for each gradient; else, whether the offset is kept.
+        next; whether backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
     """
 
     pooling: Pooling

@@ -1,4 +1,4 @@
-"""Sums and means over groups of elements, on one device or several, of which no compiler takes digits."""
+"""Sums and means over groups of elements, on one device or several, which no compiler makes less accurate."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def split(spec: Spec, x: jax.Array) -> jax.Array:
 
 
 def elements_that_count(where: jax.Array) -> jax.Array:
-    """Which elements a mask, or weights, let count."""
+    """Which elements a mask or weights include."""
     return where if where.dtype == jnp.bool_ else where > 0
 
 

@@ -52,7 +52,7 @@ class Facts:
     """What kernels are passed beside arrays."""
 
     layout: Layout
-    spec: Spec  # its pooling is left aside: layout says where the groups lie
+    spec: Spec  # its pooling is not used: layout says where the groups lie
     lowest_power: int | None
     moments: bool  # whether the statistics are asked for
 
@@ -65,7 +65,7 @@ class Facts:
         return Frame(count, None if self.lowest_power is None else power, pivot if self.spec.centered else None)
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is less than x can show."""
+        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is smaller than the precision of x."""
         centered = self.spec.centered
         return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
 
@@ -137,7 +137,7 @@ def _forward(facts: Facts, arguments):
 
 
 def _plain(facts: Facts, arguments):
-    """The same for other platforms."""
+    """:func:`_forward` in plain JAX, for other platforms."""
     x, scale, bias = arguments
     y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), x, None, scale, bias)
     return y, *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
@@ -173,12 +173,12 @@ def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
 
 
 def _tangent(facts: Facts, residuals, arguments):
-    """In plain JAX."""
+    """The tangents of output, offset and variance, in plain JAX."""
     return reference.tangent(*_plain_residuals(facts, residuals), Inputs(*arguments))
 
 
 def _backward(facts: Facts, residuals, cotangents):
-    """Its transpose, by the kernel."""
+    """The transpose of :func:`_tangent`, by the kernel."""
     (x, pivot, offset, var, power, scale), (dy, *dstats) = residuals, cotangents
     doffset, dvar = (ABSENT if a is None else a for a in dstats)
     arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
@@ -189,7 +189,7 @@ def _backward(facts: Facts, residuals, cotangents):
 
 
 def _plain_backward(facts: Facts, residuals, cotangents):
-    """The same for other platforms."""
+    """:func:`_backward` in plain JAX, for other platforms."""
     return tuple(reference.backward(*_plain_residuals(facts, residuals), cotangents))
 
 

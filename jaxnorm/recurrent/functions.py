@@ -149,7 +149,7 @@ def lstm(
     steps are worth nothing: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in evaluation too.
 
     A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
-    would multiply gradients by up to 1000, for h and again for c, at every step. Tell padding by ``lengths`` or
+    would multiply gradients by up to 1000, for h and again for c, at every step. Give padding by ``lengths`` or
     ``where``: such steps are not taken. Where sequences themselves hold zeros, a step whose input is 0 passes no gradient
     to the state through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
 
@@ -164,7 +164,7 @@ def lstm(
       lengths: integers ``(..., batch)``; steps from there on are padding.
       where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is carried through and the
         output is 0, whatever x holds there, and its gradient is 0. Left padding, gaps.
-      segment_ids: integers ``(..., batch, time)`` that tell sequences packed one after the other apart: where a step that
+      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a step that
         is taken has another id than the one before, it starts from zeros. ``initial`` is for the first.
       reverse: from the last step to the first; outputs stay where their inputs are.
       time_major: x, where, segment_ids and outputs have time as axis 0.
@@ -179,9 +179,9 @@ def lstm(
       longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
       implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"`` is a plain scan, of which
-        JAX keeps what every step computes; ``"xla"`` keeps the states alone for the backward pass and recomputes the rest
+        JAX stores what every step computes; ``"xla"`` stores only the states for the backward pass and recomputes the rest
         in chunks; ``"native"`` is that with the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least
-        256 it keeps the gates, too: 6 H numbers a step instead of 2 H, and a fifth less time.
+        256 the gates are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
 
     Returns:
       ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,

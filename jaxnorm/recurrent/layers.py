@@ -91,7 +91,7 @@ def run_layers(
     make_key: Callable[[], jax.Array] | None,
     flip: Callable[..., jax.Array],
 ) -> Any:
-    """What a module of either family gives: the outputs of its last layer, or the carry of every cell and them.
+    """The result of a module of either family: the outputs of its last layer, or the carry of every cell and those outputs.
 
     Args:
       module: has the options as attributes.

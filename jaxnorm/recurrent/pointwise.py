@@ -1,6 +1,6 @@
-"""What a step does to its numbers, with derivatives whose coefficients can be computed before they are needed.
+"""The pointwise functions of a step, with derivatives whose coefficients can be computed before they are needed.
 
-Autodiff of a loop keeps or recomputes what each step computed. Here every nonlinear function is one whose tangent is
+Autodiff of a loop stores or recomputes what each step computed. Here every nonlinear function is one whose tangent is
 ``coefficient * tangent``, so that the coefficients of all steps come out of one parallel pass over the saved states,
 and the loop that runs backwards multiplies and adds.
 """
@@ -100,5 +100,5 @@ def split(packed: jax.Array, sets: tuple[int, ...]) -> list[jax.Array]:
 
 
 def along(vector: jax.Array, values: jax.Array) -> jax.Array:
-    """A number per feature, of the rank of ``values``."""
+    """One element per feature, of the rank of ``values``."""
     return vector.reshape(*(1,) * (values.ndim - 1), -1)
