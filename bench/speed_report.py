@@ -34,8 +34,8 @@ CASE = ("norm", "shape", "dtype")
 SMALL = "8x64"  # is for the cost of a call
 
 
-def told(found: dict) -> str:
-    """One case in words."""
+def summarize(found: dict) -> str:
+    """One case in a line."""
     peers = found["peers"]
     times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
     best = min((name for name in times if not name.startswith(OURS)), key=times.__getitem__, default=None)

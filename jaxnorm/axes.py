@@ -25,33 +25,33 @@ _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
 
 
 @dataclass(frozen=True)
-class Pooling:
-    """The reduction axes of one shape: ``axes`` index ``split``, the shape with every ( ) axis split."""
+class Reduction:
+    """The reduction axes of one shape: ``axes`` index ``split_shape``, the shape with every ( ) axis split."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]  # the sizes that each axis of `shape` is split into
     axes: tuple[int, ...]
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def split_shape(self) -> tuple[int, ...]:
         """The shape with every split axis replaced by its parts."""
         return tuple(size for sizes in self.parts for size in sizes)
 
     @property
-    def size(self) -> int:
+    def group_size(self) -> int:
         """How many elements each group has."""
-        return math.prod(self.split[axis] for axis in self.axes)
+        return math.prod(self.split_shape[axis] for axis in self.axes)
 
     @property
-    def split_kept(self) -> tuple[int, ...]:
+    def split_stats_shape(self) -> tuple[int, ...]:
         """The shape of the statistics in split form: a reduced part has size one."""
-        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split))
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split_shape))
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def stats_shape(self) -> tuple[int, ...]:
         """The shape of the statistics: a reduced axis has size one, a split one the product of its parts that are not reduced."""
-        kept, ends = self.split_kept, itertools.accumulate(map(len, self.parts))
-        return tuple(math.prod(kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
+        sizes_left, ends = self.split_stats_shape, itertools.accumulate(map(len, self.parts))
+        return tuple(math.prod(sizes_left[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The split form of a shape that broadcasts against ``self.shape``."""
@@ -73,12 +73,12 @@ def number(*sizes) -> int:
     return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)
 
 
-def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Pooling:
-    """Turns axes or a pattern into the :class:`Pooling` of ``shape``; parsed once for each distinct call.
+def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Reduction:
+    """Turns axes or a pattern into the :class:`Reduction` of ``shape``; parsed once for each distinct call.
 
-    >>> resolve((0, 1, 2), (8, 4, 4, 6)).kept
+    >>> resolve((0, 1, 2), (8, 4, 4, 6)).stats_shape
     (1, 1, 1, 6)
-    >>> resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 3}).kept
+    >>> resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 3}).stats_shape
     (8, 1, 1, 3)
     """
     if isinstance(axes, str):
@@ -88,19 +88,19 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
-def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pooling:
+def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduction:
     """Reduces whole axes, which may be none."""
-    return Pooling(tuple(shape), tuple((size,) for size in shape), axes)
+    return Reduction(tuple(shape), tuple((size,) for size in shape), axes)
 
 
-def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Pooling:
+def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Reduction:
     """Reduces whole axes, and the axis of channels within each of its groups.
 
     >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
     True
     """
     parts = tuple((groups, size // groups) if axis == channel else (size,) for axis, size in enumerate(shape))
-    return Pooling(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
+    return Reduction(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
 
 
 def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class _Name:
 
     name: str
     column: int
-    pooled: bool
+    reduced: bool
     group: int | None
 
 
@@ -152,22 +152,22 @@ class _Report:
 
 
 @lru_cache(maxsize=4096)
-def _resolve_pattern(pattern: str, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> Pooling:
+def _resolve_pattern(pattern: str, shape: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> Reduction:
     report = _Report(pattern, shape)
     names = _parse(pattern, report)
     known = dict(sizes)
     _check_sizes(known, names, report)
     names = _expand_ellipsis(names, len(shape), report)
     parts: list[tuple[int, ...]] = []
-    pooled: list[int] = []
+    reduced: list[int] = []
     for size, items in zip(shape, _by_axis(names), strict=True):
         split = _split_axis(size, items, known, report)
         offset = sum(len(part) for part in parts)
-        pooled += [offset + i for i, item in enumerate(items) if item.pooled]
+        reduced += [offset + i for i, item in enumerate(items) if item.reduced]
         parts.append(split)
-    if not pooled:
+    if not reduced:
         raise report.error("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
-    return Pooling(shape, tuple(parts), tuple(pooled))
+    return Reduction(shape, tuple(parts), tuple(reduced))
 
 
 def _tokens(pattern: str, report: _Report) -> Iterable[tuple[str, int]]:
@@ -216,7 +216,7 @@ def _check_name(token: str, column: int, names: list[_Name], in_group: bool, rep
 
 def _check_groups(names: list[_Name], report: _Report) -> None:
     for before, after in itertools.pairwise(names):
-        if before.group is not None and before.group == after.group and before.pooled and not after.pooled:
+        if before.group is not None and before.group == after.group and before.reduced and not after.reduced:
             raise report.error(
                 f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first.",
                 after.column,
@@ -240,7 +240,7 @@ def _expand_ellipsis(names: list[_Name], rank: int, report: _Report) -> list[_Na
     if (count > rank) if dots else (count != rank):
         raise report.error(f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the array has rank {rank}.")
     for i in dots:
-        filled = [_Name(f"...{k}", names[i].column, names[i].pooled, None) for k in range(rank - count)]
+        filled = [_Name(f"...{k}", names[i].column, names[i].reduced, None) for k in range(rank - count)]
         names = names[:i] + filled + names[i + 1 :]
     return names
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Pooling, resolve
+from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import normalized
 from jaxnorm.engine.frame import Frame, find_frame
@@ -206,7 +206,7 @@ def _validated(
 
 
 def make_spec(
-    pooling: Pooling,
+    reduction: Reduction,
     x: jax.Array,
     *,
     axis_name=None,
@@ -222,7 +222,7 @@ def make_spec(
     if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or full_range):
         raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
     dtype = validation.output_dtype(dtype, x)
-    return Spec(pooling, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
+    return Spec(reduction, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
 
 
 def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
@@ -248,8 +248,8 @@ def _selected(implementation: str | None, spec: Spec, x, where, scale, bias) -> 
 
 def _in_two_steps(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Moments]:
     """Output and Moments where epsilon is traced."""
-    found = moments_of(Spec(spec.pooling, spec.axis_name, spec.centered), x, where)
-    static, spread = _static(replace(spec, pooling=_blocks(found, x.shape), axis_name=None), found)
+    found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
+    static, spread = _static(replace(spec, reduction=_blocks(found, x.shape), axis_name=None), found)
     return _normalize(static, spread, x, where, scale, bias), found
 
 
@@ -269,7 +269,7 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
+def _blocks(moments: Moments, shape: tuple[int, ...]) -> Reduction:
     """How ``shape`` splits so that every axis of the Moments broadcasts against it."""
     given = jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
     padded = (1,) * (len(shape) - len(given)) + given
@@ -277,13 +277,13 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     if not divides:
         validation.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
-    return Pooling(shape, parts, ())
+    return Reduction(shape, parts, ())
 
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    pooling = spec.pooling
-    where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
+    reduction = spec.reduction
+    where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
 
@@ -293,12 +293,12 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
         frame = find_frame(spec, x, where)
         y, *found = normalized(spec, x, where, frame, scale, bias)
         stats = Stats(frame, *found)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(stats)) if moments else None
+    return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(stats)) if moments else None
 
 
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
-    blocks = spec.pooling
+    blocks = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
     count, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
@@ -307,7 +307,7 @@ def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 
-def _fit_blocks(blocks: Pooling, leaf) -> jax.Array:
+def _fit_blocks(blocks: Reduction, leaf) -> jax.Array:
     """Moments of blocks, reshaped to broadcast against the split shape."""
     leaf = jnp.asarray(leaf)
     padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape

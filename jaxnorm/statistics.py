@@ -55,8 +55,8 @@ class Moments:
         """
         mean = validation.floating(self.mean, "mean")
         count = jnp.broadcast_to(jnp.asarray(self.count, real(mean.dtype)), mean.shape)
-        pooling = resolve(axes, mean.shape, sizes)
-        return _merge(Spec(pooling, axis_name), count, mean, self.var)
+        reduction = resolve(axes, mean.shape, sizes)
+        return _merge(Spec(reduction, axis_name), count, mean, self.var)
 
 
 def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
@@ -86,8 +86,8 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    pooling = resolve(axes, x.shape, sizes)
-    return moments_of(Spec(pooling, axis_name, bool(centered)), x, where)
+    reduction = resolve(axes, x.shape, sizes)
+    return moments_of(Spec(reduction, axis_name, bool(centered)), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -175,19 +175,19 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 @partial(jax.jit, static_argnums=0)
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
-    where = None if where is None else where.reshape(spec.pooling.fit(where.shape))
+    where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
     result = assemble(statistics(for_plain_jax(spec, "xla", x, where), x, where))
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.pooling.kept), result)
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
 
 
 @partial(jax.jit, static_argnums=0)
 def _merge(spec: Spec, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    pooling, between = spec.pooling, moments_of(spec, mean, count)
-    count, var = (leaf.reshape(pooling.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
-    whole = between.count.reshape(pooling.split_kept)
+    reduction, between = spec.reduction, moments_of(spec, mean, count)
+    count, var = (leaf.reshape(reduction.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
+    whole = between.count.reshape(reduction.split_stats_shape)
     share = count / jnp.where(whole > 0, whole, 1)  # before the product: an empty part changes no bit
     within = total(spec, jnp.where(count > 0, var, 0) * share, None)
-    return Moments(between.count, between.mean, between.var + within.reshape(pooling.kept))
+    return Moments(between.count, between.mean, between.var + within.reshape(reduction.stats_shape))
 
 
 @partial(jax.jit, static_argnums=0)

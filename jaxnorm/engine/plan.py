@@ -104,11 +104,11 @@ def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=No
     """
     if implementation == "reference":
         return spec
-    pooling, shared = spec.pooling, number(*(spec.pooling.split[axis] for axis in spec.shared_axes(scale, bias)))
+    reduction, shared = spec.reduction, number(*(spec.reduction.split_shape[axis] for axis in spec.shared_axes(scale, bias)))
     recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
-    in_one_loop = spec.in_rows and number(*pooling.split_kept) >= MANY_GROUPS
-    separate = not in_one_loop and len(pooling.parts[-1]) == 1
-    keep_offset = not spec.centered or where is not None or number(pooling.size) >= SMALL_GROUP
+    in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    separate = not in_one_loop and len(reduction.parts[-1]) == 1
+    keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
     return replace(spec, separate=separate, recompute=recompute, keep_offset=keep_offset)
 
 

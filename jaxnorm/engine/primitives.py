@@ -46,11 +46,11 @@ def linear(
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
 
     def call(facts, residuals, arguments):
-        kept, given = jax.tree.flatten(residuals)
+        stored, given = jax.tree.flatten(residuals)
         leaves, taken = jax.tree.flatten(arguments)
-        varying = frozenset().union(*map(varying_axes, (*kept, *leaves)))
+        varying = frozenset().union(*map(varying_axes, (*stored, *leaves)))
         static = {"facts": facts, "given": given, "taken": taken, "made": jax.tree.structure((0,) * results)}
-        return tuple(forward.bind(*kept, *(vary(a, varying) for a in leaves), **static))
+        return tuple(forward.bind(*stored, *(vary(a, varying) for a in leaves), **static))
 
     return call
 

@@ -14,7 +14,7 @@ def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inpu
     dtype = compute_dtype(x.dtype)
 
     def split(dy):
-        return dy.astype(dtype).reshape(spec.pooling.split)
+        return dy.astype(dtype).reshape(spec.reduction.split_shape)
 
     own_x, own_dy, own_scale = separate(x, dy, scale)
     own_dy = split(own_dy) if scale is None else split(own_dy) * own_scale.astype(dtype)

@@ -67,8 +67,8 @@ class BatchNorm(nnx.BatchNorm):
         options = {"epsilon": self.epsilon, "where": mask, **params}
         if _is_evaluating(self, use_running_average):
             return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, **options)
-        pooling = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, pooling, features, axis_name=across(self), **options)
+        reduction = unsplit(x.shape, other_axes(features, x.ndim))
+        y, batch = norm_over_with_moments(x, reduction, features, axis_name=across(self), **options)
         _update(self, batch)
         return y
 

@@ -142,7 +142,7 @@ def lstm(
     norm=None     a = W_h h + W_x x + b, s = c'
     ============  ===================================================================================================
 
-    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centring
+    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centering
     (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
     places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation. While inputs are alike over the
     batch, as the blank first rows of images are, so are states that start from zeros, and gradients and statistics of such

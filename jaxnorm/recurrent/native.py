@@ -71,7 +71,7 @@ def _attributes(facts: Facts, state: State) -> dict:
     """The attributes of both kernels: struct LstmOptions."""
     cell = facts.cell
     batch, hidden = state[0].shape
-    groups = 0 if cell.norm is None else len(cell.sets)
+    groups = 0 if cell.norm is None else len(cell.blocks_per_group)
     return {
         "hidden": np.int64(hidden),
         "batch": np.int64(batch),
