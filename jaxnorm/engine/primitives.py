@@ -34,7 +34,7 @@ def linear(
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
       batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
       results: how many there are.
-      elsewhere: as ``transpose``, which is then a CPU's alone: what other platforms are given, and what is exported.
+      elsewhere: as ``transpose``, for platforms other than CPUs and for export; ``transpose`` then runs on CPUs only.
     """
 
     transposed = transposed_by_jax(function, like)
@@ -76,7 +76,7 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
       tangent: ``(facts, arguments, tangents of the arguments) -> (results, tangents of the results)``.
       batched: as for :func:`linear`.
       results: how many there are.
-      elsewhere: as ``function``, which is then a CPU's alone: what other platforms are given, and what is exported.
+      elsewhere: as ``function``, for platforms other than CPUs and for export; ``function`` then runs on CPUs only.
     """
     primitive = Primitive(name)
     alone = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))  # noqa: E731
@@ -98,7 +98,7 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
 
 @cache
 def on_cpu(name: str, function: Callable) -> Callable:
-    """A callable of arrays that gives on a CPU ``function`` of them, elsewhere themselves: to the same effect, and derivative.
+    """A callable of arrays: on a CPU ``function`` of them, elsewhere the arrays themselves. Values and derivatives are the same.
 
     As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
     """

@@ -18,7 +18,7 @@ def separate(*arrays: jax.Array | None) -> tuple:
     """The same arrays, which XLA's CPU back-end takes for others: what is computed from them is shared with no other loop.
 
     It makes one loop of all that is done with a row, if nothing else needs any of it. What two loops have in common, be it no
-    more than a cast, it writes to memory, as large as x. The same arrays in the same company are one to it again.
+    more than a cast, it writes to memory, as large as x. Two calls with the same arrays count as one.
     """
     from jaxnorm.engine.primitives import on_cpu  # loads parts of JAX that importing this library does without
 
@@ -39,7 +39,7 @@ def add_up(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     short = values.ndim - 1 if number(*values.shape[-1:]) < SHORT else None
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
         values = jnp.sum(values, axis, keepdims=True)
-        if len(axes) > 1:  # or they are merged again
+        if len(axes) > 1:  # or XLA merges the sums
             (values,) = separate(values)
     return values
 

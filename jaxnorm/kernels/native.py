@@ -119,7 +119,7 @@ def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
 
 
 def _forward(facts: Facts, arguments):
-    """Of many positions the statistics alone by a kernel: XLA fuses the rest with what follows, and stores no output."""
+    """With many positions a kernel computes only the statistics: XLA fuses the rest with what follows, and stores no output."""
     x, spec, per_group = arguments[0], facts.spec, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
     wanted = many or facts.moments or not facts.recompute(x)

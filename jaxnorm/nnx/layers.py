@@ -14,7 +14,7 @@ from jaxnorm.norms import norm_over
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
-    """``x`` and the running statistics; scale, bias and the dtype, which all of these have a say in, for a function call."""
+    """``x`` and the running statistics; for a function call scale, bias and the dtype to which all of these promote."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics

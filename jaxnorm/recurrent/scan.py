@@ -7,7 +7,7 @@ histories of the state are the only residuals. The tangent of the state obeys a 
 
 in which the coefficients of step' and everything that parameters and inputs contribute, s, are known for a whole chunk
 before the loop. Its transpose, which is JAX's own, is therefore a loop without transcendental functions and without
-sums of weight gradients: those are products of whole chunks after it. A chunk is rematerialized at a time.
+sums of weight gradients: those are products of whole chunks after it. One chunk is rematerialized at a time.
 """
 
 from collections.abc import Callable
