@@ -55,8 +55,8 @@ def main() -> int:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
     facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports(), "allocator": allocator()}
     try:
-        facts |= {"resume": options.resume, "again": to_resume()}
-        results = carry_out(settings, ("norm", "shape", "dtype"), measure, speed_report.told, options.out, console, **facts)
+        facts |= {"resume": options.resume, "resume_command": to_resume()}
+        results = carry_out(settings, ("norm", "shape", "dtype"), measure, speed_report.summarize, options.out, console, **facts)
     except report.ResultsError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

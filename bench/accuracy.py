@@ -2,7 +2,7 @@
 
     python -m bench.accuracy
 
-writes bench/results/accuracy.json and accuracy.md. Errors are per pooled set and relative to its largest true value.
+writes bench/results/accuracy.json and accuracy.md. Errors are per group of elements and relative to its largest true value.
 """
 
 import json

@@ -163,7 +163,7 @@ def table(rows: list[dict], cell: Callable[[dict, dict | None], str]) -> str:
 
 
 def tables(rows: list[dict], relative: bool) -> dict[str, str]:
-    def told(found: dict[str, int]) -> str:
+    def format_counts(found: dict[str, int]) -> str:
         others = (f"{number} {name}" for name, number in found.items() if name != "all-reduce")
         return ", ".join([str(found.get("all-reduce", 0)), *others])
 
@@ -176,7 +176,7 @@ def tables(rows: list[dict], relative: bool) -> dict[str, str]:
         "passes": table(rows, lambda own, _: " / ".join(f"{passes:.1f}" for passes in own["passes"])),
         "apart": table(rows, lambda own, _: " + ".join(f"{passes:.1f}" for passes in own["apart"])),
         "cost": table(rows, cost),
-        "collectives": table(rows, lambda own, _: " / ".join(map(told, own["collectives"].values()))),
+        "collectives": table(rows, lambda own, _: " / ".join(map(format_counts, own["collectives"].values()))),
     }
 
 

@@ -57,9 +57,9 @@ FINDINGS = {
     "sweep": Finding(
         "Batch sizes from 64 to 2, norms after the convolutions",
         "Batch norm's error rises as the batch shrinks, group norm's does not: 34.7 against 24.1 % at two images per GPU (Wu & He 2018).",
-        "Not after these convolutions: down to two images batch norm still pools 512 and 32 numbers per channel, which suffices for "
-        "digits; from batch 4 on single seeds of any norm end badly at this learning rate. In the [dense part](../sweep-dense/README.md), "
-        "where two images are two numbers, the claim reproduces.",
+        "Not after these convolutions: down to two images batch norm still reduces over 512 and 32 elements per channel, which suffices "
+        "for digits; from batch 4 on single seeds of any norm end badly at this learning rate. In the "
+        "[dense part](../sweep-dense/README.md), where two images are two numbers, the claim reproduces.",
         f"{COMPARE} digits --variants conv --norms batch,layer,group,instance,switchable --batch-sizes 64,32,16,8,4,2 --epochs 10",
     ),
     "text": Finding(
@@ -120,7 +120,7 @@ FINDINGS = {
         "Batch sizes from 64 to 2, norms in the dense part",
         "Batch norm's error rises as the batch shrinks, group norm's does not: 34.7 against 24.1 % at two images per GPU (Wu & He 2018).",
         "Reproduces. At 64 batch norm trains like layer and group norm; at 8 its training loss is 18 times theirs, at 2 it hardly "
-        "trains, and four digits of five are told where the others tell 98 %. Statistics of the test batches are worse than running "
+        "trains, and recognizes four digits of five where the others recognize 98 %. Statistics of the test batches are worse than running "
         "ones from 32 on.",
         f"{COMPARE} digits --norms none,batch,layer,group --batch-sizes 64,32,16,8,4,2 --epochs 10",
     ),

@@ -17,7 +17,7 @@ from jaxnorm.experiments.report import machine
 SHAPES = {"layer": (4096, 1024), "rms": (4096, 1024), "batch": (16, 32, 32, 128), "instance": (16, 32, 32, 128), "group": (16, 32, 32, 128)}
 
 
-def kept(norm, shape: tuple[int, ...], dtype: str) -> float:
+def measure(norm, shape: tuple[int, ...], dtype: str) -> float:
     x, param = jnp.ones(shape, dtype), jnp.ones(shape[-1])
     _, pullback = jax.vjp(norm, x, param, param)
     return sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes")) / x.size
@@ -25,7 +25,7 @@ def kept(norm, shape: tuple[int, ...], dtype: str) -> float:
 
 def main() -> None:
     rows = [
-        {"norm": name, "dtype": dtype} | {peer: kept(JAX_PEERS[peer]()[name], shape, dtype) for peer in ("jaxnorm", "flax")}
+        {"norm": name, "dtype": dtype} | {peer: measure(JAX_PEERS[peer]()[name], shape, dtype) for peer in ("jaxnorm", "flax")}
         for name, shape in SHAPES.items()
         for dtype in ("float32", "bfloat16")
     ]

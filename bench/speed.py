@@ -71,12 +71,12 @@ def with_gradients(norm: Callable) -> Callable:
 
 def counters(norm: Callable, x, scale, bias, cotangent) -> tuple[dict[str, float], Callable]:
     """What does not vary, and the compiled gradients."""
-    kept = jax.tree.leaves(jax.vjp(norm, x, scale, bias)[1])
+    residuals = jax.tree.leaves(jax.vjp(norm, x, scale, bias)[1])
     started = time.perf_counter()
     compiled = jax.jit(with_gradients(norm)).lower(x, scale, bias, cotangent).compile()
     return {
         "compile_s": time.perf_counter() - started,
-        "residual_bytes": sum(leaf.nbytes for leaf in kept if hasattr(leaf, "nbytes")) / x.size,
+        "residual_bytes": sum(leaf.nbytes for leaf in residuals if hasattr(leaf, "nbytes")) / x.size,
         "temporaries": compiled.memory_analysis().temp_size_in_bytes / x.nbytes,
     }, compiled
 

@@ -34,8 +34,8 @@ CASE = ("norm", "shape", "dtype")
 SMALL = "8x64"  # is for the cost of a call
 
 
-def told(found: dict) -> str:
-    """One case in words."""
+def summarize(found: dict) -> str:
+    """One case in a line."""
     peers = found["peers"]
     times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
     best = min((name for name in times if not name.startswith(OURS)), key=times.__getitem__, default=None)
@@ -135,18 +135,18 @@ def missed(results: dict) -> str:
   they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
   bytes, not a faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of the output in the
   cache for what follows, which takes a kernel of more than the norm.
-- 32x7x7x512: sets of 49 numbers. Mean and variance of a set are 8 bytes next to 98 of data in bfloat16: instead of keeping them the
-  kernels of instance norm find them again for the gradients, in one reading with the sums for these. Switchable norm, which merges and
+- 32x7x7x512: groups of 49 elements. Mean and variance of a group are 8 bytes next to 98 of data in bfloat16: instead of storing them
+  the kernels of instance norm recompute them for the gradients, in one reading with the sums for these. Switchable norm, which merges and
   blends 16384 of them, has no kernel. Next: what instance norm makes of sums, in vectors (6 %).
 - Not in XLA's count of temporaries is what kernels allocate while they run: 16 bytes per channel and example of instance and group
   norm (at 32x7x7x512 0.08 of x, in bfloat16 twice as much).
-- Norms over many positions leave their output to XLA, which inside a model makes one loop of it and what follows and keeps
+- Norms over many positions leave their output to XLA, which inside a model fuses it with what follows into one loop and stores
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient, from 4096 of them on; of fewer it ends its
-  loops at every sum, and of rows below 256 numbers the gradients are taken so from 16 MiB on. Over channels every sum is a
-  pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass casts and
-  shifts what it reads again, instead of keeping it. What it takes longer to compile than Flax is tracing, of batch and group
-  norm about half of it: the derivative and its transpose, which Flax leaves to JAX, are written down. Next: the
+  loops at every sum, and of rows below 256 elements the gradients are taken so from 16 MiB on. Over channels every sum is a
+  pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass
+  recomputes the cast and the shift of what it reads, instead of storing them. What it takes longer to compile than Flax is
+  tracing, of batch and group norm about half of it: the derivative and its transpose, which Flax leaves to JAX, are written down. Next: the
   types of the tangent without tracing it.{pages}
 - Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
   no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the

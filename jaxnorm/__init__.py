@@ -1,4 +1,4 @@
-"""jaxnorm: statistics over a set of axes are a mergeable value; normalizing is applying it."""
+"""jaxnorm: statistics over reduction axes are a mergeable value; normalizing is applying it."""
 
 from importlib import import_module
 

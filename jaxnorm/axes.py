@@ -1,12 +1,12 @@
-"""Which elements are pooled: integer axes and bracket patterns. No JAX in here.
+"""Reduction axes, given as integers or as a bracket pattern. No JAX in here.
 
-A pattern names the axes of an array and puts brackets around those that are pooled::
+A pattern names the axes of an array and puts brackets around those that are reduced::
 
     "[n h w] c"         batch norm          "n [h w] c"            instance norm
     "n h w [c]"         layer norm          "n [h w] (g [c])"      group norm, g=32
     "... [c]"           any rank            "(k [n]) [h w] c"      ghost batch norm, k=4
 
-``( )`` splits one axis into several; all of their sizes but one come by keyword.
+``( )`` splits one axis into several; all of their sizes but one are passed by keyword.
 """
 
 import itertools
@@ -25,33 +25,33 @@ _TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
 
 
 @dataclass(frozen=True)
-class Pooling:
-    """The pooled axes of one shape: ``axes`` index ``split``, the shape with every ( ) axis split."""
+class Reduction:
+    """The reduction axes of one shape: ``axes`` index ``split_shape``, the shape with every ( ) axis split."""
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]  # the sizes that each axis of `shape` is split into
     axes: tuple[int, ...]
 
     @property
-    def split(self) -> tuple[int, ...]:
+    def split_shape(self) -> tuple[int, ...]:
         """The shape with every split axis replaced by its parts."""
         return tuple(size for sizes in self.parts for size in sizes)
 
     @property
-    def size(self) -> int:
-        """How many elements each set has."""
-        return math.prod(self.split[axis] for axis in self.axes)
+    def group_size(self) -> int:
+        """How many elements each group has."""
+        return math.prod(self.split_shape[axis] for axis in self.axes)
 
     @property
-    def split_kept(self) -> tuple[int, ...]:
-        """The shape of the statistics in split form: a pooled part has size one."""
-        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split))
+    def split_stats_shape(self) -> tuple[int, ...]:
+        """The shape of the statistics in split form: a reduced part has size one."""
+        return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split_shape))
 
     @property
-    def kept(self) -> tuple[int, ...]:
-        """The shape of the statistics: a pooled axis has size one, a split one the size of what is kept of it."""
-        kept, ends = self.split_kept, itertools.accumulate(map(len, self.parts))
-        return tuple(math.prod(kept[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
+    def stats_shape(self) -> tuple[int, ...]:
+        """The shape of the statistics: a reduced axis has size one, a split one the product of its parts that are not reduced."""
+        sizes_left, ends = self.split_stats_shape, itertools.accumulate(map(len, self.parts))
+        return tuple(math.prod(sizes_left[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The split form of a shape that broadcasts against ``self.shape``."""
@@ -65,7 +65,7 @@ def static(shape: tuple) -> bool:
 
 
 def number(*sizes) -> int:
-    """Their product, for what is decided by size; a symbolic one, which is not known before the program runs, counts as MANY_MORE.
+    """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
 
     >>> number(2, 3)
     6
@@ -73,12 +73,12 @@ def number(*sizes) -> int:
     return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)
 
 
-def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Pooling:
-    """Turns axes or a pattern into the :class:`Pooling` of ``shape``; parsed once for each distinct call.
+def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Reduction:
+    """Turns axes or a pattern into the :class:`Reduction` of ``shape``; parsed once for each distinct call.
 
-    >>> resolve((0, 1, 2), (8, 4, 4, 6)).kept
+    >>> resolve((0, 1, 2), (8, 4, 4, 6)).stats_shape
     (1, 1, 1, 6)
-    >>> resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 3}).kept
+    >>> resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 3}).stats_shape
     (8, 1, 1, 3)
     """
     if isinstance(axes, str):
@@ -89,19 +89,19 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
-def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Pooling:
-    """Pools whole axes, which may be none."""
-    return Pooling(tuple(shape), tuple((size,) for size in shape), axes)
+def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduction:
+    """Reduces whole axes, which may be none."""
+    return Reduction(tuple(shape), tuple((size,) for size in shape), axes)
 
 
-def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Pooling:
-    """Pools whole axes, and of the channels, another axis, those of each group.
+def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Reduction:
+    """Reduces whole axes, and the axis of channels within each of its groups.
 
     >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
     True
     """
     parts = tuple((groups, size // groups) if axis == channel else (size,) for axis, size in enumerate(shape))
-    return Pooling(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
+    return Reduction(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
 
 
 def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> tuple[int, ...]:
@@ -133,11 +133,11 @@ def other_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Name:
-    """One name of a pattern: where it stands, whether it is pooled, which ( ) group it belongs to."""
+    """One name of a pattern: where it stands, whether it is reduced, which ( ) it belongs to."""
 
     name: str
     column: int
-    pooled: bool
+    reduced: bool
     group: int | None
 
 
@@ -153,22 +153,22 @@ class _Report:
 
 
 @lru_cache(maxsize=4096, typed=True)  # or g=2.0, which is refused, would be taken for an earlier g=2
-def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int) -> Pooling:
+def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int) -> Reduction:
     report = _Report(pattern, shape)
     names = _parse(pattern, report)
     known = dict(zip(named, sizes, strict=True))
     _check_sizes(known, names, report)
     names = _expand_ellipsis(names, len(shape), report)
     parts: list[tuple[int, ...]] = []
-    pooled: list[int] = []
+    reduced: list[int] = []
     for size, items in zip(shape, _by_axis(names), strict=True):
         split = _split_axis(size, items, known, report)
         offset = sum(len(part) for part in parts)
-        pooled += [offset + i for i, item in enumerate(items) if item.pooled]
+        reduced += [offset + i for i, item in enumerate(items) if item.reduced]
         parts.append(split)
-    if not pooled:
-        raise report.error("a pattern must pool at least one axis: none stands in [ ]. Put [ ] around what is pooled.")
-    return Pooling(shape, tuple(parts), tuple(pooled))
+    if not reduced:
+        raise report.error("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
+    return Reduction(shape, tuple(parts), tuple(reduced))
 
 
 def _tokens(pattern: str, report: _Report) -> Iterable[tuple[str, int]]:
@@ -217,10 +217,9 @@ def _check_name(token: str, column: int, names: list[_Name], in_group: bool, rep
 
 def _check_groups(names: list[_Name], report: _Report) -> None:
     for before, after in itertools.pairwise(names):
-        if before.group is not None and before.group == after.group and before.pooled and not after.pooled:
+        if before.group is not None and before.group == after.group and before.reduced and not after.reduced:
             raise report.error(
-                f"within ( ) what is kept must stand before what is pooled: {after.name!r} follows a pooled axis. "
-                "Reshape or transpose the array first.",
+                f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first.",
                 after.column,
             )
 
@@ -242,7 +241,7 @@ def _expand_ellipsis(names: list[_Name], rank: int, report: _Report) -> list[_Na
     if (count > rank) if dots else (count != rank):
         raise report.error(f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the array has rank {rank}.")
     for i in dots:
-        filled = [_Name(f"...{k}", names[i].column, names[i].pooled, None) for k in range(rank - count)]
+        filled = [_Name(f"...{k}", names[i].column, names[i].reduced, None) for k in range(rank - count)]
         names = names[:i] + filled + names[i + 1 :]
     return names
 

@@ -57,17 +57,17 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
 
 
 def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
-    """The axes that group norm pools beside the channels, the last; a module's ``reduction_axes``, if given, include those."""
+    """The reduction axes of group norm but the last, the channels, which a module's ``reduction_axes``, if given, include."""
     if reduction_axes is None:
         return other_axes((0, rank - 1), rank)
-    pooled = canonical_axes(reduction_axes, rank, "reduction_axes")
-    if rank - 1 not in pooled:
+    reduced = canonical_axes(reduction_axes, rank, "reduction_axes")
+    if rank - 1 not in reduced:
         raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")
-    return pooled[:-1]
+    return reduced[:-1]
 
 
 def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes and the pooled ones of a Flax InstanceNorm, for which there may be none to pool."""
+    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm."""
     features = canonical_axes(feature_axes, rank, "feature_axes")
     if 0 in features:  # Flax's own tests look for its words
         raise ValueError(
@@ -97,12 +97,12 @@ def spatial_axes(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple
     features = canonical_axes(feature_axes, len(shape), "feature_axes")
     if 0 in features:
         raise ValueError(f"{name} must leave axis 0 to the batch: got feature_axes={feature_axes} for shape {shape}.")
-    pooled = other_axes((0, *features), len(shape))
-    if not pooled:
+    reduced = other_axes((0, *features), len(shape))
+    if not reduced:
         raise ValueError(
-            f"{name} must have an axis to pool beside batch and features: x has shape {shape}. Use layer_norm for plain features."
+            f"{name} must have an axis to reduce beside batch and features: x has shape {shape}. Use layer_norm for plain features."
         )
-    return features, pooled
+    return features, reduced
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:

@@ -1,4 +1,4 @@
-"""Applying Moments to data, given ones or its own, as the public functions do it."""
+"""Normalizing data with given Moments or with its own: the public functions."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Pooling, resolve
+from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import normalized
 from jaxnorm.engine.frame import Frame, find_frame
@@ -47,7 +47,7 @@ def normalize(
 
     Returns:
       An array of the shape of ``x``. Inside, at least float32. A mean is known to the precision of its dtype; where it
-      is millions of times the standard deviation, :func:`standardize` is more exact.
+      is millions of times the standard deviation, :func:`standardize` is more accurate.
 
     Raises:
       TypeError: integer or boolean ``x``.
@@ -88,24 +88,24 @@ def standardize(
 ) -> jax.Array:
     """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
 
-    More exact than the two in turn, since the mean is never rounded to one number, and with a derivative that keeps
-    only ``x`` and a few numbers per set.
+    More accurate than the two in turn, since the mean is never rounded to one number. Residuals of the backward pass are
+    ``x`` and at most a few numbers per group of elements that share statistics.
 
     Args:
       x: floating or complex array.
-      axes: the pooled axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
+      axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
       scale: factor that broadcasts against ``x``.
       bias: summand that broadcasts against ``x``.
-      epsilon: added to the variance; 0 is allowed, and a set without spread then gives ``bias``, and gradient 0. With another
-        its gradient is multiplied by 1 / sqrt(epsilon), but by less where epsilon is below 1.2e-38, the smallest normal
-        float32, or below 1.2e-38 times the square of the largest element.
+      epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``, and gradient 0. With any
+        other epsilon the gradient of such a group is multiplied by 1 / sqrt(epsilon), but by less where epsilon is below
+        1.2e-38, the smallest normal float32, or below 1.2e-38 times the square of the largest element.
       where: boolean mask or float weights. What is masked out counts for nothing, outputs 0 and gets gradient 0, even
-        NaN. A set of which nothing is left is 0 everywhere.
+        NaN. A group that is masked out whole is 0 everywhere.
       centered: False divides by the root mean square and subtracts nothing.
-      correction: 0 for the biased variance, 1 for the unbiased one; a set of no more elements has variance 0.
+      correction: 0 for the biased variance, 1 for the unbiased one; a group of no more elements than that has variance 0.
       epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
-      axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
-      full_range: first divides each set by a power of two, which keeps numbers of any size (1e-30, 3e38) exact, for 1.2 to
+      axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
+      full_range: first divides each group by a power of two, which keeps elements of any size (1e-30, 3e38) accurate, for 1.2 to
         2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
         ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops of them fast.
@@ -206,7 +206,7 @@ def _validated(
 
 
 def make_spec(
-    pooling: Pooling,
+    reduction: Reduction,
     x: jax.Array,
     *,
     axis_name=None,
@@ -222,7 +222,7 @@ def make_spec(
     if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or full_range):
         raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
     dtype = validation.output_dtype(dtype, x)
-    return Spec(pooling, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
+    return Spec(reduction, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
 
 
 def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
@@ -247,14 +247,14 @@ def _selected(implementation: str | None, spec: Spec, x, where, scale, bias) -> 
 
 
 def _in_two_steps(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Moments]:
-    """The same where epsilon is traced."""
-    found = moments_of(Spec(spec.pooling, spec.axis_name, spec.centered), x, where)
-    static, spread = _static(replace(spec, pooling=_blocks(found, x.shape), axis_name=None), found)
+    """Output and Moments where epsilon is traced."""
+    found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
+    static, spread = _static(replace(spec, reduction=_blocks(found, x.shape), axis_name=None), found)
     return _normalize(static, spread, x, where, scale, bias), found
 
 
 def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
-    """The same with a static epsilon: one that is traced is added to the variance instead."""
+    """Spec and Moments with a static epsilon: a traced one is added to the variance instead."""
     if not isinstance(spec.epsilon, jax.core.Tracer):
         return spec, moments
     var = jnp.asarray(moments.var)
@@ -269,7 +269,7 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
+def _blocks(moments: Moments, shape: tuple[int, ...]) -> Reduction:
     """How ``shape`` splits so that every axis of the Moments broadcasts against it."""
     given = jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
     padded = (1,) * (len(shape) - len(given)) + given
@@ -277,13 +277,13 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Pooling:
     if not divides:
         validation.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
-    return Pooling(shape, parts, ())
+    return Reduction(shape, parts, ())
 
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    pooling = spec.pooling
-    where, scale, bias = (None if a is None else a.reshape(pooling.fit(a.shape)) for a in (where, scale, bias))
+    reduction = spec.reduction
+    where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
     if implementation == "native":
         from jaxnorm.kernels import native  # takes long to import, for what most never need
 
@@ -293,12 +293,12 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
         frame = find_frame(spec, x, where)
         y, *found = normalized(spec, x, where, frame, scale, bias)
         stats = Stats(frame, *found)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(pooling.kept), assemble(stats)) if moments else None
+    return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(stats)) if moments else None
 
 
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
-    blocks = spec.pooling
+    blocks = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
     count, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
@@ -307,7 +307,7 @@ def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 
-def _fit_blocks(blocks: Pooling, leaf) -> jax.Array:
+def _fit_blocks(blocks: Reduction, leaf) -> jax.Array:
     """Moments of blocks, reshaped to broadcast against the split shape."""
     leaf = jnp.asarray(leaf)
     padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape

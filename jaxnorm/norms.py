@@ -11,7 +11,7 @@ wherever those stand; leading axes before it are the first other axes of ``x`` (
 import jax
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Pooling, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.axes import Axes, Reduction, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
 from jaxnorm.normalization import fused, fused_with_moments, make_spec, normalize
 from jaxnorm.statistics import Moments
@@ -40,16 +40,16 @@ def batch_norm(
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
       scale: gain of the shape of the feature axes.
       bias: shift of the same shape.
-      feature_axes: the axes that are not pooled.
+      feature_axes: the axes that are not reduced.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well, weighted by count.
+      axis_name: device or vmap axes to reduce over as well, weighted by count.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of the batch, whose pooled axes have size one.
+      The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size one.
 
     Raises:
       TypeError: integer ``x``.
@@ -62,29 +62,29 @@ def batch_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    pooled = other_axes(features, x.ndim)
-    if not pooled and axis_name is None:
-        raise ValueError(f"batch norm must have an axis to pool beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
+    reduced = other_axes(features, x.ndim)
+    if not reduced and axis_name is None:
+        raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over_with_moments(x, unsplit(x.shape, pooled), features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
-def norm_over_with_moments(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> tuple[jax.Array, Moments]:
-    """What every norm is, and every module calls: the output for scale and bias along ``features``, and the Moments.
+def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], **options) -> tuple[jax.Array, Moments]:
+    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
 
-    ``pooling`` may have no axes: every element is then a set of its own.
+    ``reduction`` may have no axes: every element is then a group of its own.
     """
-    return fused_with_moments(*_operands(x, pooling, features, **options))
+    return fused_with_moments(*_operands(x, reduction, features, **options))
 
 
-def norm_over(x: jax.Array, pooling: Pooling, features: tuple[int, ...], **options) -> jax.Array:
-    """The same without the Moments."""
-    return fused(*_operands(x, pooling, features, **options))
+def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], **options) -> jax.Array:
+    """:func:`norm_over_with_moments` without the Moments."""
+    return fused(*_operands(x, reduction, features, **options))
 
 
-def _operands(x, pooling, features, *, scale, bias, where, implementation=None, **options) -> tuple:
+def _operands(x, reduction, features, *, scale, bias, where, implementation=None, **options) -> tuple:
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return make_spec(pooling, x, **options), x, validation.mask(where, x.shape), scale, bias, implementation
+    return make_spec(reduction, x, **options), x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -113,15 +113,15 @@ def layer_norm(
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the pooled axes, which are the feature axes too: several of them have one gain and bias per element
+      axes: the reduction axes, which are the feature axes too: several of them have one gain and bias per element
         (PyTorch's and Paddle's ``normalized_shape``).
-      scale: gain of the shape of the pooled axes.
+      scale: gain of the shape of the reduction axes.
       bias: shift of the same shape.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -138,10 +138,10 @@ def layer_norm(
     [[-1.0, 2.0]]
     """
     x = validation.floating(x)
-    pooled = resolve(axes, x.shape).axes
+    reduced = resolve(axes, x.shape).axes
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
     options |= {"correction": correction, "epsilon_in": epsilon_in, "implementation": implementation}
-    return norm_over(x, unsplit(x.shape, pooled), pooled, scale=scale, bias=bias, **options)
+    return norm_over(x, unsplit(x.shape, reduced), reduced, scale=scale, bias=bias, **options)
 
 
 def rms_norm(
@@ -162,12 +162,12 @@ def rms_norm(
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the pooled axes, which are the feature axes too.
-      scale: gain of the shape of the pooled axes.
+      axes: the reduction axes, which are the feature axes too.
+      scale: gain of the shape of the reduction axes.
       bias: shift of the same shape.
       epsilon: added to the mean square.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -184,9 +184,10 @@ def rms_norm(
     [[1.0, -1.0]]
     """
     x = validation.floating(x)
-    pooled = resolve(axes, x.shape).axes
+    reduced = resolve(axes, x.shape).axes
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over(x, unsplit(x.shape, pooled), pooled, scale=scale, bias=bias, centered=False, implementation=implementation, **options)
+    options |= {"centered": False, "implementation": implementation}
+    return norm_over(x, unsplit(x.shape, reduced), reduced, scale=scale, bias=bias, **options)
 
 
 def instance_norm(
@@ -207,12 +208,12 @@ def instance_norm(
 
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
-      feature_axes: the axes that, beside the batch, are not pooled.
+      feature_axes: the axes that, beside the batch, are not reduced.
       scale: gain of the shape of the feature axes.
       bias: shift of the same shape.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -229,9 +230,9 @@ def instance_norm(
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
     x = validation.floating(x)
-    features, pooled = spatial_axes(x.shape, feature_axes, "instance norm")
+    features, reduced = spatial_axes(x.shape, feature_axes, "instance norm")
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over(x, unsplit(x.shape, pooled), features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over(x, unsplit(x.shape, reduced), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def group_norm(
@@ -258,12 +259,12 @@ def group_norm(
       x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
       num_groups: the number of equal groups of neighbouring channels.
       feature_axes: the one axis of channels.
-      axes: the other pooled axes; all but the batch by default.
+      axes: the other reduction axes; all but the batch by default.
       scale: gain ``(C,)``.
       bias: shift ``(C,)``.
       epsilon: added to the variance.
       where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
+      axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
       dtype: dtype of the output; that of ``x`` by default.
@@ -286,7 +287,7 @@ def group_norm(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
     check_groups(num_groups, x.shape[features[0]])
-    pooled = other_axes((0, *features), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
-    pooling = in_groups(x.shape, pooled, features[0], num_groups)
+    reduced = other_axes((0, *features), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    reduction = in_groups(x.shape, reduced, features[0], num_groups)
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over(x, pooling, features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over(x, reduction, features, scale=scale, bias=bias, implementation=implementation, **options)

@@ -1,4 +1,4 @@
-"""What is known about the pooled sets: count, mean, variance; how it is merged, and blended over time."""
+"""Count, mean and variance of groups of elements; merging them, and blending them over time."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,12 @@ from jaxnorm.engine.sums import total
 @partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var"), meta_fields=())
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and variance of sets of numbers: a value that can be merged.
+    """Count, mean and variance of groups of elements: a value that can be merged.
 
     Attributes:
-      count: how many elements (or how much weight) each set holds; 0 for an empty set.
-      mean: their mean, 0 for an empty set.
-      var: their biased variance, 0 for an empty set.
+      count: how many elements (or how much weight) each group holds; 0 for an empty one.
+      mean: the mean of each group, 0 for an empty one.
+      var: the biased variance of each group, 0 for an empty one.
 
     Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments of a whole
     equal the merged Moments of its parts, however it is cut.
@@ -43,11 +43,11 @@ class Moments:
     var: jax.Array
 
     def merge(self, axes: Axes, *, axis_name=None, **sizes: int) -> "Moments":
-        """Pools further axes: the sets along ``axes`` become one.
+        """Reduces further axes: the groups along ``axes`` become one.
 
         Args:
           axes: ints or a pattern over the shape of ``mean``.
-          axis_name: device or vmap axes to pool over as well.
+          axis_name: device or vmap axes to reduce over as well.
           **sizes: sizes of split axes in a pattern.
 
         Raises:
@@ -55,8 +55,8 @@ class Moments:
         """
         mean = validation.floating(self.mean, "mean")
         count = jnp.broadcast_to(jnp.asarray(self.count, real(mean.dtype)), mean.shape)
-        pooling = resolve(axes, mean.shape, sizes)
-        return _merge(Spec(pooling, axis_name), count, mean, self.var)
+        reduction = resolve(axes, mean.shape, sizes)
+        return _merge(Spec(reduction, axis_name), count, mean, self.var)
 
 
 def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
@@ -64,16 +64,16 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
 
     Args:
       x: floating or complex array of any shape.
-      axes: the pooled axes: an int, ints, or a pattern such as ``"n [h w] c"``.
+      axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
       where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, even
         NaN, and gets gradient 0. Weights are constants under differentiation.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
-      axis_name: name (or names) of a device or vmap axis to pool over, weighted by count.
+      axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose pooled axes have size one (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at least
-      float32. The variance is biased, and computed from deviations, corrected for what they leave of the mean: an
+      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at least
+      float32. The variance is biased, and computed from deviations from the mean, corrected for its rounding: an
       offset of 1e7 standard deviations costs no accuracy. Of complex numbers it is the variance of the absolute value.
 
     Raises:
@@ -86,8 +86,8 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    pooling = resolve(axes, x.shape, sizes)
-    return moments_of(Spec(pooling, axis_name, bool(centered)), x, where)
+    reduction = resolve(axes, x.shape, sizes)
+    return moments_of(Spec(reduction, axis_name, bool(centered)), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -116,13 +116,13 @@ def merge(first: Moments, *others: Moments) -> Moments:
 def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = False) -> Moments:
     """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
 
-    A blend, not a merge: what is old fades. Every set for itself is left as it was where the batch holds nothing
-    (count 0) or anything that is not finite. What is finite enters, outliers too: after one element of 1e17 the variance
-    is 1e31 and more for a thousand steps. Hide such elements from the norm, ``where=abs(x) <= limit``, or such a batch
+    A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds anything that is not
+    finite, that group of ``running`` stays as it was. What is finite enters, outliers too: after one element of 1e17 the variance
+    is 1e31 and more for a thousand steps. Mask such elements out in the norm, ``where=abs(x) <= limit``, or such a batch
     from the average: a batch whose ``count`` is 0 leaves it as it was.
 
     Args:
-      running: the old values; only their dtype is kept, so float32 state stays float32.
+      running: the old values; the result has their dtype, so float32 state stays float32.
       batch: the new ones, of shapes that fit.
       momentum: weight of the old value, in [0, 1], as in Flax and Keras. PyTorch's ``momentum`` is one minus this.
       unbiased: average ``var * n / (n - 1)``, as PyTorch does; Flax and Keras average the biased variance.
@@ -164,7 +164,7 @@ def assemble(stats: Stats) -> Moments:
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
-    """The inverse of :func:`assemble`: the same in the units of the frame, about its pivot."""
+    """The inverse of :func:`assemble`: the Moments in the units of the frame, relative to its pivot."""
     mean, var = moments.mean, moments.var
     if frame.power is not None:
         factor = power_of_two(-frame.power.astype(jnp.int32), var.dtype)
@@ -175,19 +175,19 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 @partial(jax.jit, static_argnums=0)
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
-    where = None if where is None else where.reshape(spec.pooling.fit(where.shape))
+    where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
     result = assemble(statistics(for_plain_jax(spec, "xla", x, where), x, where))
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.pooling.kept), result)
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
 
 
 @partial(jax.jit, static_argnums=0)
 def _merge(spec: Spec, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    pooling, between = spec.pooling, moments_of(spec, mean, count)
-    count, var = (leaf.reshape(pooling.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
-    whole = between.count.reshape(pooling.split_kept)
+    reduction, between = spec.reduction, moments_of(spec, mean, count)
+    count, var = (leaf.reshape(reduction.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
+    whole = between.count.reshape(reduction.split_stats_shape)
     share = count / jnp.where(whole > 0, whole, 1)  # before the product: an empty part changes no bit
     within = total(spec, jnp.where(count > 0, var, 0) * share, None)
-    return Moments(between.count, between.mean, between.var + within.reshape(pooling.kept))
+    return Moments(between.count, between.mean, between.var + within.reshape(reduction.stats_shape))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -209,7 +209,7 @@ def _same_shape(running: Moments, batch: Moments) -> None:
 
 
 def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -> jax.Array:
-    if old.ndim == 0 and known.size != 1:  # one count for all sets
+    if old.ndim == 0 and known.size != 1:  # one count for all groups
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)

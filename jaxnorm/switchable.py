@@ -38,7 +38,7 @@ def switchable_norm(
     """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
 
     Means are blended with ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are
-    the instance statistics merged over the channels, the batch statistics the same merged over the batch.
+    the instance statistics merged over the channels, the batch statistics are those merged over the batch.
 
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.

@@ -1,4 +1,4 @@
-"""What the public functions accept; every error says what must hold, what came, and the remedy."""
+"""What the public functions accept; every error says what must hold, what was given, and the remedy."""
 
 import math
 from numbers import Real

@@ -1,4 +1,4 @@
-"""The same two functions on a kernel's axes: weight norm and spectral norm."""
+"""Norms of kernels: weight norm and spectral norm."""
 
 import math
 
@@ -19,7 +19,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     Args:
       kernel: floating array, for example ``(..., in, out)``.
       scale: length of each feature's weights, of the shape of the feature axes.
-      feature_axes: the axes that are not pooled; None or () pools all.
+      feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
       dtype: dtype of the result; that of ``kernel`` by default.
 
@@ -36,14 +36,14 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     """
     kernel = validation.floating(kernel, "kernel")
     features = kernel_features(feature_axes, kernel.ndim)
-    pooling = unsplit(kernel.shape, other_axes(features, kernel.ndim))
-    size = max(pooling.size, 1)
+    reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
+    size = max(reduction.group_size, 1)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     (factor,) = aligned(kernel.shape, features, scale=scale)
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    spec = make_spec(pooling, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
+    spec = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
     return fused(spec, kernel, None, gain, None)
 
 

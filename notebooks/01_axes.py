@@ -34,7 +34,7 @@ from jaxnorm.experiments.picture import PATTERNS, draw
 print(jax.devices()[0].device_kind)
 
 # %% [markdown]
-# A pattern names the axes and puts brackets around what is pooled; parentheses split an axis.
+# A pattern names the axes and puts brackets around the reduction axes; parentheses split an axis.
 
 # %%
 from pathlib import Path
@@ -46,7 +46,7 @@ with TemporaryDirectory() as folder:
 picture
 
 # %% [markdown]
-# Each norm by its pattern: within every pooled set the output has mean 0 and variance 1.
+# Each norm by its pattern: within every group of elements the output has mean 0 and variance 1.
 
 # %%
 x = 5 + 3 * jax.random.normal(jax.random.key(0), (8, 6, 6, 4))
@@ -54,13 +54,13 @@ for name, (pattern, sizes) in PATTERNS.items():
     y = jn.standardize(x, pattern, **sizes)
     found = jn.moments(y, pattern, **sizes)
     print(
-        f"{name:20}{pattern:22}{found.mean.size:4} sets, |mean| <= {jnp.abs(found.mean).max():.0e}, |var - 1| <= {jnp.abs(found.var - 1).max():.0e}"
+        f"{name:20}{pattern:22}{found.mean.size:4} groups, |mean| <= {jnp.abs(found.mean).max():.0e}, |var - 1| <= {jnp.abs(found.var - 1).max():.0e}"
     )
     assert jnp.abs(found.mean).max() < 1e-6
     assert jnp.abs(found.var - 1).max() < 1e-3
 
 # %% [markdown]
-# Moments merge: pooling the instance statistics over the channels gives the layer's, over the batch the batch's.
+# Moments merge: reducing the instance statistics over the channels gives the layer's, over the batch the batch's.
 # That is all of switchable norm, of synchronized batch norm, and of statistics gathered batch by batch.
 
 # %%

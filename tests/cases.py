@@ -21,7 +21,7 @@ def softmax(logits):
 
 @dataclass(frozen=True)
 class Case:
-    """A norm as ``call(x, scale=, bias=, **options) -> y``, and what it pools."""
+    """A norm as ``call(x, scale=, bias=, **options) -> y``, and what it reduces."""
 
     name: str
     call: Callable
@@ -46,8 +46,8 @@ class Case:
         return self.split or self.shape
 
     @property
-    def set_axes(self):
-        """The axes of a set within which an error is measured: the smallest sets that are pooled."""
+    def group_axes(self):
+        """The axes of a group within which an error is measured: the smallest groups that share statistics."""
         return self.axes
 
     def params(self, rng):
@@ -81,15 +81,15 @@ class Case:
         return a.sum(axes).reshape(self.param)
 
     def arrange(self, values):
-        """``(sets, n)`` values as an array whose sets hold those rows, in order."""
-        kept = [i for i in range(len(self.split_shape)) if i not in self.axes]
-        order = kept + list(self.axes)
+        """``(groups, n)`` values as an array whose groups hold those rows, in order."""
+        others = [i for i in range(len(self.split_shape)) if i not in self.axes]
+        order = others + list(self.axes)
         sizes = [self.split_shape[i] for i in order]
         return np.asarray(values).reshape(sizes).transpose(np.argsort(order)).reshape(self.shape)
 
     @property
-    def sets(self):
-        """How many sets, and how many elements each."""
+    def groups(self):
+        """How many groups, and how many elements each."""
         n = int(np.prod([self.split_shape[i] for i in self.axes]))
         return int(np.prod(self.shape)) // n, n
 

@@ -141,7 +141,7 @@ def use(library, forgotten, monkeypatch):
 
 @pytest.fixture(scope="class")
 def by_xla():
-    """The output of sets of whatever size by XLA, of statistics from the kernel, as that of many positions."""
+    """The output of groups of whatever size by XLA, of statistics from the kernel, as that of many positions."""
     with optimized(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "CHANNEL", 4)
         yield

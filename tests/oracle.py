@@ -68,7 +68,7 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
 
 
 def worst(found, truth, axes) -> float:
-    """The largest error of each set relative to its largest true value; the worst of the sets. A NaN is infinitely wrong."""
+    """The largest error of each group relative to its largest true value; the worst of the groups. A NaN is infinitely wrong."""
     found, truth = np.asarray(found).astype(np.float64), np.asarray(truth).astype(np.float64)
     size = np.abs(truth).max(axes, keepdims=True)
     error = np.abs(found - truth).max(axes, keepdims=True)

@@ -22,7 +22,7 @@ B32 = (4e-7, 1e-6)  # output, gradient
 
 @dataclass(frozen=True)
 class Hard:
-    """An input: ``make(rng, sets, n)`` gives the rows; ``unit`` is the size that epsilon scales with."""
+    """An input: ``make(rng, groups, n)`` gives the rows; ``unit`` is the size that epsilon scales with."""
 
     name: str
     make: Callable
@@ -34,28 +34,28 @@ class Hard:
 
 
 def normal(mean=0.0, size=1.0):
-    return lambda rng, sets, n: rng.standard_normal((sets, n)) * size + mean
+    return lambda rng, groups, n: rng.standard_normal((groups, n)) * size + mean
 
 
 def outlier(value, place):
-    def make(rng, sets, n):
-        rows = rng.standard_normal((sets, n))
+    def make(rng, groups, n):
+        rows = rng.standard_normal((groups, n))
         rows[:, {"first": 0, "middle": n // 2, "last": n - 1}[place]] = value
         return rows
 
     return make
 
 
-def one_ulp(rng, sets, n):
-    return np.where(np.arange(sets * n).reshape(sets, n) % 2 == 0, np.float32(1e6), np.nextafter(np.float32(1e6), np.float32(2e6)))
+def one_ulp(rng, groups, n):
+    return np.where(np.arange(groups * n).reshape(groups, n) % 2 == 0, np.float32(1e6), np.nextafter(np.float32(1e6), np.float32(2e6)))
 
 
 HARD = [
     Hard("normal", normal()),
     *(Hard(f"mean_{mean:g}", normal(mean)) for mean in (1e2, 1e3, 1e4, 1e6, 1e7)),
-    Hard("sorted", lambda rng, sets, n: np.sort(rng.standard_normal((sets, n)) + 1e4, 1)),
-    Hard("ramp", lambda rng, sets, n: np.linspace(0, 1e6, n) + np.zeros((sets, 1))),
-    Hard("lognormal", lambda rng, sets, n: np.exp(3 * rng.standard_normal((sets, n)))),
+    Hard("sorted", lambda rng, groups, n: np.sort(rng.standard_normal((groups, n)) + 1e4, 1)),
+    Hard("ramp", lambda rng, groups, n: np.linspace(0, 1e6, n) + np.zeros((groups, 1))),
+    Hard("lognormal", lambda rng, groups, n: np.exp(3 * rng.standard_normal((groups, n)))),
     *(Hard(f"outlier_{value:g}_{place}", outlier(value, place)) for value in (1e4, 1e6) for place in ("first", "middle", "last")),
     *(Hard(f"size_{size:g}", normal(0, size)) for size in (1e10, 1e15)),
     *(Hard(f"size_{size:g}", normal(0, size), size) for size in (1e13, 1e-3, 1e-20, 1e-30)),
@@ -78,7 +78,7 @@ def runs(case, implementation, **options):
 
 def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
     """A norm of a hard input: ``ways`` are those of ``runs``."""
-    x, options = case.arrange(hard.make(rng, *case.sets)).astype(np.float32), {"epsilon": case.epsilon * hard.unit**2}
+    x, options = case.arrange(hard.make(rng, *case.groups)).astype(np.float32), {"epsilon": case.epsilon * hard.unit**2}
     bounds = [slack * bound for bound in hard.bounds]
     scale, bias = case.params(rng)
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
@@ -86,8 +86,8 @@ def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
     split = case.split_shape
     for run in runs(case, os.environ.get(plan.VARIABLE), **options)[ways]:
         found = run(*map(jnp.asarray, (x, scale, bias, cotangent)), where)
-        assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.set_axes) <= bounds[0]
-        assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.set_axes) <= bounds[1]
+        assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.group_axes) <= bounds[0]
+        assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.group_axes) <= bounds[1]
         for got, want, size in ((found[2], truth.dscale, truth.dscale_size), (found[3], truth.dbias, truth.dbias_size)):
             assert np.abs(got - want).max() <= bounds[1] * size.max()  # of the sum of sizes: the sum itself may cancel
 
@@ -132,14 +132,14 @@ def test_an_outlier_among_65536(axes, place, rng):
 @pytest.mark.parametrize("size", [1e-30, 1e18, 1e20, 1e30, 3.4e38])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_full_range_is_right_beyond_the_range_of_squares(case, size, rng):
-    x = case.arrange(rng.uniform(-1, 1, case.sets) * size).astype(np.float32)
+    x = case.arrange(rng.uniform(-1, 1, case.groups) * size).astype(np.float32)
     y, truth = case(x, full_range=True), case.truth(x).y
-    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.set_axes) <= B32[0]
+    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.group_axes) <= B32[0]
 
 
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_subnormal_numbers_give_finite_results(case, rng):
-    x = case.arrange(1e-40 * rng.standard_normal(case.sets)).astype(np.float32)
+    x = case.arrange(1e-40 * rng.standard_normal(case.groups)).astype(np.float32)
     y, pullback = jax.vjp(lambda x: case(x, epsilon=1e-85), x)
     assert np.isfinite(y).all()
     assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
@@ -206,14 +206,14 @@ def test_gradients_of_half_precision_are_rounded_once(case, dtype, name, make, m
 @pytest.mark.parametrize("mean", [0, 1e4, 1e8])
 @pytest.mark.parametrize("case", SIX, ids=str)
 def test_float64(case, mean, rng, x64):
-    x = case.arrange(normal(mean)(rng, *case.sets))
+    x = case.arrange(normal(mean)(rng, *case.groups))
     cotangent = rng.standard_normal(case.shape)
     y, pullback = jax.vjp(case, jnp.asarray(x))
     assert y.dtype == jnp.float64
     truth = case.truth(x, cotangent=cotangent)
     split = case.split_shape
-    assert worst(np.reshape(y, split), truth.y.reshape(split), case.set_axes) <= 1e-15
-    assert worst(np.reshape(pullback(jnp.asarray(cotangent))[0], split), truth.dx.reshape(split), case.set_axes) <= 2e-15
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.group_axes) <= 1e-15
+    assert worst(np.reshape(pullback(jnp.asarray(cotangent))[0], split), truth.dx.reshape(split), case.group_axes) <= 2e-15
 
 
 @pytest.mark.parametrize("n", [64, 77, 105, 1000])
@@ -254,7 +254,7 @@ def test_scaling_and_shifting_the_input_changes_only_the_sign(case, power, rng):
     for a in (2.0**power, -(2.0**power)):
         y = case(jnp.asarray(a * x, jnp.float32), epsilon=case.epsilon * a * a)
         split = case.split_shape
-        assert worst(np.reshape(np.sign(a) * y, split), truth.reshape(split), case.set_axes) <= B32[0]
+        assert worst(np.reshape(np.sign(a) * y, split), truth.reshape(split), case.group_axes) <= B32[0]
     y = np.asarray(case(x), np.float64).reshape(case.split_shape)
     var = x.astype(np.float64).reshape(case.split_shape).var(case.axes)
     assert np.abs(y.mean(case.axes)).max() <= 1e-7

@@ -43,17 +43,17 @@ SPLIT = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "sizes", "split", "axes", "kept"), SPLIT, ids=[f"{row[0]} {row[1]}" for row in SPLIT])
-def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, kept, rng):
+@pytest.mark.parametrize(("pattern", "sizes", "split", "axes", "stats_shape"), SPLIT, ids=[f"{row[0]} {row[1]}" for row in SPLIT])
+def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, stats_shape, rng):
     x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
     found = jn.moments(x, pattern, **sizes)
-    assert found.mean.shape == kept
+    assert found.mean.shape == stats_shape
     truth = jn.moments(x.reshape(split), axes)
-    np.testing.assert_array_equal(found.mean, truth.mean.reshape(kept))
-    np.testing.assert_array_equal(found.var, truth.var.reshape(kept))
+    np.testing.assert_array_equal(found.mean, truth.mean.reshape(stats_shape))
+    np.testing.assert_array_equal(found.var, truth.var.reshape(stats_shape))
     y = jn.standardize(x, pattern, **sizes)
     np.testing.assert_array_equal(y, jn.standardize(x.reshape(split), axes).reshape(x.shape))
-    np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)  # the mean is rounded, the sets are small
+    np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)  # the mean is rounded, the groups are small
 
 
 @pytest.mark.parametrize("pattern", ["... [c]", "[c]", "[...]", "[... c]"])

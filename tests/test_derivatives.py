@@ -125,7 +125,7 @@ def test_reverse_mode_keeps_the_input_and_little_else(name, dtype, bound, jitted
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
     if case.name in ("rms", "switchable"):
-        pytest.skip("not centered; a blend of several sets")
+        pytest.skip("not centered; a blend of several groups")
     shape = tuple(1 if axis in case.axes else size for axis, size in enumerate(case.split_shape))
     x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
     y, pullback = jax.vjp(lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x)

@@ -64,17 +64,17 @@ def test_damaged_libraries_are_left_out(kind, found, rng, capsys):
     with pytest.warns(RuntimeWarning) as told:
         y = jn.standardize(x, 1)
     assert [str(warning.message) for warning in told] == [
-        f"jaxnorm computes in plain JAX, for {words}; build the kernels again: python -m jaxnorm.kernels"
+        f"jaxnorm computes in plain JAX, for {words}; rebuild the kernels: python -m jaxnorm.kernels"
     ]
     np.testing.assert_array_equal(y, jn.standardize(x, 1, implementation="xla"))
     np.testing.assert_array_equal(y, jn.standardize(x, 1))  # and no second warning, which were an error
-    with pytest.raises(ValueError, match="implementation='native' must be built again") as error:
+    with pytest.raises(ValueError, match="implementation='native' must be rebuilt") as error:
         jn.standardize(x, 1, implementation="native")
     assert str(error.value) == (
-        f"implementation='native' must be built again, for {words}: python -m jaxnorm.kernels. Leave implementation out."
+        f"implementation='native' must be rebuilt, for {words}: python -m jaxnorm.kernels. Leave implementation out."
     )
     assert main(["--status"], found.parent) == 1
-    assert capsys.readouterr().out == f"Not active: {words}, to be built again with python -m jaxnorm.kernels.\n"
+    assert capsys.readouterr().out == f"Not active: {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
 
 
 def test_bytes_that_are_no_library(found):
@@ -158,7 +158,7 @@ class TestStatus:
         other.touch()
         if change:
             other.with_suffix(".json").write_text(json.dumps({**libraries.facts(), "processor": "", **change}))
-        words = f"Not active: {other} is built for {words}, to be built again with python -m jaxnorm.kernels.\n"
+        words = f"Not active: {other} is built for {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
         assert self.told(tmp_path, capsys) == (1, words)
 
     @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ def test_spectral_norm_of_partitioned_kernels(rng):
 
 
 def test_edge_cases_that_flax_takes(rng):
-    """No axis to pool: every element is a set of its own; complex running means; kernels normalized element by element."""
+    """No axis to reduce: every element is a group of its own; complex running means; kernels normalized element by element."""
     x = jnp.asarray(rng.standard_normal((10,)), jnp.float32)
     y, _ = jn_nn.BatchNorm(False, axis_name="batch").init_with_output(KEY, x)
     np.testing.assert_array_equal(y, np.zeros(10))

@@ -46,7 +46,7 @@ def test_values_and_gradients_equal_those_of_the_compacted_data(case, junk, rng)
 @pytest.mark.parametrize("weighted", [False, True], ids=["mask", "weights"])
 @pytest.mark.parametrize(("dtype", "options"), [("bfloat16", {}), ("float32", {"full_range": True})])
 def test_what_is_hidden_does_not_scale_the_others(dtype, options, weighted, rng):
-    """1e38 under a mask: a set is divided by a power of two next to the largest of the elements that count."""
+    """1e38 under a mask: a group is divided by a power of two next to the largest of the elements that count."""
     x = jnp.asarray(rng.integers(-8, 8, (6, 32)), dtype)
     where = rng.uniform(size=x.shape) < 0.7
     given = jnp.asarray(where, jnp.float32) if weighted else where

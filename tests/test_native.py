@@ -160,11 +160,11 @@ def test_a_plan_says_what_runs_and_why(use):
 def test_implementation_and_full_range_of_every_norm(name, size, rng, use):
     use("xla")
     case = BY_NAME[name]
-    x = case.arrange(rng.uniform(-1, 1, case.sets) * size).astype(np.float32)
+    x = case.arrange(rng.uniform(-1, 1, case.groups) * size).astype(np.float32)
     run = jax.jit(partial(case.__call__, full_range=True, implementation="native"))
     assert "Jaxnorm" in run.lower(x).as_text()
     y, truth = run(x), case.truth(x).y
-    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.set_axes) <= 4e-7
+    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.group_axes) <= 4e-7
 
 
 SOME = (pytest.param(n, marks=pytest.mark.slow) for n in np.random.default_rng(0).integers(2, 3000, 8).tolist())

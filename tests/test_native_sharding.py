@@ -1,4 +1,4 @@
-"""The CPU kernels over several devices: where they are chosen, that nothing is gathered for them, and the results of one."""
+"""The CPU kernels over several devices: where they are selected, that nothing is gathered for them, and the results of one."""
 
 from functools import partial
 
@@ -35,10 +35,10 @@ def batch(x, scale, bias):
 
 @pytest.fixture(autouse=True)
 def _kernels(library, monkeypatch):
-    """Built, and chosen as they are for users."""
+    """Built, and selected as they are for users."""
     monkeypatch.delenv(plan.VARIABLE, raising=False)
     monkeypatch.setattr(kernels, "built", lambda: True)
-    jax.clear_caches()  # what is chosen belongs to no signature
+    jax.clear_caches()  # what is selected belongs to no signature
 
 
 @pytest.mark.parametrize(("norm", "shape", "kernel"), [(layer, (16, 33), "JaxnormForward"), (group, (8, 24, 24, 16), "JaxnormStatistics")])
@@ -72,7 +72,7 @@ def test_in_shard_map(norm, shape, kernel, rng):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_explicitly_sharded(norm, shape, spec, rng):
-    """Sets that lie whole on a device; what is not x may be gathered, and sums of gradients are reduced."""
+    """Unsharded groups; what is not x may be gathered, and sums of gradients are reduced."""
     given, mesh = arguments(rng, shape), devices(AxisType.Explicit)
     x_alike, whole = NamedSharding(mesh, PartitionSpec(*spec)), NamedSharding(mesh, WHOLE)
     placed = [jax.device_put(a, x_alike if a.ndim > 1 else whole) for a in given]

@@ -55,7 +55,7 @@ FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 
 @pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
 def test_transformations(name, width, rng, use):
-    """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small sets and others."""
+    """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small groups and others."""
     norm, shape = WIDE[name]
     shape = (*(min(size, 8) for size in shape[:-1]), width)
     given = arguments(rng, shape)
@@ -106,7 +106,7 @@ def test_second_order_through_a_loop(name, rng, use):
 @pytest.mark.parametrize("shown", [(1, 1, 1), (0, 1, 0), (0, 0, 1), (0, 1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(40, 5), (600, 2)], ids=str)
 def test_moments_of_batch_norm_and_their_gradients(shape, shown, rng, use):
-    """Of what the loss leaves out a kernel gets no cotangents; what is known of 40 numbers it finds again."""
+    """Of what the loss leaves out a kernel gets no cotangents; the statistics of 40 elements it recomputes."""
     x = jnp.asarray(rng.standard_normal(shape).astype(np.float32) + 100)
 
     def both(x):
@@ -118,7 +118,7 @@ def test_moments_of_batch_norm_and_their_gradients(shape, shown, rng, use):
 
 
 def test_moments_of_numbers_whose_squares_are_small(rng, use):
-    """They are told in units that the derivative takes as well."""
+    """They are given in units that the derivative takes as well."""
     x = jnp.asarray(rng.standard_normal((40, 5)).astype(np.float32) * 1e-12)
 
     def parts(x):

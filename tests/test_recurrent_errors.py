@@ -114,7 +114,7 @@ def test_a_broken_sequence_stays_alone(rng):
 
 
 def test_large_offsets_of_the_input_kernel(rng):
-    """Rows of the kernel with a common offset of 1e4: centred before the product, nothing is lost."""
+    """Rows of the kernel with a common offset of 1e4: centered before the product, nothing is lost."""
     case = Case("lstm")
     x, params = sequences(rng, 3, 4), case.params()
     shifted = params | {"input_kernel": params["input_kernel"] + 1e4}

@@ -27,10 +27,10 @@ class Settings:
         return [SimpleNamespace(number=number) for number in self.numbers]
 
 
-def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False, told=str):
+def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False, summarize=str):
     console = Console(file=io.StringIO())
     try:
-        return carry_out(Settings(numbers), ("number",), measure, told, tmp_path, console, resume=resume, jobs=jobs)
+        return carry_out(Settings(numbers), ("number",), measure, summarize, tmp_path, console, resume=resume, jobs=jobs)
     finally:
         tmp_path.joinpath("shown").write_text(console.file.getvalue())
 
@@ -119,7 +119,7 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
             on_progress(1, 2)
         return {"square": run.number**2}
 
-    def told(found):  # in the main thread, the one that gets signals
+    def summarize(found):  # in the main thread, the one that gets signals
         Dropping()
         sent.set()
         return "told"
@@ -127,7 +127,7 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
     before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            carried_out(tmp_path, measure, jobs=jobs, told=told)
+            carried_out(tmp_path, measure, jobs=jobs, summarize=summarize)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)

@@ -30,7 +30,7 @@ def _short_samples():
     """Drawings and texts of so few steps, and painters; not the networks, which are those that are compared. Curves are not rendered."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "DRAWN", 6)
-        patch.setattr(samples, "TOLD", 20)
+        patch.setattr(samples, "TEXT_LENGTH", 20)
         render = Figure.savefig
         patch.setattr(Figure, "savefig", lambda *given, **more: given[1].touch() if "curves" in given[1].name else render(*given, **more))
         patch.setitem(TASKS, "draw", replace(TASKS["draw"], model=partial(Painter, steps=2)))
@@ -211,7 +211,7 @@ def test_networks_that_always_tell_the_same_make_it(folder):
     alphabet = data_sequences.text(str(folder))
     always = constant(text, symbols, Dense_0=1e4 * np.eye(65)[7])
     found = samples.KINDS["text"].of(text, always, alphabet, 0)
-    assert found == [chr(alphabet.tables["alphabet"][0]) + samples.TOLD * chr(alphabet.tables["alphabet"][7])] * 3
+    assert found == [chr(alphabet.tables["alphabet"][0]) + samples.TEXT_LENGTH * chr(alphabet.tables["alphabet"][7])] * 3
     told = np.repeat([0, 2, 0, -20, -20, 0], MIXTURES)
     found = samples.KINDS["handwriting"].of(pen, constant(pen, points, Dense_0=[*told, -50]), alphabet, 0)
     assert found == [[[2, 0, 0]] * samples.DRAWN] * 8
@@ -241,7 +241,9 @@ def test_a_network_that_diverged_is_shown_too(task, folder):
     assert main([*arguments, "--optimizer", "sgd", "--learning-rate", "1e30", "--out", str(folder / "o")]) == 0
     found = report.read(folder / "o")["runs"][0]["samples"]
     assert (
-        found == [{"draw": "0" * 784, "handwriting": []}[task]] * 8 if task != "text" else list(map(len, found)) == [samples.TOLD + 1] * 3
+        found == [{"draw": "0" * 784, "handwriting": []}[task]] * 8
+        if task != "text"
+        else list(map(len, found)) == [samples.TEXT_LENGTH + 1] * 3
     )
     assert (folder / "o" / samples.SAMPLES).read_bytes().startswith(b"\x89PNG")
 

@@ -1,4 +1,4 @@
-"""Output and statistics of every group, with a derivative that keeps x in its own dtype and little else.
+"""Output and statistics of every group, with a derivative that stores x in its own dtype and little else.
 
 Reverse mode runs the closed form of reference.py, or a kernel's, as the transpose of a linear primitive. Every other
 derivative, of any order, JAX makes of the tangent.

@@ -18,7 +18,7 @@ PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with 
 IMPLEMENTATIONS = (*PLAIN, "native")
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
-SMALL_GROUP = 256  # elements: of fewer, an offset that is kept weighs more than to compute it again
+SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
         return import_module(module).obstacle(x, *arguments)
     path = libraries.library()
     fault = libraries.fault(path)
-    return f"must be built again, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
+    return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
 
 
 def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=None) -> Spec:
@@ -104,11 +104,11 @@ def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=No
     """
     if implementation == "reference":
         return spec
-    pooling, shared = spec.pooling, number(*(spec.pooling.split[axis] for axis in spec.shared_axes(scale, bias)))
+    reduction, shared = spec.reduction, number(*(spec.reduction.split_shape[axis] for axis in spec.shared_axes(scale, bias)))
     recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
-    in_one_loop = spec.in_rows and number(*pooling.split_kept) >= MANY_GROUPS
-    separate = not in_one_loop and len(pooling.parts[-1]) == 1
-    keep_offset = not spec.centered or where is not None or number(pooling.size) >= SMALL_GROUP
+    in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    separate = not in_one_loop and len(reduction.parts[-1]) == 1
+    keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
     return replace(spec, separate=separate, recompute=recompute, keep_offset=keep_offset)
 
 
@@ -126,7 +126,7 @@ def wish() -> str | None:
 
 @contextmanager
 def wished(implementation: str | None) -> Iterator[None]:
-    """Within it, calls that are made, or traced, take this implementation, wherever they can; None chooses as usual."""
+    """Within it, calls that are made, or traced, take this implementation, wherever they can; None selects as usual."""
     before = os.environ.pop(VARIABLE, None)
     if implementation is not None:
         os.environ[VARIABLE] = implementation

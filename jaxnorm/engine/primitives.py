@@ -1,10 +1,10 @@
-"""Functions whose derivative is given, and linear ones whose transpose is, as JAX primitives.
+"""JAX primitives: functions with a given derivative, and linear functions with a given transpose.
 
-Of a function alone JAX makes the transpose, and keeps for it what the function computes; a transpose written down, in
-JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order among it, it gets from
+JAX can derive the transpose from the function, but stores for it what the function computes; a transpose written down, in
+JAX or as a kernel, may need less. Everything else that JAX may ask for, derivatives of any order included, it derives from
 the function.
 
-A kernel has no derivative but the one that is given, and keeps it as a primitive: before 0.12 JAX drops that of a
+A kernel has no derivative but the given one, and retains it only as a primitive: before 0.12 JAX drops that of a
 custom_jvp where it takes apart a loop, and then cannot differentiate a second time.
 """
 
@@ -34,7 +34,7 @@ def linear(
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
       batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
       results: how many there are.
-      elsewhere: as ``transpose``, which is then a CPU's alone: what other platforms are given, and what is exported.
+      elsewhere: as ``transpose``, for platforms other than CPUs and for export; ``transpose`` then runs on CPUs only.
     """
 
     transposed = transposed_by_jax(function, like)
@@ -46,11 +46,11 @@ def linear(
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
 
     def call(facts, residuals, arguments):
-        kept, given = jax.tree.flatten(residuals)
+        stored, given = jax.tree.flatten(residuals)
         leaves, taken = jax.tree.flatten(arguments)
-        varying = frozenset().union(*map(varying_axes, (*kept, *leaves)))
+        varying = frozenset().union(*map(varying_axes, (*stored, *leaves)))
         static = {"facts": facts, "given": given, "taken": taken, "made": jax.tree.structure((0,) * results)}
-        return tuple(forward.bind(*kept, *(vary(a, varying) for a in leaves), **static))
+        return tuple(forward.bind(*stored, *(vary(a, varying) for a in leaves), **static))
 
     return call
 
@@ -76,7 +76,7 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
       tangent: ``(facts, arguments, tangents of the arguments) -> (results, tangents of the results)``.
       batched: as for :func:`linear`.
       results: how many there are.
-      elsewhere: as ``function``, which is then a CPU's alone: what other platforms are given, and what is exported.
+      elsewhere: as ``function``, for platforms other than CPUs and for export; ``function`` then runs on CPUs only.
     """
     primitive = Primitive(name)
     alone = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))  # noqa: E731
@@ -98,7 +98,7 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
 
 @cache
 def on_cpu(name: str, function: Callable) -> Callable:
-    """A callable of arrays that gives on a CPU ``function`` of them, elsewhere themselves: to the same effect, and derivative.
+    """A callable of arrays: on a CPU ``function`` of them, elsewhere the arrays themselves. Values and derivatives are the same.
 
     As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
     """

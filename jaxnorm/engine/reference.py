@@ -38,18 +38,18 @@ class Stats(NamedTuple):
     """The statistics of each group: in its frame the mean and the variance."""
 
     frame: Frame
-    offset: Any  # an array; among residuals None where it is computed again
+    offset: Any  # an array; among residuals None where it is recomputed
     var: jax.Array
 
 
 class Residuals(NamedTuple):
-    """What the derivative keeps: x in its own dtype, and a few numbers for each group, or None to compute them again."""
+    """What is stored for the derivative: x in its own dtype, and the statistics of each group, or None to recompute them."""
 
     x: jax.Array
     where: jax.Array | None
     stats: Stats | None
     scale: jax.Array | None
-    bias: jax.Array | None  # of which only shape and dtype are looked at
+    bias: jax.Array | None  # only its shape and dtype are used
 
 
 class Inputs(NamedTuple):
@@ -67,7 +67,7 @@ def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
 
 
 def statistics(spec: Spec, x: jax.Array, where: jax.Array | None) -> Stats:
-    """Those of each group, differentiable."""
+    """The statistics of each group, differentiable."""
     frame = find_frame(spec, x, where)
     return Stats(frame, *estimate(spec, x, where, frame))
 
@@ -104,7 +104,7 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
 
 
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
-    """The line that everything here is about."""
+    """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
     y = elements(spec, x, where, frame, offset)
     y = y * rstd(spec, frame, var).astype(y.dtype)
@@ -123,7 +123,7 @@ def _at_least(dtype, other):
 
 
 def known(spec: Spec, residuals: Residuals) -> Stats:
-    """The statistics, as far as they are not kept computed again."""
+    """The statistics, recomputed where they are not among the residuals."""
     x, where, stats, *_ = residuals
     if stats is None:
         return statistics(spec, x, where)
@@ -149,7 +149,7 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 
 
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
-    """Its transpose: from the gradients by output, offset and variance, None for 0, those by x, scale and bias."""
+    """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
     frame, offset, var = known(spec, residuals)
     r = rstd(spec, frame, var)

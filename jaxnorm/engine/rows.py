@@ -9,12 +9,12 @@ from jaxnorm.engine.xla import separate
 
 
 def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
-    """:func:`backward` where each group is a row: each result by a fused loop of its own, which computes the statistics again."""
+    """:func:`backward` where each group is a row: each result by a fused loop of its own, which recomputes the statistics."""
     (x, _, _, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
 
     def split(dy):
-        return dy.astype(dtype).reshape(spec.pooling.split)
+        return dy.astype(dtype).reshape(spec.reduction.split_shape)
 
     own_x, own_dy, own_scale = separate(x, dy, scale)
     own_dy = split(own_dy) if scale is None else split(own_dy) * own_scale.astype(dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.axes import Pooling, number
+from jaxnorm.axes import Reduction, number
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import AxisGroups
 
@@ -16,7 +16,7 @@ class Spec:
     """What the statistics are taken over, and how they are applied.
 
     Attributes:
-      pooling: how x is split, and which axes of the split shape are reduced.
+      reduction: how x is split, and which axes of the split shape are reduced.
       axis_name: device or vmap axes that are reduced as well.
       centered: whether the mean is subtracted.
       epsilon: added to the variance, or to its root, as epsilon_in says.
@@ -25,10 +25,10 @@ class Spec:
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       separate, recompute, keep_offset: what plan.py decides for plain JAX: whether each pass over x shares nothing with the
-        next; whether backward computes the statistics again, in a loop for each gradient; else, whether the offset is kept.
+        next; whether backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
     """
 
-    pooling: Pooling
+    reduction: Reduction
     axis_name: str | tuple[str, ...] | AxisGroups | None = None
     centered: bool = True
     epsilon: float = 1e-30  # the least with which float32 needs no scaling
@@ -47,7 +47,7 @@ class Spec:
     @property
     def axes(self) -> tuple[int, ...]:
         """The reduction axes, of the split shape."""
-        return self.pooling.axes
+        return self.reduction.axes
 
     @property
     def power_of_epsilon(self) -> int:
@@ -72,12 +72,12 @@ class Spec:
     @property
     def in_rows(self) -> bool:
         """Whether each group is a row: all of the last axes, and nothing of another."""
-        longer = [axis for axis, size in enumerate(self.pooling.split) if number(size) > 1]
+        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if number(size) > 1]
         reduced = [axis for axis in longer if axis in self.axes]
         return bool(reduced) and longer[-len(reduced) :] == reduced
 
     def batched(self, size: int) -> "Spec":
         """That of an array with one more axis in front."""
-        pooling = self.pooling
-        more = Pooling((size, *pooling.shape), ((size,), *pooling.parts), tuple(axis + 1 for axis in pooling.axes))
-        return replace(self, pooling=more)
+        reduction = self.reduction
+        more = Reduction((size, *reduction.shape), ((size,), *reduction.parts), tuple(axis + 1 for axis in reduction.axes))
+        return replace(self, reduction=more)

@@ -1,4 +1,4 @@
-"""Sums and means over groups of elements, on one device or several, of which no compiler takes digits."""
+"""Sums and means over groups of elements, on one device or several, which no compiler makes less accurate."""
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,20 @@ def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
 
 def split(spec: Spec, x: jax.Array) -> jax.Array:
     """``x`` in the dtype of its statistics, split."""
-    return x.astype(compute_dtype(x.dtype)).reshape(spec.pooling.split)
+    return x.astype(compute_dtype(x.dtype)).reshape(spec.reduction.split_shape)
 
 
 def elements_that_count(where: jax.Array) -> jax.Array:
-    """Which elements a mask, or weights, let count."""
+    """Which elements a mask or weights include."""
     return where if where.dtype == jnp.bool_ else where > 0
 
 
 def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | float:
     """How many elements, or how much weight, each group has: a number without a mask, else an array."""
     if where is not None:
-        weights = jnp.broadcast_to(where, spec.pooling.split).astype(real(compute_dtype(x.dtype)))
+        weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(real(compute_dtype(x.dtype)))
         return total(spec, weights, None)
-    found = spec.pooling.size * devices(spec.axis_name)
+    found = spec.reduction.group_size * devices(spec.axis_name)
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 

@@ -1,4 +1,4 @@
-"""What keeps compilers from taking digits, time or memory: every workaround in plain JAX, to the same result without it."""
+"""Workarounds in plain JAX for compilers that would cost digits, time or memory; the results are the same without them."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -18,7 +18,7 @@ def separate(*arrays: jax.Array | None) -> tuple:
     """The same arrays, which XLA's CPU back-end takes for others: what is computed from them is shared with no other loop.
 
     It makes one loop of all that is done with a row, if nothing else needs any of it. What two loops have in common, be it no
-    more than a cast, it writes to memory, as large as x. The same arrays in the same company are one to it again.
+    more than a cast, it writes to memory, as large as x. Two calls with the same arrays count as one.
     """
     from jaxnorm.engine.primitives import on_cpu  # loads parts of JAX that importing this library does without
 
@@ -39,15 +39,15 @@ def add_up(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     short = values.ndim - 1 if number(*values.shape[-1:]) < SHORT else None
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
         values = jnp.sum(values, axis, keepdims=True)
-        if len(axes) > 1:  # or they are merged again
+        if len(axes) > 1:  # or XLA merges the sums
             (values,) = separate(values)
     return values
 
 
 def flat(function: Callable) -> Callable:
-    """``function`` of scalars and arrays with a number for every group, computed without the last axes where those have size one.
+    """``function`` of scalars and arrays with one element for every group, computed without the last axes where those have size one.
 
-    XLA's CPU back-end takes a loop for every last axis, be it of one number: rms norm of (8, 1024, 512) takes 1.9 times as long.
+    XLA's CPU back-end takes a loop for every last axis, be it of size one: rms norm of (8, 1024, 512) takes 1.9 times as long.
     """
 
     @wraps(function)
@@ -67,7 +67,7 @@ def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
 
     A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
     what is done with it. So the count is hidden from it behind a zero that it cannot know to be one: made of the veil,
-    which is any array of numbers for each group; without one, of the total, in which the result is then not linear.
+    which is any array with one element for each group; without one, of the total, in which the result is then not linear.
     """
     return flat(_divide)(total, count, total if veil is None else veil)
 

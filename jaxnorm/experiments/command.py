@@ -38,20 +38,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _axes(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
+def _axes(options: argparse.Namespace, console: Console, resume_command: str) -> list[Path]:
     draw(options.out)
     return [options.out]
 
 
-def _compare(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
-    how = {"data_dir": options.data_dir, "resume": options.resume, "jobs": options.jobs or TASKS[options.data].jobs, "again": again}
+def _compare(options: argparse.Namespace, console: Console, resume_command: str) -> list[Path]:
+    how = {
+        "data_dir": options.data_dir,
+        "resume": options.resume,
+        "jobs": options.jobs or TASKS[options.data].jobs,
+        "resume_command": resume_command,
+    }
     results = compare(_settings(options), options.out, console, **how)
     return [options.out / file for file in (report.RESULTS, *figures.pictures(results["settings"]), *samples.pictures(results))]
 
 
-def _explain(options: argparse.Namespace, console: Console, again: str) -> list[Path]:
+def _explain(options: argparse.Namespace, console: Console, resume_command: str) -> list[Path]:
     given = {name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None}
-    how = {"data_dir": options.data_dir, "resume": options.resume, "again": again}
+    how = {"data_dir": options.data_dir, "resume": options.resume, "resume_command": resume_command}
     explain.explain(explain.Settings(**given), options.out, console, **how)
     return [options.out]
 
@@ -65,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         help="train the same network with different norms",
         description="Trains the same network once per norm, variant, batch size and seed, and shows which normalization helps where.\n\n"
         + "\n".join(f"  {name:<18}{task.summary}" for name, task in TASKS.items()),
-        epilog="Defaults by task:\n" + "\n".join(f"  {name:<18}{_told(task.defaults)}" for name, task in TASKS.items()),
+        epilog="Defaults by task:\n" + "\n".join(f"  {name:<18}{_format_defaults(task.defaults)}" for name, task in TASKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).add_argument
     add("data", nargs="?", default="digits", type=_one_of("task", TASKS), metavar="TASK", help=f"{', '.join(TASKS)}; digits by default")
@@ -126,24 +131,24 @@ def _all(names: Iterable[Iterable[str]]) -> str:
     return ", ".join(dict.fromkeys(chain.from_iterable(names)))
 
 
-def _told(defaults) -> str:
+def _format_defaults(defaults) -> str:
     return ", ".join(f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in defaults.items())
 
 
 def _settings(options: argparse.Namespace) -> Settings:
     task = TASKS[options.data]
-    chosen = {name: default if getattr(options, name) is None else getattr(options, name) for name, default in task.defaults.items()}
-    for variant in chosen["variants"]:
+    selected = {name: default if getattr(options, name) is None else getattr(options, name) for name, default in task.defaults.items()}
+    for variant in selected["variants"]:
         if variant not in task.variants:
             _parser().error(f"unknown variant {variant!r} of {options.data}: choose from {', '.join(task.variants)}.")
-    known = {norm: None for variant in chosen["variants"] for norm in task.variants[variant]}
-    for norm in chosen["norms"]:
+    known = {norm: None for variant in selected["variants"] for norm in task.variants[variant]}
+    for norm in selected["norms"]:
         if norm not in known:
             other = [variant for variant, norms in task.variants.items() if norm in norms]
             hint = f" {norm} is for --variants {','.join(other)}." if other else ""
-            _parser().error(f"unknown norm {norm!r} for {', '.join(chosen['variants'])}: choose from {', '.join(known)}.{hint}")
+            _parser().error(f"unknown norm {norm!r} for {', '.join(selected['variants'])}: choose from {', '.join(known)}.{hint}")
     shared = {"optimizer": options.optimizer, "train_examples": options.train_examples}
-    return Settings(data=options.data, **(shared | chosen))
+    return Settings(data=options.data, **(shared | selected))
 
 
 def _one_of(what: str, known):

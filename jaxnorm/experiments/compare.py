@@ -11,7 +11,7 @@ from jaxnorm.experiments.runs import OnProgress, carry_out
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 
-KEY = ("variant", "norm", "batch_size", "seed")  # what tells runs of one comparison apart
+KEY = ("variant", "norm", "batch_size", "seed")  # what identifies a run of one comparison
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def compare(
     data_dir: str | None = None,
     resume: bool = False,
     jobs: int = 1,
-    again: str = "--resume",
+    resume_command: str = "--resume",
 ) -> dict:
     """Trains what is not there yet, writing ``results.json`` after every run; shows the table, and draws.
 
-    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do. ``again`` is the command that goes on.
+    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do. ``resume_command`` is the command that goes on.
 
     Raises:
       DataError: the data cannot be had.
@@ -65,10 +65,12 @@ def compare(
 
         return train(run, task.model(run.norm, run.variant, run.momentum), data, on_progress, task.losses, finish)
 
-    def told(found: dict) -> str:
-        return report.told(found["epochs"][-1])
+    def summarize(found: dict) -> str:
+        return report.summarize(found["epochs"][-1])
 
-    results = carry_out(settings, KEY, measure, told, out, console, resume=resume, jobs=jobs, again=again, loss=task.unit)
+    results = carry_out(
+        settings, KEY, measure, summarize, out, console, resume=resume, jobs=jobs, resume_command=resume_command, loss=task.unit
+    )
     console.print(report.table(results))
     figures.plot(out, results)
     samples.plot(out, results, data)

@@ -75,7 +75,7 @@ def strokes(folder: str | None = None) -> Dataset:
     return unlabelled("strokes", *parts)
 
 
-WINDOW = 100  # characters that are told, after one that is given
+WINDOW = 100  # characters to predict, after one that is given
 
 
 def text(folder: str | None = None) -> Dataset:
@@ -87,8 +87,8 @@ def text(folder: str | None = None) -> Dataset:
     alphabet, symbols = np.unique(characters, return_inverse=True)
     symbols = symbols.astype(np.int32)
     windows = [symbols[start : start + WINDOW + 1] for start in range(0, len(symbols) - WINDOW, WINDOW)]
-    kept = len(windows) - len(windows) // 10
-    return replace(unlabelled("text", np.stack(windows[:kept]), np.stack(windows[kept:])), tables={"alphabet": alphabet})
+    count = len(windows) - len(windows) // 10
+    return replace(unlabelled("text", np.stack(windows[:count]), np.stack(windows[count:])), tables={"alphabet": alphabet})
 
 
 def ended(values: np.ndarray, lengths: np.ndarray, time: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from jaxnorm.experiments.training import Run, watched
 
 BLEND = "switchable"
 EXPLANATION = "explanation.md"
-KEY = ("norm", "batch_size", "seed")  # what tells runs of one explanation apart
+KEY = ("norm", "batch_size", "seed")  # what identifies a run of one explanation
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Settings:
 
 
 def explain(
-    settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, again: str = "--resume"
+    settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, resume_command: str = "--resume"
 ) -> dict:
     """Measures what is not there yet, writing ``results.json`` after every run; shows and writes words, and draws.
 
-    ``again`` is the command that goes on.
+    ``resume_command`` is the command that goes on.
 
     Raises:
       DataError: the data cannot be had.
@@ -67,7 +67,7 @@ def explain(
     def measure(run: Run, on_progress: OnProgress) -> dict:
         return _measured(run, data, settings.snapshots, on_progress)
 
-    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume, again=again)
+    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume, resume_command=resume_command)
     paragraphs = words(results)
     for paragraph in paragraphs:
         console.print(Markdown(paragraph), "")
@@ -116,18 +116,18 @@ def words(results: dict) -> list[str]:
     """A paragraph for each picture, made of the numbers."""
     norms = results["settings"]["norms"]
 
-    def told(measure, form: str = ".2g") -> str:
+    def summarize(measure, form: str = ".2g") -> str:
         values = {norm: np.mean([measure(run) for run in _of(results, norm)]) for norm in norms}
         return ", ".join(f"{norm} {value:{form}}" for norm, value in sorted(values.items(), key=lambda item: item[1]))
 
-    ranges = told(lambda run: np.median(np.ptp(np.array(run["losses"], float), axis=1)))
-    turns = told(lambda run: np.median(np.array(run["turns"], float)[:, -1]))
-    smooth = told(lambda run: np.median(np.array(run["smoothness"], float)))
-    drifts = told(lambda run: np.mean(np.array(run["drift"], float)[1:]))
-    shifts = told(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
-    spread = told(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
-    slope = told(lambda run: _power(np.array(run["scaled"]["gradients"], float)), ".2f")
-    growth = told(lambda run: np.divide(*np.array(run["length"], float)[[-1, 0]]), ".2f")
+    ranges = summarize(lambda run: np.median(np.ptp(np.array(run["losses"], float), axis=1)))
+    turns = summarize(lambda run: np.median(np.array(run["turns"], float)[:, -1]))
+    smooth = summarize(lambda run: np.median(np.array(run["smoothness"], float)))
+    drifts = summarize(lambda run: np.mean(np.array(run["drift"], float)[1:]))
+    shifts = summarize(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
+    spread = summarize(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
+    slope = summarize(lambda run: _power(np.array(run["scaled"]["gradients"], float)), ".2f")
+    growth = summarize(lambda run: np.divide(*np.array(run["length"], float)[[-1, 0]]), ".2f")
     near, far, low, high = REACH[0], REACH[-1], FACTORS[0], FACTORS[-1]
     return [
         f"**Along the gradient.** Over steps of {near} to {far:.0f} learning rates the loss ranges over (median over the training): "
@@ -150,11 +150,11 @@ def _power(values: np.ndarray) -> float:
 
 
 def _batch_weights(results: dict) -> str:
-    def told(size: int) -> str:
+    def describe(size: int) -> str:
         mean, var = (np.mean([run["weights"][kind][2] for run in _of(results, BLEND, size)]) for kind in ("mean", "var"))
         return f"{mean:.2f} and {var:.2f} at batch {size}"
 
-    return ", ".join(map(told, results["settings"]["blend_batch_sizes"]))
+    return ", ".join(map(describe, results["settings"]["blend_batch_sizes"]))
 
 
 def _of(results: dict, norm: str, batch_size: int | None = None) -> Iterator[dict]:

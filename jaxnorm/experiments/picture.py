@@ -19,14 +19,14 @@ PATTERNS = {
 
 
 def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """True for the elements that are pooled with the first one.
+    """True for the elements that share statistics with the first one.
 
     >>> shared("[n] c", {}, (2, 3)).tolist()
     [[True, False, False], [True, False, False]]
     """
-    pooling = resolve(pattern, shape, sizes)
-    first = np.zeros(pooling.split, bool)
-    first[tuple(slice(None) if axis in pooling.axes else 0 for axis in range(first.ndim))] = True
+    reduction = resolve(pattern, shape, sizes)
+    first = np.zeros(reduction.split_shape, bool)
+    first[tuple(slice(None) if axis in reduction.axes else 0 for axis in range(first.ndim))] = True
     return first.reshape(shape)
 
 
@@ -36,9 +36,9 @@ def draw(path: Path) -> None:
     n, height, width, channels = SHAPE
     for i, (name, (pattern, sizes)) in enumerate(PATTERNS.items()):
         axes = figure.add_subplot(2, 3, i + 1, projection="3d")
-        pooled = shared(pattern, sizes).reshape(n, height * width, channels).transpose(0, 2, 1)[:, :, ::-1]
-        colors = np.where(pooled, "#e8823a", "#dfe6ee").astype(object)
-        axes.voxels(np.ones_like(pooled), facecolors=colors, edgecolor="#8a96a3", linewidth=0.4)
+        in_group = shared(pattern, sizes).reshape(n, height * width, channels).transpose(0, 2, 1)[:, :, ::-1]
+        colors = np.where(in_group, "#e8823a", "#dfe6ee").astype(object)
+        axes.voxels(np.ones_like(in_group), facecolors=colors, edgecolor="#8a96a3", linewidth=0.4)
         given = ", ".join(f"{key}={value}" for key, value in sizes.items())
         axes.set_title(f'{name}\n"{pattern}"' + (f", {given}" if given else ""), family="monospace", fontsize=11)
         axes.set(xticks=[], yticks=[], zticks=[], box_aspect=(4, 4, 6))

@@ -193,8 +193,8 @@ def _caption(results: dict) -> str:
     return "; ".join(words)
 
 
-def told(epoch: dict[str, float]) -> str:
-    """One run in words."""
+def summarize(epoch: dict[str, float]) -> str:
+    """One run in a line."""
     accuracy = f"test accuracy {epoch['test_accuracy']:.2%}" if "test_accuracy" in epoch else f"test loss {epoch['test_loss']:.4f}"
     return f"{accuracy}, training loss {epoch['train_loss']:.4f}"
 

@@ -26,19 +26,19 @@ def carry_out(
     settings: Any,
     key: Iterable[str],
     measure: Callable[[Any, OnProgress], dict],
-    told: Callable[[dict], str],
+    summarize: Callable[[dict], str],
     out: Path,
     console: Console,
     *,
     resume: bool,
     jobs: int = 1,
-    again: str = "--resume",
+    resume_command: str = "--resume",
     **facts,
 ) -> dict:
     """Measures the runs of ``settings`` that are not in ``results.json`` yet, ``jobs`` at a time, and writes it after each.
 
     ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes ``key`` and the order
-    of the results; ``told`` says in a line what was found; ``again`` is the command that goes on; ``facts`` stand in the
+    of the results; ``summarize`` puts in a line what was found; ``resume_command`` is the command that goes on; ``facts`` stand in the
     results beside the settings.
 
     Raises:
@@ -63,10 +63,10 @@ def carry_out(
                 report.write(out, results)
                 progress.advance(overall)
                 if not console.is_terminal:
-                    console.print(f"{name}: {told(found)}")
+                    console.print(f"{name}: {summarize(found)}")
     except KeyboardInterrupt:
         stopped = f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}. This goes on:"
-        console.print(f"{stopped}\n{again}", soft_wrap=True, markup=False, highlight=False)  # to be copied
+        console.print(f"{stopped}\n{resume_command}", soft_wrap=True, markup=False, highlight=False)  # to be copied
         raise
     return report.read(out)
 

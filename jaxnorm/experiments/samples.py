@@ -1,4 +1,4 @@
-"""What networks that tell densities make of their own, and pictures of it: images, pen drawings, texts."""
+"""Samples of networks that model densities, and pictures of them: images, pen drawings, texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from jaxnorm.experiments.writers import some_points
 
 SAMPLES = "samples.png"
 DRAWN = 30  # points of a drawing: about the median of Omniglot's
-TOLD, WIDTH = 200, 48  # characters of a text, and of a line of a picture
+TEXT_LENGTH, WIDTH = 200, 48  # characters of a text, and of a line of a picture
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ class Kind:
         return self.write(np.asarray(self.make(model, variables, jax.random.key(seed), self.count)), data)
 
 
-def _told(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any:
+def _predict(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any:
     return model.apply(variables, inputs, evaluating=True, making=True, rngs={"noise": key})
 
 
 def _in_turn(model: nn.Module, variables, key: jax.Array, draw: Callable, empty: jax.Array, given: int) -> jax.Array:
-    """Fills ``(count, steps, ...)`` after the given steps, each drawn from what the network tells of those before it."""
+    """Fills ``(count, steps, ...)`` after the given steps, each drawn from what the network predicts from those before it."""
 
     def one_more(at: jax.Array, made: jax.Array) -> jax.Array:
         now = jax.random.fold_in(key, at)
-        return made.at[:, at + given].set(draw(now, _told(model, variables, made, now)[:, at]))
+        return made.at[:, at + given].set(draw(now, _predict(model, variables, made, now)[:, at]))
 
     return lax.fori_loop(0, empty.shape[1] - given, one_more, empty)
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _images(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
-    return _told(model, variables, jnp.zeros((count, SIDE**2)), key)
+    return _predict(model, variables, jnp.zeros((count, SIDE**2)), key)
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -67,7 +67,7 @@ def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Ar
 @partial(jax.jit, static_argnums=(0, 3))
 def _texts(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
     """From the first symbol, the end of a line, on."""
-    return _in_turn(model, variables, key, jax.random.categorical, jnp.zeros((count, TOLD + 1), jnp.int32), 1)
+    return _in_turn(model, variables, key, jax.random.categorical, jnp.zeros((count, TEXT_LENGTH + 1), jnp.int32), 1)
 
 
 def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:

@@ -15,7 +15,7 @@ from jaxnorm.recurrent.statistics import normalized_widths
 from jaxnorm.statistics import Moments, ema
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
-# What layers and cells are told; scale is the initial gain, 1 where nothing is said, for recurrent batch norm 0.1.
+# Arguments of layers and cells; scale is the initial gain, 1 where nothing is said, for recurrent batch norm 0.1.
 NORMS: dict[str, dict[str, Any]] = {
     "none": {"norm": None},
     "layer": {"norm": "layer"},

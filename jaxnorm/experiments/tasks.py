@@ -63,7 +63,7 @@ TASKS = {
         SEED | {"variants": ("lstm-rows",), "norms": ("none", "layer", "batch"), "epochs": 3},
     ),
     "vowels": Task(
-        "speakers told by utterances of 7 to 29 steps; LSTM, GRU, RNN",
+        "speakers recognized by utterances of 7 to 29 steps; LSTM, GRU, RNN",
         data_sequences.vowels,
         sequences.UtteranceReader,
         CELLS,

@@ -1,4 +1,4 @@
-"""Recurrent networks that tell what comes next: the next character of a text, the next point of a pen drawing."""
+"""Recurrent networks that predict what comes next: the next character of a text, the next point of a pen drawing."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def layer(cell: str, norm: str) -> nn.Module:
 class TextWriter(nn.Module):
     """Reads ``(batch, characters)``; its outputs are the bits per character, of each text, of all but the first.
 
-    ``making`` gives what it tells of them instead: logits of each character but the first.
+    ``making`` gives its predictions of them instead: logits of each character but the first.
     """
 
     norm: str = "none"
@@ -38,8 +38,8 @@ class PenWriter(nn.Module):
     """Reads drawings ``(batch, points, 3)``, NaN where they have ended; its outputs are the nats of each drawing.
 
     The next point is a mixture of 20 Gaussians in two dimensions, and a chance that the pen is lifted (Graves 2013,
-    arXiv:1308.0850, eqs. 18-25). Densities are those of offsets in deviations of the training set. ``making`` gives what it
-    tells of each point instead, of :func:`mixture`.
+    arXiv:1308.0850, eqs. 18-25). Densities are those of offsets in deviations of the training set. ``making`` gives what
+    it predicts of each point instead, for :func:`mixture`.
     """
 
     norm: str = "none"
@@ -53,10 +53,10 @@ class PenWriter(nn.Module):
         known = jnp.pad(points[:, :-1], [(0, 0), (1, 0), (0, 0)])
         first = jnp.zeros_like(known[..., :1]).at[:, 0].set(1)  # marks the start, which would be a zero input otherwise
         h = layer(self.variant, self.norm)(jnp.concatenate([known, first], -1), mask=there)
-        told = nn.Dense(6 * MIXTURES + 1)(h)
+        outputs = nn.Dense(6 * MIXTURES + 1)(h)
         if making:
-            return told
-        return jnp.where(there, point_nats(told, points), 0).sum(-1)
+            return outputs
+        return jnp.where(there, point_nats(outputs, points), 0).sum(-1)
 
 
 def mixture(outputs: jax.Array) -> tuple[jax.Array, ...]:
@@ -66,11 +66,11 @@ def mixture(outputs: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def some_points(key: jax.Array, outputs: jax.Array) -> jax.Array:
-    """Points ``(..., 3)`` drawn from what a network tells of them."""
+    """Points ``(..., 3)`` drawn from what a network predicts of them."""
     which, normal, pen = jax.random.split(key, 3)
     weight, *parts, lifted = mixture(outputs)
-    chosen = jax.random.categorical(which, weight)[..., None]
-    x, y, log_x, log_y, correlation = (jnp.take_along_axis(part, chosen, -1)[..., 0] for part in parts)
+    component = jax.random.categorical(which, weight)[..., None]
+    x, y, log_x, log_y, correlation = (jnp.take_along_axis(part, component, -1)[..., 0] for part in parts)
     u, v = jax.random.normal(normal, (2, *x.shape))
     v = correlation * u + jnp.sqrt(1 - correlation**2) * v
     lifts = jax.random.bernoulli(pen, jax.nn.sigmoid(lifted)).astype(x.dtype)

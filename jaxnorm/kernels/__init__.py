@@ -1,4 +1,4 @@
-"""Other ways to compute norms and :func:`jaxnorm.recurrent.lstm` than plain JAX; engine/plan.py chooses.
+"""Other ways to compute norms and :func:`jaxnorm.recurrent.lstm` than plain JAX; engine/plan.py selects one.
 
     python -m jaxnorm.kernels
 
@@ -23,7 +23,7 @@ def built() -> bool:
     try:
         libraries.load(path)
     except libraries.DamagedError as error:
-        message = f"jaxnorm computes in plain JAX, for {path} {error}; build the kernels again: {libraries.BUILD}"
+        message = f"jaxnorm computes in plain JAX, for {path} {error}; rebuild the kernels: {libraries.BUILD}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True

@@ -12,7 +12,7 @@ from jaxnorm.kernels import build, libraries
 
 
 def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) -> int:
-    """Builds, or tells whether kernels are active; returns the exit status."""
+    """Builds the kernels, or says whether they are active; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=libraries.BUILD,
         description="Builds jaxnorm's kernels for this CPU, which takes about half a minute.",
@@ -60,10 +60,10 @@ def _lacking(folder: Path) -> str | None:
     path = libraries.library(folder)
     if path.exists():
         fault = libraries.fault(path)
-        return fault and f"{path} {fault}, to be built again with {libraries.BUILD}"
+        return fault and f"{path} {fault}, to be rebuilt with {libraries.BUILD}"
     for other in libraries.others(folder):
         if other.suffix == ".so":
-            return f"{other} is built for {libraries.purpose(other)}, to be built again with {libraries.BUILD}"
+            return f"{other} is built for {libraries.purpose(other)}, to be rebuilt with {libraries.BUILD}"
     return f"never built in {folder}, which {libraries.BUILD} does"
 
 

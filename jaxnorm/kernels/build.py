@@ -36,7 +36,7 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
 
     Args:
       force: compiles in any case.
-      tell: is given lines on what is done, each as it begins or ends.
+      tell: is called with a line on each step, as it begins or ends.
 
     Raises:
       BuildError: there is no compiler, it fails, or the folder cannot be written.
@@ -60,7 +60,7 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
             return target
     except DamagedError as error:
         raise BuildError(f"what the compiler gave {error}. Name another in CXX.") from None
-    except BrokenPipeError:  # of what is told
+    except BrokenPipeError:  # of what is printed
         raise
     except OSError as error:
         raise BuildError(

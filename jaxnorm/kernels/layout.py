@@ -7,7 +7,7 @@ group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
 import math
 from typing import NamedTuple
 
-from jaxnorm.axes import Pooling
+from jaxnorm.axes import Reduction
 
 
 class Layout(NamedTuple):
@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     params: tuple[int, ...]
 
 
-def find(pooling: Pooling, *given: tuple[int, ...]) -> Layout | None:
+def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
     """The layout of arrays whose scale and bias have these split shapes; None if they have none.
 
     >>> from jaxnorm.axes import resolve
@@ -32,13 +32,13 @@ def find(pooling: Pooling, *given: tuple[int, ...]) -> Layout | None:
     Layout(n=2, p=64, g=3, d=4, scales=1, params=(1, 1, 1, 3, 4))
     >>> find(resolve("a [b] c [d] e", (2, 2, 2, 2, 2)))
     """
-    sizes = pooling.split
+    sizes = reduction.split_shape
     if 0 in sizes:
         return None
     runs: list[tuple[bool, list[int]]] = [(False, [])]  # neighbouring axes that are reduced, or not
     for axis in (axis for axis, size in enumerate(sizes) if size != 1):
-        if (axis in pooling.axes) != runs[-1][0]:
-            runs.append((axis in pooling.axes, []))
+        if (axis in reduction.axes) != runs[-1][0]:
+            runs.append((axis in reduction.axes, []))
         runs[-1][1].append(axis)
     groups = [axes for _, axes in runs]
     if len(groups) == 2:  # rows: leading axes along which scale and bias do not vary are P

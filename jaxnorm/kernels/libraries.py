@@ -130,7 +130,7 @@ def fault(path: Path) -> str | None:
 
 @lru_cache
 def load(path: Path) -> None:
-    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Its time tells that it is used.
+    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Updates the file's time: it is used.
 
     Raises:
       DamagedError: as :func:`functions`.

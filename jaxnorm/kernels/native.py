@@ -37,13 +37,13 @@ def obstacle(x: jax.Array, spec: Spec, where, scale, bias) -> str | None:
         return "takes no complex scale or bias"
     if found := placement.obstacle(x, scale, bias):
         return found
-    pooling = on_device(spec.pooling, x)
-    if pooling is None:
-        return f"reduces no axes that devices share: {spec.axes} of {spec.pooling.split}, sharded {jax.typeof(x).sharding.spec}"
-    shapes = [spec.pooling.fit(a.shape) for a in (scale, bias) if a is not None]
-    layout = find(pooling, *(fitted(pooling, shape) for shape in shapes))
+    reduction = on_device(spec.reduction, x)
+    if reduction is None:
+        return f"reduces no axes that devices share: {spec.axes} of {spec.reduction.split_shape}, sharded {jax.typeof(x).sharding.spec}"
+    shapes = [spec.reduction.fit(a.shape) for a in (scale, bias) if a is not None]
+    layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
     if layout is None or (layout.p > 1 and layout.g * layout.d > WIDEST):
-        return f"reduces no such axes: {spec.axes} of {spec.pooling.split}"
+        return f"reduces no such axes: {spec.axes} of {spec.reduction.split_shape}"
     return None
 
 
@@ -52,20 +52,20 @@ class Facts:
     """What kernels are passed beside arrays."""
 
     layout: Layout
-    spec: Spec  # its pooling is left aside: layout says where the groups lie
+    spec: Spec  # its reduction is not used: layout says where the groups lie
     lowest_power: int | None
     moments: bool  # whether the statistics are asked for
 
     def spec_of(self, shape: tuple[int, ...]) -> Spec:
         """That of an array ``(..., N, P, G, D)``."""
-        return replace(self.spec, pooling=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
+        return replace(self.spec, reduction=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
 
     def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
         count = float(self.layout.p * self.layout.d)
         return Frame(count, None if self.lowest_power is None else power, pivot if self.spec.centered else None)
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is less than x can show."""
+        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is smaller than the precision of x."""
         centered = self.spec.centered
         return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
 
@@ -95,31 +95,31 @@ def standardize(spec: Spec, moments: bool, x, scale, bias) -> tuple:
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
-        pooling = on_device(spec.pooling, x)
-        assert pooling is not None
-        of_x, of_stats = jax.typeof(x).sharding, alike(spec.pooling, x, spec.pooling.split_kept)
-        of_params = tuple(None if a is None else alike(spec.pooling, x, a.shape) for a in (scale, bias))
+        reduction = on_device(spec.reduction, x)
+        assert reduction is not None
+        of_x, of_stats = jax.typeof(x).sharding, alike(spec.reduction, x, spec.reduction.split_stats_shape)
+        of_params = tuple(None if a is None else alike(spec.reduction, x, a.shape) for a in (scale, bias))
         params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
-        on_each = lambda x, params: _standardize_part(replace(spec, pooling=pooling), moments, x, *params)  # noqa: E731
+        on_each = lambda x, params: _standardize_part(replace(spec, reduction=reduction), moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
         y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
-    return y, found and Stats(Frame(float(spec.pooling.size), *found[0]), *found[1:])
+    return y, found and Stats(Frame(float(spec.reduction.group_size), *found[0]), *found[1:])
 
 
 def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
     """Of the part that a device has; of the frame power and pivot."""
-    layout = find(spec.pooling, *(a.shape for a in (scale, bias) if a is not None))
+    layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
     facts = Facts(layout, spec, spec.lowest_power(x.dtype), moments)
     y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
-    pivot, offset, var, power = (a.reshape(spec.pooling.split_kept) for a in found)
+    pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
     return y.reshape(x.shape), (facts.frame(pivot, power)[1:], offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
-    """Of many positions the statistics alone by a kernel: XLA fuses the rest with what follows, and stores no output."""
+    """With many positions a kernel computes only the statistics: XLA fuses the rest with what follows, and stores no output."""
     x, spec, per_group = arguments[0], facts.spec, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
     wanted = many or facts.moments or not facts.recompute(x)
@@ -137,7 +137,7 @@ def _forward(facts: Facts, arguments):
 
 
 def _plain(facts: Facts, arguments):
-    """The same for other platforms."""
+    """:func:`_forward` in plain JAX, for other platforms."""
     x, scale, bias = arguments
     y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), x, None, scale, bias)
     return y, *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
@@ -147,7 +147,7 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
     """The output, by a loop over all channels of a position, each with the statistics of its group."""
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], facts.layout.d)) for a in found]
     x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *per_channel))
-    spec, stats = replace(facts.spec, pooling=unsplit(x.shape, (x.ndim - 2,))), Stats(facts.frame(pivot, power), offset, var)
+    spec, stats = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,))), Stats(facts.frame(pivot, power), offset, var)
     return reference.apply(spec, x, None, stats, scale, bias).reshape(arguments[0].shape)
 
 
@@ -173,12 +173,12 @@ def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
 
 
 def _tangent(facts: Facts, residuals, arguments):
-    """In plain JAX."""
+    """The tangents of output, offset and variance, in plain JAX."""
     return reference.tangent(*_plain_residuals(facts, residuals), Inputs(*arguments))
 
 
 def _backward(facts: Facts, residuals, cotangents):
-    """Its transpose, by the kernel."""
+    """The transpose of :func:`_tangent`, by the kernel."""
     (x, pivot, offset, var, power, scale), (dy, *dstats) = residuals, cotangents
     doffset, dvar = (ABSENT if a is None else a for a in dstats)
     arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
@@ -189,7 +189,7 @@ def _backward(facts: Facts, residuals, cotangents):
 
 
 def _plain_backward(facts: Facts, residuals, cotangents):
-    """The same for other platforms."""
+    """:func:`_backward` in plain JAX, for other platforms."""
     return tuple(reference.backward(*_plain_residuals(facts, residuals), cotangents))
 
 

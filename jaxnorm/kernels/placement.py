@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnorm.axes import Pooling, static
+from jaxnorm.axes import Reduction, static
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
 
@@ -49,7 +49,7 @@ def obstacle(x: jax.Array, *params: jax.Array | None) -> str | None:
     return None
 
 
-def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
+def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
     """The part of the groups that a device has; None if a group is sharded.
 
     >>> import jax.numpy as jnp
@@ -58,23 +58,23 @@ def on_device(pooling: Pooling, x: jax.Array) -> Pooling | None:
     (4, 3)
     """
     mesh, parts, position = _mesh(x), [], 0
-    for sizes, names in zip(pooling.parts, _spec(x), strict=True):
+    for sizes, names in zip(reduction.parts, _spec(x), strict=True):
         devices = math.prod(mesh.shape[name] for name in _names(names))
-        if devices > 1 and (position in pooling.axes or sizes[0] % devices):
+        if devices > 1 and (position in reduction.axes or sizes[0] % devices):
             return None
         parts.append((sizes[0] // devices, *sizes[1:]))
         position += len(sizes)
-    return replace(pooling, shape=tuple(map(math.prod, parts)), parts=tuple(parts))
+    return replace(reduction, shape=tuple(map(math.prod, parts)), parts=tuple(parts))
 
 
-def fitted(pooling: Pooling, shape: tuple[int, ...]) -> tuple[int, ...]:
+def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of what broadcasts against the split shape of all of x, that of the part that a device has."""
-    return tuple(1 if size == 1 else own for size, own in zip(shape, pooling.split, strict=True))
+    return tuple(1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True))
 
 
-def alike(pooling: Pooling, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
+def alike(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
     """How what broadcasts against the split shape of x is sharded along with it."""
-    pairs = zip(pooling.parts, _spec(x), strict=True)
+    pairs = zip(reduction.parts, _spec(x), strict=True)
     names = [name for sizes, names in pairs for name in (names, *[None] * (len(sizes) - 1))]
     return NamedSharding(_mesh(x), PartitionSpec(*(None if size == 1 else name for size, name in zip(shape, names, strict=True))))
 

@@ -61,8 +61,8 @@ class BatchNorm(nn.BatchNorm):
         options = {"epsilon": self.epsilon, "where": mask, **params}
         if evaluating:
             return with_running(x, running.read(), features, **options)
-        pooling = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, pooling, features, axis_name=across(self), **options)
+        reduction = unsplit(x.shape, other_axes(features, x.ndim))
+        y, batch = norm_over_with_moments(x, reduction, features, axis_name=across(self), **options)
         running.update(batch, self.momentum)
         return y
 

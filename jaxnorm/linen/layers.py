@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jaxnorm.axes import Pooling, canonical_axes, in_groups, unsplit
+from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
@@ -27,16 +27,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
 
-def over(module: Any, x: jax.Array, pooling: Pooling, features: tuple[int, ...], mask, **options) -> jax.Array:
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, **options) -> jax.Array:
     """``x`` normalized by a module."""
     x, params = operands(module, x, features)
-    return norm_over(x, pooling, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
+    return norm_over(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
 
 
 def over_axes(module: Any, x: jax.Array, mask, *, centered: bool) -> jax.Array:
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
-    return over(module, x, unsplit(x.shape, pooled), features, mask, centered=centered)
+    reduced = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
+    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -91,8 +91,8 @@ class InstanceNorm(nn.InstanceNorm):
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, pooled = instance_axes(self.feature_axes, x.ndim)
-        return over(self, x, unsplit(x.shape, pooled), features, mask)
+        features, reduced = instance_axes(self.feature_axes, x.ndim)
+        return over(self, x, unsplit(x.shape, reduced), features, mask)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -113,5 +113,5 @@ class GroupNorm(nn.GroupNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
-        pooling = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
-        return over(self, x, pooling, (x.ndim - 1,), mask)
+        reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
+        return over(self, x, reduction, (x.ndim - 1,), mask)

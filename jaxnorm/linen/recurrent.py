@@ -95,8 +95,8 @@ FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": (
 class LayerNormLSTMCell(_Cell):
     """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
-    The carry is (c, h), as in Flax, and a given one has the say on the number of features. With ``norm=None`` it is
-    :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias`` starts at 1, without a norm at Flax's 0.
+    The carry is (c, h), as in Flax; one that is given determines the number of features. With ``norm=None`` it is
+    :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias`` starts at 1, without a norm at 0, as in Flax.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -199,7 +199,7 @@ class _Layer(nn.Module):
           deterministic: no dropout, and the expected value of zoneout. Random units need an rng named ``dropout``.
 
         Returns:
-          The outputs, ``(*batch, time, features)``, or the carry and them.
+          The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
         cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
         carries = listed(initial_carry, self.num_layers, self.bidirectional)
@@ -239,9 +239,9 @@ class LSTM(_Layer):
     """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
 
     :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
-    dtypes included. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
-    directions side by side; ``projection`` is the number of features that h is projected to; ``forget_bias`` starts at 1,
-    without a norm at Flax's 0.
+    dtypes included. ``num_layers`` layers are stacked, with ``dropout`` between them; ``bidirectional`` ones concatenate the
+    outputs of both directions; ``projection`` is the number of features that h is projected to; ``forget_bias`` starts at 1,
+    without a norm at 0, as in Flax.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

@@ -42,7 +42,7 @@ class SpectralNorm(nn.SpectralNorm):
     """Calls a layer with its weights divided by their largest singular value, a :class:`flax.linen.SpectralNorm`.
 
     ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
-    last axis is the output. ``update_stats`` keeps the vector of the iteration, ``(1, out)``, in ``collection_name``.
+    last axis is the output. ``update_stats`` stores the vector of the iteration, ``(1, out)``, in ``collection_name``.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

@@ -48,8 +48,8 @@ class BatchNorm(nnx.BatchNorm):
     axes, along which parameters and running statistics ``(num_features,)`` stand, flat if there are several. In training
     (``.train()``, the default) the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
     ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages
-    the unbiased variance. Without ``dtype`` the output is float32 whatever ``x`` and the parameters are: ``mean`` and ``var``
-    have a say too.
+    the unbiased variance. Without ``dtype`` the output is float32 whatever ``x`` and the parameters are, since ``mean`` and ``var``
+    take part in the promotion.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -67,8 +67,8 @@ class BatchNorm(nnx.BatchNorm):
         options = {"epsilon": self.epsilon, "where": mask, **params}
         if _is_evaluating(self, use_running_average):
             return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, **options)
-        pooling = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, pooling, features, axis_name=across(self), **options)
+        reduction = unsplit(x.shape, other_axes(features, x.ndim))
+        y, batch = norm_over_with_moments(x, reduction, features, axis_name=across(self), **options)
         _update(self, batch)
         return y
 

@@ -7,14 +7,14 @@ import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jaxnorm.axes import Pooling, canonical_axes, in_groups, unsplit
+from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
-    """``x`` and the running statistics; scale, bias and the dtype, which all of these have a say in, for a function call."""
+    """``x`` and the running statistics; for a function call scale, bias and the dtype to which all of these promote."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
@@ -30,16 +30,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups)
 
 
-def over(module: Any, x: jax.Array, pooling: Pooling, features: tuple[int, ...], mask, **options) -> jax.Array:
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, **options) -> jax.Array:
     """``x`` normalized by a module."""
     (x,), params = operands(module, x, features)
-    return norm_over(x, pooling, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
+    return norm_over(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
 
 
 def over_axes(module: Any, x: jax.Array, mask, *, centered: bool) -> jax.Array:
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    pooled = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
-    return over(module, x, unsplit(x.shape, pooled), features, mask, centered=centered)
+    reduced = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
+    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -94,8 +94,8 @@ class InstanceNorm(nnx.InstanceNorm):
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, pooled = instance_axes(self.feature_axes, x.ndim)
-        return over(self, x, unsplit(x.shape, pooled), features, mask)
+        features, reduced = instance_axes(self.feature_axes, x.ndim)
+        return over(self, x, unsplit(x.shape, reduced), features, mask)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -121,5 +121,5 @@ class GroupNorm(nnx.GroupNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
-        pooling = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups)
-        return over(self, x, pooling, features, mask)
+        reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups)
+        return over(self, x, reduction, features, mask)

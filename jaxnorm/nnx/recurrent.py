@@ -90,7 +90,7 @@ class LayerNormLSTMCell(_Cell):
     """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
     The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.nnx.OptimizedLSTMCell` with its parameters.
-    ``forget_bias`` starts at 1, without a norm at Flax's 0.
+    ``forget_bias`` starts at 1, without a norm at 0, as in Flax.
 
     >>> import jax.numpy as jnp
     >>> import flax.nnx, jaxnorm.nnx
@@ -210,7 +210,7 @@ class _Layer(nnx.Module):
           rngs: random numbers of dropout and zoneout, in place of the module's.
 
         Returns:
-          The outputs, ``(*batch, time, features)``, or the carry and them.
+          The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
         deterministic = self.deterministic if deterministic is None else deterministic
         cells = [[getattr(self, name) for name in names] for names in direction_names(self.num_layers, self.bidirectional)]
@@ -233,8 +233,8 @@ class LSTM(_Layer):
     """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
 
     :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
-    dtypes included. ``num_layers`` layers with ``dropout`` between them; ``bidirectional`` ones put the outputs of both
-    directions side by side; ``projection`` is the number of features that h is projected to. Further arguments are those
+    dtypes included. ``num_layers`` layers are stacked, with ``dropout`` between them; ``bidirectional`` ones concatenate the
+    outputs of both directions; ``projection`` is the number of features that h is projected to. Further arguments are those
     of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``, ``recurrent_kernel_init``.
 
     >>> import jax.numpy as jnp

@@ -65,7 +65,7 @@ class SpectralNorm(nnx.SpectralNorm):
     """Calls a layer with its weights divided by their largest singular value, a :class:`flax.nnx.SpectralNorm`.
 
     ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
-    last axis is the output. In training each call takes ``n_steps`` of the power iteration, whose vectors are kept in
+    last axis is the output. In training each call takes ``n_steps`` of the power iteration, whose vectors are stored in
     ``batch_stats``; ``.eval()`` and ``update_stats=False`` leave them as they are.
 
     >>> import jax, jax.numpy as jnp

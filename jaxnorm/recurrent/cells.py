@@ -5,7 +5,7 @@ A cell turns parameters into *weights* once (:meth:`Cell.weights`), then for eac
     a = h @ recurrent_kernel                the driver, the only product in the loop
     state = cell.step(weights, a, xg, ...)  what follows it; xg = cell.inputs(weights, x), for all steps at once
 
-Centring is part of the weights where it can be: a - mean(a) = h (W - row means of W), so that the statistics of a layer
+Centering is part of the weights where it can be: a - mean(a) = h (W - row means of W), so that the statistics of a layer
 norm are one reduction.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.recurrent.pointwise import LSTM_SIGMOIDS, along, halves, lstm_gates, split, tanh, unit
+from jaxnorm.recurrent.pointwise import LSTM_SIGMOIDS, along, lstm_gates, make_gate_factors, split, tanh, unit
 
 NORMS = ("layer", "rms", "batch", None)
 Weights = dict[str, Any]
@@ -62,26 +62,26 @@ class Cell:
         return ("input_scale", "recurrent_scale") if self.separate else ("scale",) if self.joint else ()
 
     @property
-    def sets(self) -> tuple[int, ...]:
-        """How many blocks each set of features spans."""
+    def blocks_per_group(self) -> tuple[int, ...]:
+        """How many blocks of the pre-activations share statistics, for each normalization group."""
         return (1,) * len(self.sigmoids) if self.placement == "gate" else (len(self.sigmoids),)
 
     def weights(self, params: Weights) -> Weights:
-        """The parameters as steps use them: kernels centred, the arguments of sigmoids halved, gains never absent."""
+        """The parameters as steps use them: kernels centered, the arguments of sigmoids halved, gains never absent."""
         features = params["recurrent_kernel"].shape[-1] // len(self.sigmoids)
-        half = halves(features, self.sigmoids, params["recurrent_kernel"].dtype)
+        factors = make_gate_factors(features, self.sigmoids, params["recurrent_kernel"].dtype)
         kernels = {name: params[name] for name in ("input_kernel", "recurrent_kernel")}
         if self.norm is None:
-            kernels = {name: kernel * along(half, kernel) for name, kernel in kernels.items()}
+            kernels = {name: kernel * along(factors, kernel) for name, kernel in kernels.items()}
         elif self.norm == "layer":
-            kernels = {name: self.centred(kernel) for name, kernel in kernels.items()}
-        scales = {name: half * params[name] if name in params else half for name in self.gains}
-        bias = half * params["bias"] if "bias" in params else jnp.zeros_like(half)
+            kernels = {name: self.center(kernel) for name, kernel in kernels.items()}
+        scales = {name: factors * params[name] if name in params else factors for name in self.gains}
+        bias = factors * params["bias"] if "bias" in params else jnp.zeros_like(factors)
         rest: Weights = {name: params[name] for name in ("cell_scale", "cell_bias", "recurrent_bias", "projection") if name in params}
         return {**kernels, **scales, **rest, "bias": bias}
 
-    def centred(self, kernel: jax.Array) -> jax.Array:
-        return jnp.concatenate([centred(part) for part in split(kernel, self.sets)], -1)
+    def center(self, kernel: jax.Array) -> jax.Array:
+        return jnp.concatenate([center_rows(part) for part in split(kernel, self.blocks_per_group)], -1)
 
     def inputs(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
         """The input's term of the pre-activations, for stacked steps."""
@@ -92,16 +92,16 @@ class Cell:
 
     def own(self, weights: Weights, name: str, a: jax.Array, steps: Steps) -> jax.Array:
         """The input's or the recurrent term with its own gain and statistics, if it has any."""
-        return along(weights[f"{name}_scale"], a) * self.normalized(a, name, steps, self.sets) if self.separate else a
+        return along(weights[f"{name}_scale"], a) * self.normalized(a, name, steps, self.blocks_per_group) if self.separate else a
 
     def together(self, weights: Weights, a: jax.Array, xg: jax.Array, steps: Steps) -> jax.Array:
         """The packed pre-activations of all gates."""
         if self.joint:
-            return along(weights["scale"], a) * self.normalized(a + xg, "gates", steps, self.sets) + along(weights["bias"], a)
+            return along(weights["scale"], a) * self.normalized(a + xg, "gates", steps, self.blocks_per_group) + along(weights["bias"], a)
         return self.own(weights, "recurrent", a, steps) + xg
 
-    def normalized(self, a: jax.Array, name: str, steps: Steps, sets: tuple[int, ...] = (1,), centered: bool = False) -> jax.Array:
-        """``a`` over each set of features, or over the batch; ``centered`` where no kernel has done it."""
+    def normalized(self, a: jax.Array, name: str, steps: Steps, blocks: tuple[int, ...] = (1,), centered: bool = False) -> jax.Array:
+        """``a`` normalized over groups of so many blocks of features, or over the batch; ``centered`` where the kernel is not."""
         idle = None if name == "input" else steps.idle  # the gradient of x is multiplied once, not at every step
         if self.norm == "batch":
             if steps.running is None:
@@ -109,11 +109,11 @@ class Cell:
             mean, rstd = steps.running[name]
             return (a - mean) * rstd
         over = partial(unit, -1, centered and self.norm == "layer", self.epsilon)
-        if len(set(sets)) > 1:
-            return jnp.concatenate([over(part, None, idle) for part in split(a, sets)], -1)
-        if len(sets) == 1:
+        if len(set(blocks)) > 1:
+            return jnp.concatenate([over(part, None, idle) for part in split(a, blocks)], -1)
+        if len(blocks) == 1:
             return over(a, None, idle)
-        parts = a.reshape(*a.shape[:-1], len(sets), a.shape[-1] // len(sets))
+        parts = a.reshape(*a.shape[:-1], len(blocks), a.shape[-1] // len(blocks))
         return over(parts, None, None if idle is None else idle[..., None]).reshape(a.shape)
 
     def step(self, weights: Weights, a: jax.Array, xg: jax.Array, state: State, steps: Steps) -> State:
@@ -178,19 +178,19 @@ class GRU(Cell):
     placements = ("ba2016", "sum", "gate")
 
     @property
-    def sets(self):
+    def blocks_per_group(self):
         return (1, 1, 1) if self.placement == "gate" else (2, 1)
 
     def shapes(self, in_features, features, projection=None):
         inner = {} if self.joint else {"recurrent_bias": (features,)}
         return {**super().shapes(in_features, features, projection), **inner}
 
-    def centred(self, kernel):
+    def center(self, kernel):
         if not self.joint:
-            return super().centred(kernel)
+            return super().center(kernel)
         gates, candidate = split(kernel, (2, 1))  # the candidate's sum is known only when r is
-        parts = split(gates, self.sets[:-1])
-        return jnp.concatenate([*map(centred, parts), candidate], -1)
+        parts = split(gates, self.blocks_per_group[:-1])
+        return jnp.concatenate([*map(center_rows, parts), candidate], -1)
 
     def step(self, weights, a, xg, state, steps):
         a_rz, a_n = split(self.own(weights, "recurrent", a, steps), (2, 1))
@@ -198,7 +198,7 @@ class GRU(Cell):
         a_rz = a_rz + x_rz
         if self.joint:
             (scale_rz, scale_n), (bias_rz, bias_n) = (split(along(weights[name], a), (2, 1)) for name in ("scale", "bias"))
-            a_rz = scale_rz * self.normalized(a_rz, "gates", steps, self.sets[:-1]) + bias_rz
+            a_rz = scale_rz * self.normalized(a_rz, "gates", steps, self.blocks_per_group[:-1]) + bias_rz
         r, z = split(0.5 * tanh(a_rz) + 0.5, (1, 1))
         a_n = x_n + r * (a_n + along(weights["recurrent_bias"], a) if "recurrent_bias" in weights else a_n)
         if self.joint:
@@ -210,7 +210,7 @@ class GRU(Cell):
 CELLS: dict[str, type[Cell]] = {cell.name: cell for cell in (RNN, LSTM, GRU)}
 
 
-def centred(kernel: jax.Array) -> jax.Array:
+def center_rows(kernel: jax.Array) -> jax.Array:
     """Rows without their mean; twice, for what the rounding of a large mean leaves over."""
     for _ in range(2):
         kernel = kernel - jnp.mean(kernel, -1, keepdims=True)

@@ -142,19 +142,19 @@ def lstm(
     norm=None     a = W_h h + W_x x + b, s = c'
     ============  ===================================================================================================
 
-    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centring
+    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centering
     (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
-    places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation. While inputs are alike over the
-    batch, as the blank first rows of images are, so are states that start from zeros, and gradients and statistics of such
-    steps are worth nothing: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in evaluation too.
+    places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation. While inputs are the same over
+    the batch, as the blank first rows of images are, so are states that start from zeros, and gradients and statistics of
+    such steps are useless: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in evaluation too.
 
     A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
-    would multiply gradients by up to 1000, for h and again for c, at every step. Tell padding by ``lengths`` or
+    would multiply gradients by up to 1000, for h and again for c, at every step. Give padding by ``lengths`` or
     ``where``: such steps are not taken. Where sequences themselves hold zeros, a step whose input is 0 passes no gradient
     to the state through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
 
     Gains of 1 make gradients grow on their way back, at the start of a training by some 10,000 over 200 steps: begin long
-    sequences with gains of 0.1 to 0.3. Of inputs that have a single feature LN(W_x x) keeps the sign alone: embed them, or
+    sequences with gains of 0.1 to 0.3. With a single input feature LN(W_x x) depends only on its sign: embed it, or
     take ``placement="sum"``.
 
     Args:
@@ -164,7 +164,7 @@ def lstm(
       lengths: integers ``(..., batch)``; steps from there on are padding.
       where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is carried through and the
         output is 0, whatever x holds there, and its gradient is 0. Left padding, gaps.
-      segment_ids: integers ``(..., batch, time)`` that tell sequences packed one after the other apart: where a step that
+      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a step that
         is taken has another id than the one before, it starts from zeros. ``initial`` is for the first.
       reverse: from the last step to the first; outputs stay where their inputs are.
       time_major: x, where, segment_ids and outputs have time as axis 0.
@@ -175,13 +175,13 @@ def lstm(
         arXiv 1606.01305): at random with a ``key``, the expected value without.
       key: random key for zoneout.
       running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them, ``(steps, features)`` each.
-        Steps beyond the last that was ever seen use that one's.
+        Steps beyond the last one seen use the Moments of that one.
       longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
       implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"`` is a plain scan, of which
-        JAX keeps what every step computes; ``"xla"`` keeps the states alone for the backward pass and recomputes the rest
+        JAX stores what every step computes; ``"xla"`` stores only the states for the backward pass and recomputes the rest
         in chunks; ``"native"`` is that with the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least
-        256 it keeps the gates, too: 6 H numbers a step instead of 2 H, and a fifth less time.
+        256 the gates are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
 
     Returns:
       ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,
@@ -215,7 +215,7 @@ class Static(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a call is given beside x and the parameters."""
+    """The arguments of a call beside x and the parameters."""
 
     initial: Any
     lengths: Any
@@ -228,7 +228,7 @@ class Given(NamedTuple):
 
 
 def _network(cell: Cell, x, params: Params, given: Given, reverse: bool, time_major: bool, return_moments: bool, implementation):
-    """What all three do."""
+    """The network that ``rnn``, ``gru`` and ``lstm`` share."""
     x = validation.floating(x)
     layout = make_layout(x, time_major, reverse)
     params = checked(cell, params, x.shape[-1])

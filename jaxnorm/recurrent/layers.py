@@ -91,7 +91,7 @@ def run_layers(
     make_key: Callable[[], jax.Array] | None,
     flip: Callable[..., jax.Array],
 ) -> Any:
-    """What a module of either family gives: the outputs of its last layer, or the carry of every cell and them.
+    """The result of a module of either family: the outputs of its last layer, or the carry of every cell and those outputs.
 
     Args:
       module: has the options as attributes.
@@ -103,8 +103,8 @@ def run_layers(
       make_key: a new random key for each cell's zoneout.
       flip: Flax's ``flip_sequences``.
     """
-    chosen = {option: getattr(module, option) if given is None else given for option, given in at_call.items()}
-    reverse, time_major, batch_axes = chosen["reverse"], chosen["time_major"], x.ndim - 2
+    selected = {option: getattr(module, option) if given is None else given for option, given in at_call.items()}
+    reverse, time_major, batch_axes = selected["reverse"], selected["time_major"], x.ndim - 2
     if reverse and module.bidirectional:
         raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
     found = []
@@ -118,9 +118,9 @@ def run_layers(
         found.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
-    if reverse and not chosen["keep_order"]:
+    if reverse and not selected["keep_order"]:
         x = flip(x, steps["lengths"], num_batch_dims=batch_axes, time_major=time_major)
-    return (structured(found), x) if chosen["return_carry"] else x
+    return (structured(found), x) if selected["return_carry"] else x
 
 
 def _run(module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **options) -> tuple[Any, jax.Array]:

@@ -1,7 +1,7 @@
 """The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the transpose of their tangent.
 
 The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are products for JAX. Where
-there is no norm the gates of wide networks are residuals: 4 H floats a step, instead of computing the products again.
+there is no norm the gates of wide networks are residuals: 4 H floats a step, instead of recomputing the products.
 """
 
 import math
@@ -68,10 +68,10 @@ def _panels(kernel: jax.Array) -> jax.Array:
 
 
 def _attributes(facts: Facts, state: State) -> dict:
-    """Of struct LstmOptions."""
+    """The attributes of both kernels: struct LstmOptions."""
     cell = facts.cell
     batch, hidden = state[0].shape
-    groups = 0 if cell.norm is None else len(cell.sets)
+    groups = 0 if cell.norm is None else len(cell.blocks_per_group)
     return {
         "hidden": np.int64(hidden),
         "batch": np.int64(batch),
@@ -86,7 +86,7 @@ def _attributes(facts: Facts, state: State) -> dict:
 
 
 def _residual_shapes(with_residuals: bool, facts: Facts, weights: Weights, x: jax.Array, state: State) -> list[tuple[int, ...]]:
-    """Of the residuals beside the states: c after every step, and gates; empty where there are none."""
+    """Shapes of the residuals beside the states: c after every step, and gates; empty where there are none."""
     (batch, hidden), packed, nothing = state[1].shape, weights["recurrent_kernel"].shape[-1], (0,)
     rows = facts.rows(len(x), batch)
     gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
@@ -94,7 +94,7 @@ def _residual_shapes(with_residuals: bool, facts: Facts, weights: Weights, x: ja
 
 
 def _names(cell: LSTM) -> tuple[str, ...]:
-    """Of the vectors that kernels take, in their order."""
+    """Names of the vectors that the kernels take, in their order."""
     return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
 
 
@@ -121,7 +121,7 @@ def _forward(with_residuals: bool, facts: Facts, arguments):
 
 
 def _plain(with_residuals: bool, facts: Facts, arguments):
-    """The same for other platforms, where the transpose is JAX's own and takes no such residuals."""
+    """The loop in plain JAX, for other platforms; the transpose is then JAX's own and takes no such residuals."""
     if facts.axes:
         return jax.vmap(partial(_plain, with_residuals, facts._replace(axes=facts.axes - 1)))(arguments)
     _, weights, x, steps, state = arguments
@@ -145,7 +145,7 @@ def _jvp(with_residuals: bool, facts, arguments, tangents):
 
 
 def _tangent(facts: Facts, residuals, arguments):
-    """In plain JAX."""
+    """The tangent of the loop, in plain JAX."""
     if facts.axes:
         return jax.vmap(partial(_tangent, facts._replace(axes=facts.axes - 1)))(residuals, arguments)
     _, weights, x, steps, state, _ = residuals
@@ -155,14 +155,12 @@ def _tangent(facts: Facts, residuals, arguments):
 
 
 def _backward(facts: Facts, residuals, cotangents):
-    """Its transpose, chunk by chunk."""
+    """The transpose of the tangent, chunk by chunk."""
     if facts.axes:
         return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(residuals, cotangents)
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
-    arguments = jax.lax.optimization_barrier(
-        _arguments(facts, panels, weights, x, steps, state)
-    )  # else every chunk computes constants anew
+    arguments = jax.lax.optimization_barrier(_arguments(facts, panels, weights, x, steps, state))  # else every chunk recomputes constants
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
     arrays = [*arguments, panels[2], facts.arranged(hs), *rest, facts.arranged(dhs)]

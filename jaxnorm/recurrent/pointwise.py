@@ -1,6 +1,6 @@
-"""What a step does to its numbers, with derivatives whose coefficients can be computed before they are needed.
+"""The pointwise functions of a step, with derivatives whose coefficients can be computed before they are needed.
 
-Autodiff of a loop keeps or recomputes what each step computed. Here every nonlinear function is one whose tangent is
+Autodiff of a loop stores or recomputes what each step computed. Here every nonlinear function is one whose tangent is
 ``coefficient * tangent``, so that the coefficients of all steps come out of one parallel pass over the saved states,
 and the loop that runs backwards multiplies and adds.
 """
@@ -62,7 +62,7 @@ def _tanh_jvp(primals, tangents):
     return y, (1 - y * y) * tangents[0]
 
 
-def halves(features: int, sigmoids: tuple[bool, ...], dtype) -> jax.Array:
+def make_gate_factors(features: int, sigmoids: tuple[bool, ...], dtype) -> jax.Array:
     """The factors that turn packed tanh into packed gates: sigmoid(v) = tanh(v / 2) / 2 + 1 / 2."""
     return jnp.concatenate([jnp.full(features, 0.5 if sigmoid else 1, dtype) for sigmoid in sigmoids])
 
@@ -81,24 +81,24 @@ def lstm_gates(a: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
 @lstm_gates.defjvp
 def _lstm_gates_jvp(primals, tangents):
     (a, c), (da, dc) = primals, tangents
-    t, (i, f, g, o), half = _lstm_gates(a, c)
-    slope = half * (1 - t * t)
+    t, (i, f, g, o), factors = _lstm_gates(a, c)
+    slope = factors * (1 - t * t)
     di, df, dg, do = split(jnp.concatenate([g, c, i, jnp.ones_like(o)], -1) * slope * da, GATES)
     return (f * c + i * g, o), (f * dc + di + df + dg, do)
 
 
 def _lstm_gates(a: jax.Array, c: jax.Array):
-    half = along(halves(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
+    factors = along(make_gate_factors(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
     t = jnp.tanh(a)
-    return t, split(half * t + (1 - half), GATES), half
+    return t, split(factors * t + (1 - factors), GATES), factors
 
 
-def split(packed: jax.Array, sets: tuple[int, ...]) -> list[jax.Array]:
+def split(packed: jax.Array, blocks: tuple[int, ...]) -> list[jax.Array]:
     """Parts of a packed array, of so many blocks each; the transpose is one concatenation, that of slices a sum of padded arrays."""
-    features = packed.shape[-1] // sum(sets)
-    return list(lax.split(packed, [blocks * features for blocks in sets], axis=packed.ndim - 1))
+    features = packed.shape[-1] // sum(blocks)
+    return list(lax.split(packed, [count * features for count in blocks], axis=packed.ndim - 1))
 
 
 def along(vector: jax.Array, values: jax.Array) -> jax.Array:
-    """A number per feature, of the rank of ``values``."""
+    """One element per feature, of the rank of ``values``."""
     return vector.reshape(*(1,) * (values.ndim - 1), -1)

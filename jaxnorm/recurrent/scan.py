@@ -1,13 +1,13 @@
 """The loop over time, and its derivative.
 
 Forward, the input's term is one product for a chunk of steps, and only ``h @ recurrent_kernel`` stays in the loop. The
-histories of the state are all that is kept. The tangent of the state obeys a linear recurrence
+histories of the state are the only residuals. The tangent of the state obeys a linear recurrence
 
     d state' = step'(d h @ recurrent_kernel, d state) + s
 
 in which the coefficients of step' and everything that parameters and inputs contribute, s, are known for a whole chunk
 before the loop. Its transpose, which is JAX's own, is therefore a loop without transcendental functions and without
-sums of weight gradients: those are products of whole chunks after it. A chunk is rematerialized at a time.
+sums of weight gradients: those are products of whole chunks after it. One chunk is rematerialized at a time.
 """
 
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def cut(length: int, values):
 
 
 def joined(time: int, chunks):
-    """Of steps again. Those that fill up the last chunk come after all others: nothing depends on them."""
+    """Chunks joined to steps. Those that fill up the last chunk come after all others: nothing depends on them."""
     return jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], chunks)
 
 
@@ -153,7 +153,7 @@ def _chunk_jvp(cell, primals, tangents):
 
 @partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
 def _tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, state: State, dstate: State, states: State) -> State:
-    """That of a chunk's states, of which it makes what it needs."""
+    """The tangent of a chunk's states, from which everything else that it needs is recomputed."""
     push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
 
     def step(d, xs):
@@ -163,14 +163,14 @@ def _tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Step
         d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
         return d, d
 
-    # Linear, and so its own tangent anywhere. Said by jvp, which tells scan which of its arguments are tangents:
+    # Linear, and so its own tangent anywhere. Written as a jvp, which shows scan which of its arguments are tangents:
     # before 0.10 JAX cannot transpose it otherwise.
     linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]  # noqa: E731
     return jax.jvp(linear, (state, states), (dstate, ds))[1]
 
 
 def before(steps: Steps, start: State, histories: State) -> State:
-    """The states that the steps set out from."""
+    """The state before each step."""
     return _restart(steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories))
 
 

@@ -29,13 +29,13 @@ class Layout:
         return values[::-1] if self.reverse else values
 
     def outward(self, values: jax.Array) -> jax.Array:
-        """The inverse."""
+        """The inverse of the above: steps back to the caller's order."""
         values = (values[::-1] if self.reverse else values).reshape(self.time, *self.batch, *values.shape[2:])
         return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The shape of one number per step."""
+        """The shape of an array with one element per step."""
         return (self.time, *self.batch) if self.time_major else (*self.batch, self.time)
 
 
@@ -65,7 +65,7 @@ def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
 
 
 def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array:
-    """An array with one number, or flag, per step."""
+    """An array with one element, or flag, per step."""
     value = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, kind):
         wanted, cast = ("boolean", "bool") if kind is jnp.bool_ else ("integers", "int")

@@ -16,7 +16,7 @@ Running = Mapping[str, Moments]
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
-    """What batch norm has statistics of, and of how many features."""
+    """The terms that batch norm normalizes, and how many features each has."""
     return {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
 
 
@@ -46,7 +46,7 @@ def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, r
 
 
 def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Mean and 1 / deviation of each step, those of the last step that was seen for all later ones."""
+    """Mean and 1 / deviation of each step; later steps use those of the last one seen."""
     result = {}
     for name, value in table.items():
         seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
