@@ -10,6 +10,8 @@ from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
 
+__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
+
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
     """``x``, and for a function call scale and bias of a module, created on first use, and the dtype of its output."""

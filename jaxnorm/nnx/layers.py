@@ -12,6 +12,8 @@ from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
 from jaxnorm.norms import norm_over
 
+__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "RMSNorm"]
+
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
     """``x`` and the running statistics; scale, bias and the dtype, which all of these have a say in, for a function call."""
