@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, SIX
+from cases import CASES, DISTINCT
 from derivatives import check_derivatives
 
 import jaxnorm as jn
@@ -14,7 +14,7 @@ from jaxnorm.engine.primitives import linear
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])
-@pytest.mark.parametrize("case", SIX, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape
     x = jnp.asarray(rng.standard_normal(shape))
@@ -33,7 +33,7 @@ def test_derivatives_of_the_variants(options, rng, x64):
     check_derivatives(call, (x, scale, bias))
 
 
-@pytest.mark.parametrize("case", SIX, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_hessian_jacobians_and_gradients_of_gradients_agree(case, rng, x64):
     shape = case.shape if case.split else tuple(min(size, 4) for size in case.shape)
     x = jnp.asarray(rng.standard_normal(shape))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, SIX
+from cases import BY_NAME, DISTINCT
 from derivatives import check_derivatives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -130,7 +130,7 @@ def test_what_is_explicitly_sharded_is_left_in_place(axis, rng):
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-6 * np.abs(truth).max())
 
 
-@pytest.mark.parametrize("case", SIX, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_other_platforms_get_no_barriers(case, rng):
     """What separates the loops of a CPU would keep others from making one pass of several."""
     x, scale, bias = jnp.ones(case.shape, jnp.bfloat16), *map(jnp.asarray, case.params(rng))

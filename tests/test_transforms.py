@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, CASES, SIX
+from cases import BY_NAME, CASES, DISTINCT
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle
@@ -108,16 +108,12 @@ def test_a_donated_buffer_is_reused(rng):
     assert ulps(compiled(x), truth) <= 4
 
 
-DEVICES = {"batch": (0,), "batch_conv": (0,), "layer": (0,), "rms": (0,), "group": (0,), "instance": (0,), "switchable": (0,)}
-SHARDED = [case for case in SIX if case.name in DEVICES]
-
-
 def wide_input(case, rng):
     shape = (8 * case.shape[0], *case.shape[1:])
     return rng.standard_normal(shape).astype(np.float32) + 3
 
 
-@pytest.mark.parametrize("case", SHARDED, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_sharded_jit_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
@@ -134,7 +130,7 @@ def test_sharded_jit_equals_one_device(case, rng):
 LARGE = [replace(BY_NAME[name], name=f"{name}_large", shape=(2, 64, 40, 8), param=(8,)) for name in ("batch_conv", "switchable")]
 
 
-@pytest.mark.parametrize("case", [*(case for case in SHARDED if case.name in ("batch_conv", "switchable")), *LARGE], ids=str)
+@pytest.mark.parametrize("case", [*(case for case in DISTINCT if case.name in ("batch_conv", "switchable")), *LARGE], ids=str)
 def test_shard_map_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
