@@ -99,6 +99,10 @@ def batch(x, **options):
     return jn.batch_norm(x, **options)[0]
 
 
+def positional(x, **options):
+    return jn.positional_norm(x, **options)[0]
+
+
 def switchable(x, **options):
     return jn.switchable_norm(x, jnp.asarray(MEAN_LOGITS), jnp.asarray(VAR_LOGITS), **options)[0]
 
@@ -121,6 +125,7 @@ CASES = [
     Case("instance", jn.instance_norm, (3, 7, 8, 4), (1, 2), (4,), param_split=(1, 1, 1, 4)),
     Case("group", partial(group, groups=4), (3, 6, 5, 8), (1, 2, 4), (8,), split=(3, 6, 5, 4, 2), param_split=(1, 1, 1, 4, 2)),
     Case("group_nchw", partial(group, groups=2, feature_axes=1), (3, 8, 5), (2, 3), (8,), split=(3, 2, 4, 5), param_split=(1, 2, 4, 1)),
+    Case("positional", positional, (3, 4, 5, 24), (3,), (24,), param_split=(1, 1, 1, 24)),
     Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE, kernel=False),
 ]
 VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long

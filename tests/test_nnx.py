@@ -73,6 +73,7 @@ TWINS = [
     ("RMSNorm", {}),
     ("InstanceNorm", {}),
     ("GroupNorm", {"num_groups": 4}),
+    ("PositionalNorm", {"use_scale": True, "use_bias": True}),
     ("BatchNorm", {"use_running_average": False}),
     ("BatchNorm", {"use_running_average": True}),
     ("SwitchableNorm", {"use_running_average": False}),
