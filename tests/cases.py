@@ -6,6 +6,7 @@ from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracle import Part, oracle
 
 import jaxnorm as jn
@@ -131,3 +132,12 @@ CASES = [
 VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long
 DISTINCT = [case for case in CASES if case.name not in VARIANTS]
 BY_NAME = {case.name: case for case in CASES}
+KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.name == "layer_hwc")]
+
+
+def laws(cases, *, native=()):
+    """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that are ``native`` by the kernels."""
+    rows = [(case, "xla", ()) for case in cases] + [(case, "reference", pytest.mark.slow) for case in cases]
+    rows += [(case, "native", ()) for case in native]
+    rows = [pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows]
+    return pytest.mark.parametrize(("case", "implementation"), rows, indirect=["implementation"])
