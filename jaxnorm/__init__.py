@@ -6,7 +6,7 @@ import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, throu
 from jaxnorm import recurrent
 from jaxnorm.engine.collectives import AxisGroups
 from jaxnorm.normalization import normalize, plan, standardize
-from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
 from jaxnorm.statistics import Moments, ema, merge, moments
 from jaxnorm.switchable import switchable_norm
 from jaxnorm.weights import spectral_norm, weight_norm
@@ -24,6 +24,7 @@ __all__ = [
     "moments",
     "normalize",
     "plan",
+    "positional_norm",
     "recurrent",
     "rms_norm",
     "spectral_norm",

@@ -2,7 +2,8 @@
 
     batch      "[n h w] c"          instance   "n [h w] c"
     layer      "n h w [c]"          group      "n [h w] (g [c])"
-    rms        layer, not centered  switchable a blend of instance, layer and batch (switchable.py)
+    rms        layer, not centered  positional layer over the channels, "n h w [c]", with its Moments
+    switchable a blend of instance, layer and batch (switchable.py)
 
 Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes,
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
@@ -142,6 +143,55 @@ def layer_norm(
     options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
     options |= {"correction": correction, "epsilon_in": epsilon_in, "implementation": implementation}
     return norm_over(x, unsplit(x.shape, reduced), reduced, scale=scale, bias=bias, **options)
+
+
+def positional_norm(
+    x: jax.Array,
+    /,
+    *,
+    feature_axes: int | tuple[int, ...] = -1,
+    scale=None,
+    bias=None,
+    epsilon: float = 1e-5,
+    where=None,
+    axis_name=None,
+    full_range: bool = False,
+    implementation: str | None = None,
+    dtype=None,
+) -> tuple[jax.Array, Moments]:
+    """Positional normalization: statistics of each position over its channels (Li et al. 2019, arXiv 1907.04312).
+
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments ``m`` are for a later layer of the same positions
+    (moment shortcut): ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its output z the mean and standard deviation of ``x``.
+
+    Args:
+      x: floating array, for example ``(N, H, W, C)``.
+      feature_axes: the axes of the channels, which are reduced.
+      scale: gain of the shape of the feature axes.
+      bias: shift of the same shape.
+      epsilon: added to the variance.
+      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      axis_name: device or vmap axes to pool over as well.
+      full_range: as for :func:`standardize`.
+      implementation: as for :func:`standardize`.
+      dtype: dtype of the output; that of ``x`` by default.
+
+    Returns:
+      The output, of the shape of ``x``, and the Moments of each position, whose reduction axes have size one.
+
+    Raises:
+      TypeError: integer ``x``.
+      ValueError: axes, mask or parameters that do not fit.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> y, m = jn.positional_norm(jnp.array([[1.0, 3.0], [10.0, 30.0]]), epsilon=0.0)
+    >>> y.tolist(), m.mean.tolist(), (y * jnp.sqrt(m.var) + m.mean).tolist()
+    ([[-1.0, 1.0], [-1.0, 1.0]], [[2.0], [20.0]], [[1.0, 3.0], [10.0, 30.0]])
+    """
+    x = validation.floating(x)
+    features = canonical_axes(feature_axes, x.ndim, "feature_axes")
+    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
+    return norm_over_with_moments(x, unsplit(x.shape, features), features, scale=scale, bias=bias, implementation=implementation, **options)
 
 
 def rms_norm(

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from oracle import Part, oracle
 
 import jaxnorm as jn
@@ -33,6 +34,7 @@ class Case:
     epsilon: float = 1e-5
     centered: bool = True
     parts: tuple[Part, ...] = ()
+    kernel: bool = True  # whether kernels take it
     options: dict = field(default_factory=dict, hash=False)
 
     def __str__(self):
@@ -98,6 +100,10 @@ def batch(x, **options):
     return jn.batch_norm(x, **options)[0]
 
 
+def positional(x, **options):
+    return jn.positional_norm(x, **options)[0]
+
+
 def switchable(x, **options):
     return jn.switchable_norm(x, jnp.asarray(MEAN_LOGITS), jnp.asarray(VAR_LOGITS), **options)[0]
 
@@ -120,7 +126,18 @@ CASES = [
     Case("instance", jn.instance_norm, (3, 7, 8, 4), (1, 2), (4,), param_split=(1, 1, 1, 4)),
     Case("group", partial(group, groups=4), (3, 6, 5, 8), (1, 2, 4), (8,), split=(3, 6, 5, 4, 2), param_split=(1, 1, 1, 4, 2)),
     Case("group_nchw", partial(group, groups=2, feature_axes=1), (3, 8, 5), (2, 3), (8,), split=(3, 2, 4, 5), param_split=(1, 2, 4, 1)),
-    Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE),
+    Case("positional", positional, (3, 4, 5, 24), (3,), (24,), param_split=(1, 1, 1, 24)),
+    Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE, kernel=False),
 ]
-SIX = [case for case in CASES if case.name in ("layer", "rms", "batch_conv", "instance", "group", "switchable")]
+VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long
+DISTINCT = [case for case in CASES if case.name not in VARIANTS]
 BY_NAME = {case.name: case for case in CASES}
+KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.name == "layer_hwc")]
+
+
+def laws(cases, *, native=()):
+    """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that are ``native`` by the kernels."""
+    rows = [(case, "xla", ()) for case in cases] + [(case, "reference", pytest.mark.slow) for case in cases]
+    rows += [(case, "native", ()) for case in native]
+    rows = [pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows]
+    return pytest.mark.parametrize(("case", "implementation"), rows, indirect=["implementation"])

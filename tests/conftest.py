@@ -139,6 +139,16 @@ def use(library, forgotten, monkeypatch):
     return partial(monkeypatch.setenv, plan.VARIABLE)
 
 
+@pytest.fixture
+def implementation(request, monkeypatch) -> str:
+    """The one of calls that say none: what ``laws`` of cases.py crosses the table of norms with."""
+    if request.param == "native":
+        request.getfixturevalue("library")
+        monkeypatch.setattr(kernels, "built", lambda: True)
+    monkeypatch.setenv(plan.VARIABLE, request.param)
+    return request.param
+
+
 @pytest.fixture(scope="class")
 def by_xla():
     """The output of groups of whatever size by XLA, of statistics from the kernel, as that of many positions."""

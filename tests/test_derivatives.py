@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, SIX
+from cases import CASES, DISTINCT, laws
 from derivatives import check_derivatives
 
 import jaxnorm as jn
@@ -14,8 +14,8 @@ from jaxnorm.engine.primitives import linear
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])
-@pytest.mark.parametrize("case", SIX, ids=str)
-def test_derivatives_of_both_modes_and_two_orders(case, options, rng, x64):
+@laws(DISTINCT)
+def test_derivatives_of_both_modes_and_two_orders(case, implementation, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape
     x = jnp.asarray(rng.standard_normal(shape))
     where = jnp.asarray(rng.random(shape) < 0.7) if options else None
@@ -33,8 +33,8 @@ def test_derivatives_of_the_variants(options, rng, x64):
     check_derivatives(call, (x, scale, bias))
 
 
-@pytest.mark.parametrize("case", SIX, ids=str)
-def test_hessian_jacobians_and_gradients_of_gradients_agree(case, rng, x64):
+@laws(DISTINCT)
+def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation, rng, x64):
     shape = case.shape if case.split else tuple(min(size, 4) for size in case.shape)
     x = jnp.asarray(rng.standard_normal(shape))
     direction = jnp.asarray(rng.standard_normal(shape))

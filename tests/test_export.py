@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recurrent_cases
-from cases import BY_NAME, SIX
+from cases import BY_NAME, DISTINCT
 from flax import nnx
 
 import jaxnorm as jn
@@ -128,7 +128,7 @@ def test_kernels_take_no_symbolic_sizes():
 FURTHER = (True, "float32"), (False, "bfloat16")
 LSTM = recurrent_cases.Case("lstm"), recurrent_cases.Case("lstm", None)
 WITH_KERNELS = {
-    **{case.name: (case, case.shape) for case in SIX if case.name != "switchable"},
+    **{case.name: (case, case.shape) for case in DISTINCT if case.kernel},
     "many positions": (BY_NAME["batch_conv"], (2, 40, 40, 8)),
     **{str(case): (lambda x, case=case: case.call(x, case.params(x.dtype))[1], (5, 9, recurrent_cases.FEATURES)) for case in LSTM},
 }

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, SIX
+from cases import CASES, DISTINCT
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -89,7 +89,7 @@ def test_a_fully_masked_input_is_finite_everywhere(case, junk, rng):
         assert (np.asarray(array) == 0).all()
 
 
-@pytest.mark.parametrize("case", SIX, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_a_fully_masked_example_leaves_the_others_alone(case, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     x[1] = np.nan
@@ -147,7 +147,7 @@ def test_a_mask_may_have_any_shape_that_broadcasts(rng):
         np.testing.assert_array_equal(found.count, full.sum(0, keepdims=True))
 
 
-@pytest.mark.parametrize("case", SIX, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_debug_nans_and_infs_raise_nowhere(case, rng):
     x, mask = map(jnp.asarray, masked_input(case, rng, np.nan))  # made outside: to make a NaN is an error within
     constant, nothing = jnp.full(case.shape, 3.3), jnp.zeros(case.shape, bool)

@@ -55,7 +55,7 @@ FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 
 @pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
 def test_transformations(name, width, rng, use):
-    """vmap over x, over parameters and over cotangents, and derivatives of the second order, of small groups and others."""
+    """vmap over everything and over cotangents, and derivatives of the second order, of small groups and others."""
     norm, shape = WIDE[name]
     shape = (*(min(size, 8) for size in shape[:-1]), width)
     given = arguments(rng, shape)
@@ -71,12 +71,10 @@ def test_transformations(name, width, rng, use):
 
     ways = [
         lambda at, more, to: jax.vmap(both)(*more),
-        lambda at, more, to: jax.vmap(both, (0, None, None, None))(more[0], *at[1:]),
         lambda at, more, to: jax.vmap(both, (None, None, None, 0))(*at[:3], more[3]),
         lambda at, more, to: jax.jvp(norm, at[:3], to),
         lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[1],
         lambda at, more, to: jax.grad(along)(at, to)[:3],
-        lambda at, more, to: jax.grad(jax.checkpoint(lambda *of: loss(*of)))(*at),
         lambda at, more, to: (norm(*at[:3]), jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0]),
     ]
     for call in ways:

@@ -73,6 +73,7 @@ TWINS = [
     ("RMSNorm", {}),
     ("InstanceNorm", {}),
     ("GroupNorm", {"num_groups": 4}),
+    ("PositionalNorm", {"use_scale": True, "use_bias": True}),
     ("BatchNorm", {"use_running_average": False}),
     ("BatchNorm", {"use_running_average": True}),
     ("SwitchableNorm", {"use_running_average": False}),
@@ -88,8 +89,9 @@ def test_linen_and_nnx_agree_to_the_bit(name, options, dtype, rng):
     disturb(module)
     truth, state = linen_twin(name, options, x, module)
     found = module(x)
-    assert found.dtype == truth.dtype
-    np.testing.assert_array_equal(found.astype(jnp.float32), truth.astype(jnp.float32))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
     for key, leaf in state.get("batch_stats", {}).items():
         np.testing.assert_array_equal(getattr(module, key)[...], leaf)
 

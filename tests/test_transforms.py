@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, CASES, SIX
+from cases import BY_NAME, CASES, DISTINCT, KERNELS, laws
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle
@@ -32,8 +32,8 @@ def loss(case, x, scale, bias):
     return jnp.sin(case(x, scale=scale, bias=bias)).sum()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_jit_equals_eager(case, rng):
+@laws(CASES)
+def test_jit_equals_eager(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
     call = partial(case, scale=scale, bias=bias)
     assert ulps(jax.jit(call)(x), call(x)) <= 4
@@ -42,8 +42,8 @@ def test_jit_equals_eager(case, rng):
         assert ulps(jitted, eager) <= 4
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_vmap_equals_a_loop(case, rng):
+@laws(CASES, native=KERNELS)
+def test_vmap_equals_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng, (3,))
     both = jax.jit(lambda x: (case(x, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))(x)))
     loop = [np.stack(results) for results in zip(*map(both, x), strict=True)]
@@ -53,16 +53,16 @@ def test_vmap_equals_a_loop(case, rng):
         assert ulps(outer, truth[None]) <= 4
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_vmap_over_parameters(case, rng):
+@laws(CASES)
+def test_vmap_over_parameters(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
     scales = np.stack([scale, 2 * np.asarray(scale)])
     one = jax.jit(lambda s: case(x, scale=s, bias=bias))
     assert ulps(jax.jit(jax.vmap(one))(scales), np.stack([one(s) for s in scales])) <= 4
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_scan_and_checkpoint_equal_a_loop(case, rng):
+@laws(CASES, native=KERNELS)
+def test_scan_and_checkpoint_equal_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
 
     def step(x, _):
@@ -108,16 +108,12 @@ def test_a_donated_buffer_is_reused(rng):
     assert ulps(compiled(x), truth) <= 4
 
 
-DEVICES = {"batch": (0,), "batch_conv": (0,), "layer": (0,), "rms": (0,), "group": (0,), "instance": (0,), "switchable": (0,)}
-SHARDED = [case for case in SIX if case.name in DEVICES]
-
-
 def wide_input(case, rng):
     shape = (8 * case.shape[0], *case.shape[1:])
     return rng.standard_normal(shape).astype(np.float32) + 3
 
 
-@pytest.mark.parametrize("case", SHARDED, ids=str)
+@pytest.mark.parametrize("case", DISTINCT, ids=str)
 def test_sharded_jit_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
@@ -134,7 +130,7 @@ def test_sharded_jit_equals_one_device(case, rng):
 LARGE = [replace(BY_NAME[name], name=f"{name}_large", shape=(2, 64, 40, 8), param=(8,)) for name in ("batch_conv", "switchable")]
 
 
-@pytest.mark.parametrize("case", [*(case for case in SHARDED if case.name in ("batch_conv", "switchable")), *LARGE], ids=str)
+@pytest.mark.parametrize("case", [*(case for case in DISTINCT if case.name in ("batch_conv", "switchable")), *LARGE], ids=str)
 def test_shard_map_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)

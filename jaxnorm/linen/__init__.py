@@ -7,8 +7,9 @@ has no effect), ``mask`` may hold float weights and hides NaN, replicas are weig
 leaves the state as it was. Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
+from jaxnorm.linen import layers
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
-from jaxnorm.linen.layers import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
@@ -16,15 +17,12 @@ __all__ = [
     "GRU",
     "LSTM",
     "BatchNorm",
-    "GroupNorm",
-    "InstanceNorm",
-    "LayerNorm",
     "LayerNormGRUCell",
     "LayerNormLSTMCell",
     "LayerNormSimpleCell",
-    "RMSNorm",
     "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",
 ]
+__all__ += layers.__all__

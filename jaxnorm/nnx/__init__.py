@@ -9,8 +9,9 @@ was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer a
 Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
+from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
-from jaxnorm.nnx.layers import GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
@@ -18,15 +19,12 @@ __all__ = [
     "GRU",
     "LSTM",
     "BatchNorm",
-    "GroupNorm",
-    "InstanceNorm",
-    "LayerNorm",
     "LayerNormGRUCell",
     "LayerNormLSTMCell",
     "LayerNormSimpleCell",
-    "RMSNorm",
     "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",
 ]
+__all__ += layers.__all__

@@ -10,7 +10,10 @@ from flax.nnx.nn import dtypes
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.engine.collectives import bound
 from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
-from jaxnorm.norms import norm_over
+from jaxnorm.norms import norm_over, norm_over_with_moments
+from jaxnorm.statistics import Moments
+
+__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
@@ -30,16 +33,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups)
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, **options) -> jax.Array:
-    """``x`` normalized by a module."""
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **options):
+    """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
     (x,), params = operands(module, x, features)
-    return norm_over(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
+    return run(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
 
 
-def over_axes(module: Any, x: jax.Array, mask, *, centered: bool) -> jax.Array:
+def over_axes(module: Any, x: jax.Array, mask, **options):
     features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
     reduced = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
-    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
+    return over(module, x, unsplit(x.shape, reduced), features, mask, **options)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -76,6 +79,29 @@ class RMSNorm(nnx.RMSNorm):
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         return over_axes(self, x, mask, centered=False)
+
+
+class PositionalNorm(nnx.LayerNorm):
+    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its Moments, without parameters unless asked.
+
+    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``; mean and variance of each
+    position over ``reduction_axes``, the channels, and scale and bias along ``feature_axes``. It returns ``(y, Moments)``:
+    ``z * jnp.sqrt(moments.var + epsilon) + moments.mean`` gives a later layer's output z the moments of ``x`` (moment shortcut).
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> y, moments = nnx.PositionalNorm(2, rngs=Rngs(0))(jnp.array([[1.0, 3.0], [10.0, 30.0]]))
+    >>> y.round(3).tolist(), moments.mean.tolist()
+    ([[-1.0, 1.0], [-1.0, 1.0]], [[2.0], [20.0]])
+    """
+
+    def __init__(self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, **options):
+        super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
+        """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
+        return over_axes(self, x, mask, run=norm_over_with_moments)
 
 
 class InstanceNorm(nnx.InstanceNorm):
