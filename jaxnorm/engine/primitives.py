@@ -10,7 +10,7 @@ custom_jvp where it takes apart a loop, and then cannot differentiate a second t
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -94,25 +94,6 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
         return tuple(primitive.bind(*leaves, facts=facts, given=none, taken=taken, made=jax.tree.structure((0,) * results)))
 
     return call
-
-
-@cache
-def on_cpu(name: str, function: Callable) -> Callable:
-    """A callable of arrays: on a CPU ``function`` of them, elsewhere the arrays themselves. Values and derivatives are the same.
-
-    As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
-    """
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(lambda *arrays: list(arrays))
-    primitive.def_abstract_eval(lambda *types: list(types))
-    mlir.register_lowering(primitive, lambda _, *arrays: list(arrays))
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True), platform="cpu")
-    batching.primitive_batchers[primitive] = lambda arrays, axes: (primitive.bind(*arrays), axes)
-    each = lambda a: a if isinstance(a, ad.Zero) else primitive.bind(a)[0]  # noqa: E731
-    ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(map(each, tangents)))
-    ad.primitive_transposes[primitive] = lambda cotangents, *_: list(cotangents)
-    return primitive.bind
 
 
 STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results

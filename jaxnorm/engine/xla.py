@@ -1,7 +1,7 @@
 """Workarounds in plain JAX for compilers that would cost digits, time or memory; the results are the same without them."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from itertools import takewhile
 
 import jax
@@ -20,14 +20,31 @@ def separate(*arrays: jax.Array | None) -> tuple:
     It makes one loop of all that is done with a row, if nothing else needs any of it. What two loops have in common, be it no
     more than a cast, it writes to memory, as large as x. Two calls with the same arrays count as one.
     """
-    from jaxnorm.engine.primitives import on_cpu  # loads parts of JAX that importing this library does without
-
-    own = iter(on_cpu("jaxnorm_separate", _barrier)(*(a for a in arrays if a is not None)))
+    own = iter(_separating()(*(a for a in arrays if a is not None)))
     return tuple(None if a is None else next(own) for a in arrays)
 
 
-def _barrier(*arrays: jax.Array) -> list[jax.Array]:
-    return lax.optimization_barrier(arrays)
+@cache
+def _separating() -> Callable:
+    """A callable of arrays that is an optimization barrier on a CPU and nothing elsewhere, with their derivatives.
+
+    As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
+    """
+    from jax.extend.core import Primitive  # here, since importing this library does without these
+    from jax.interpreters import ad, batching, mlir
+
+    primitive = Primitive("jaxnorm_separate")
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *arrays: list(arrays))
+    primitive.def_abstract_eval(lambda *types: list(types))
+    mlir.register_lowering(primitive, lambda _, *arrays: list(arrays))
+    barrier = mlir.lower_fun(lambda *arrays: lax.optimization_barrier(arrays), multiple_results=True)
+    mlir.register_lowering(primitive, barrier, platform="cpu")
+    batching.primitive_batchers[primitive] = lambda arrays, axes: (primitive.bind(*arrays), axes)
+    each = lambda a: a if isinstance(a, ad.Zero) else primitive.bind(a)[0]  # noqa: E731
+    ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(map(each, tangents)))
+    ad.primitive_transposes[primitive] = lambda cotangents, *_: list(cotangents)
+    return primitive.bind
 
 
 def add_up(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
