@@ -1,15 +1,17 @@
 """A mask counts as if what it hides were not there: values, gradients, statistics, state."""
 
+import os
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DISTINCT
+from cases import CASES, DISTINCT, laws
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
+from jaxnorm.engine import plan
 
 JUNK = [np.nan, np.inf, -np.inf, 1e30]
 
@@ -20,16 +22,20 @@ def masked_input(case, rng, junk, keep=0.7):
     return np.where(mask, x, np.float32(junk)), mask
 
 
-@partial(jax.jit, static_argnums=0)
-def value_and_gradients(case, x, where, scale, bias, cotangent):
-    """Compiled once for each case, and mask or weights."""
+def value_and_gradients(case, *arrays):
+    """Compiled once for each case, implementation, and mask or weights."""
+    return compiled(case, os.environ.get(plan.VARIABLE), *arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def compiled(case, implementation, x, where, scale, bias, cotangent):
     y, pullback = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2], where=where), x, scale, bias)
     return y, *pullback(cotangent)
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_values_and_gradients_equal_those_of_the_compacted_data(case, junk, rng):
+@laws(CASES)
+def test_values_and_gradients_equal_those_of_the_compacted_data(case, implementation, junk, rng):
     x, mask = masked_input(case, rng, junk)
     scale, bias = case.params(rng)
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
@@ -67,8 +73,8 @@ def test_rounding_makes_no_variance_negative(rng):
     assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_float_weights_equal_repeated_elements(case, rng):
+@laws(CASES)
+def test_float_weights_equal_repeated_elements(case, implementation, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     weights = rng.integers(0, 4, case.shape).astype(np.float32)
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
@@ -80,8 +86,8 @@ def test_float_weights_equal_repeated_elements(case, rng):
 
 
 @pytest.mark.parametrize("junk", [0.0, np.nan, np.inf], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_fully_masked_input_is_finite_everywhere(case, junk, rng):
+@laws(CASES)
+def test_a_fully_masked_input_is_finite_everywhere(case, implementation, junk, rng):
     x = np.full(case.shape, junk, np.float32)
     scale, bias = case.params(rng)
     found = value_and_gradients(case, x, np.zeros(case.shape, bool), scale, bias, np.ones(case.shape, np.float32))
@@ -89,8 +95,8 @@ def test_a_fully_masked_input_is_finite_everywhere(case, junk, rng):
         assert (np.asarray(array) == 0).all()
 
 
-@pytest.mark.parametrize("case", DISTINCT, ids=str)
-def test_a_fully_masked_example_leaves_the_others_alone(case, rng):
+@laws(DISTINCT)
+def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     x[1] = np.nan
     where = (np.arange(case.shape[0]) != 1).reshape(-1, *(1,) * (len(case.shape) - 1))
@@ -147,8 +153,8 @@ def test_a_mask_may_have_any_shape_that_broadcasts(rng):
         np.testing.assert_array_equal(found.count, full.sum(0, keepdims=True))
 
 
-@pytest.mark.parametrize("case", DISTINCT, ids=str)
-def test_debug_nans_and_infs_raise_nowhere(case, rng):
+@laws(DISTINCT)
+def test_debug_nans_and_infs_raise_nowhere(case, implementation, rng):
     x, mask = map(jnp.asarray, masked_input(case, rng, np.nan))  # made outside: to make a NaN is an error within
     constant, nothing = jnp.full(case.shape, 3.3), jnp.zeros(case.shape, bool)
     gradient = jax.grad(lambda x, where, epsilon: (case(x, where=where, epsilon=epsilon) ** 2).sum())
