@@ -55,16 +55,12 @@ FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 
 @pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
 def test_transformations(name, width, rng, use):
-<<<<<<< ours
-    """vmap over everything and over cotangents, and derivatives of the second order, of small groups and others."""
-=======
-    """Of small sets and others; vmap over x and checkpoint of norms of the table are tested where all its laws are."""
-    check_transformations(name, width, rng, use, in_table=name != "adaptive")
+    """Of small groups and others."""
+    check_transformations(name, width, rng, use)
 
 
-def check_transformations(name, width, rng, use, *, in_table):
-    """vmap over x, over parameters and over cotangents, and derivatives of the second order."""
->>>>>>> theirs
+def check_transformations(name, width, rng, use):
+    """vmap over x, over parameters and over cotangents, checkpoint, and derivatives of the second order."""
     norm, shape = WIDE[name]
     shape = (*(min(size, 8) for size in shape[:-1]), width)
     given = arguments(rng, shape)
@@ -85,19 +81,17 @@ def check_transformations(name, width, rng, use, *, in_table):
         lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[1],
         lambda at, more, to: jax.grad(along)(at, to)[:3],
         lambda at, more, to: (norm(*at[:3]), jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0]),
-    ]
-    laws = [
         lambda at, more, to: jax.vmap(both, (0, None, None, None))(more[0], *at[1:]),
         lambda at, more, to: jax.grad(jax.checkpoint(lambda *of: loss(*of)))(*at),
     ]
-    for call in ways if in_table else ways + laws:
+    for call in ways:
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
 @pytest.mark.parametrize("name", ["batch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("group", "adaptive"))])
 @pytest.mark.usefixtures("by_xla")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
-    check_transformations(name, 8, rng, use, in_table=False)
+    check_transformations(name, 8, rng, use)
 
 
 @pytest.mark.parametrize("name", ["rows", "batch"])
