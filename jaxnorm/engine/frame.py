@@ -37,7 +37,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(split(spec, separate(x)[0]))
+    size = jnp.abs(split(spec, x if spec.bare else separate(x)[0]))
     shown = None if where is None else elements_that_count(where)
     largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
     limit = jnp.finfo(largest.dtype).maxexp - 2

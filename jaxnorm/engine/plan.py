@@ -103,7 +103,7 @@ def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=No
     share nothing, but for many rows, of which XLA makes one loop, and where the last axis is split: there sharing takes less time.
     """
     if implementation == "reference":
-        return spec
+        return replace(spec, bare=True)
     reduction, shared = spec.reduction, number(*(spec.reduction.split_shape[axis] for axis in spec.shared_axes(scale, bias)))
     recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
     in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS

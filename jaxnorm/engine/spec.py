@@ -24,8 +24,9 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
-      separate, recompute, keep_offset: what plan.py decides for plain JAX: whether each pass over x shares nothing with the
-        next; whether backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
+      bare, separate, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time and
+        memory; else, whether each pass over x shares nothing with the next; whether backward recomputes the statistics, in a loop
+        for each gradient; else, whether the offset is a residual.
     """
 
     reduction: Reduction
@@ -36,6 +37,7 @@ class Spec:
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
     full_range: bool = False
+    bare: bool = False
     separate: bool = False
     recompute: bool = False
     keep_offset: bool = True
