@@ -60,6 +60,21 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation
         np.testing.assert_allclose(hessian, transposed, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize(("dtype", "given"), [("float64", "float32"), ("float32", "float64"), ("float16", "float64")])
+@pytest.mark.parametrize("axes", [0, 1])
+def test_gradients_of_an_output_of_another_dtype(axes, given, dtype, implementation, rng, x64):
+    """They are computed in the dtype of the statistics, that of x and at least float32, and have that of x."""
+    x, dy = jnp.asarray(rng.standard_normal((4, 5)), given), rng.standard_normal((4, 5))
+    options = {"scale": jnp.ones((1, 5), given), "implementation": implementation}
+    y, pullback = jax.vjp(lambda x: jn.standardize(x, axes, dtype=dtype, **options), x)
+    _, truth = jax.vjp(lambda x: jn.standardize(x, axes, **options), x.astype(jnp.float64))
+    (dx,) = pullback(jnp.asarray(dy, dtype))
+    assert (y.dtype, dx.dtype) == (dtype, given)
+    exact = truth(jnp.asarray(dy, dtype).astype(jnp.float64))[0]
+    np.testing.assert_allclose(dx, exact, rtol=0, atol=4 * float(jnp.finfo(given).eps) * np.abs(exact).max())
+
+
 def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
     x = jnp.asarray(rng.standard_normal((5, 3)))
 

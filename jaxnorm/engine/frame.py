@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import power_of_two
+from jaxnorm.dtypes import compute_dtype, power_of_two
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
@@ -37,7 +37,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(split(spec, x if spec.bare else separate(x)[0]))
+    size = jnp.abs(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)))
     shown = None if where is None else elements_that_count(where)
     largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
     limit = jnp.finfo(largest.dtype).maxexp - 2
@@ -55,7 +55,7 @@ def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, of
 
 def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
     """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
-    u = split(spec, x)
+    u = split(spec, x, compute_dtype(x.dtype))
     return scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
 
 

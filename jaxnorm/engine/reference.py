@@ -156,7 +156,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     gain = 1 if scale is None else scale.astype(r.dtype)
 
     def shown(dy):
-        dy = split(spec, dy)
+        dy = split(spec, dy, r.dtype)
         return dy if where is None else jnp.where(elements_that_count(where), dy, 0)
 
     shared = spec.shared_axes(scale, bias)

@@ -15,9 +15,9 @@ def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
     return separate(*arrays) if spec.separate else arrays
 
 
-def split(spec: Spec, x: jax.Array) -> jax.Array:
-    """``x`` in the dtype of its statistics, split."""
-    return x.astype(compute_dtype(x.dtype)).reshape(spec.reduction.split_shape)
+def split(spec: Spec, values: jax.Array, dtype) -> jax.Array:
+    """Values of the shape of x in the dtype of the statistics, split."""
+    return values.astype(dtype).reshape(spec.reduction.split_shape)
 
 
 def elements_that_count(where: jax.Array) -> jax.Array:
