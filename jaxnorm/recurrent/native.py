@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm.engine.primitives import differentiable, linear, transposed_by_jax
+from jaxnorm.engine.xla import separate
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
@@ -160,7 +161,7 @@ def _backward(facts: Facts, residuals, cotangents):
         return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(residuals, cotangents)
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
-    arguments = jax.lax.optimization_barrier(_arguments(facts, panels, weights, x, steps, state))  # else every chunk recomputes constants
+    arguments = separate(*_arguments(facts, panels, weights, x, steps, state))  # else every chunk recomputes constants
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
     arrays = [*arguments, panels[2], facts.arranged(hs), *rest, facts.arranged(dhs)]
@@ -190,7 +191,7 @@ def _backward_chunk(facts: Facts, arrays: list[jax.Array], start: jax.Array, len
     shapes = [*((count, width) for width in widths), *[later[0].shape] * 2, *((width,) for width in vectors)]
     da, da_x, rows, x, dh, dc, *dvectors = _call("JaxnormLstmBackward", shapes, [*arrays, *later, start], _attributes(facts, later))
     if cell.separate:
-        drecurrent, da_x = jax.lax.optimization_barrier((rows.T @ da, da_x))  # in this order da is still in the cache
+        drecurrent, da_x = separate(rows.T @ da, da_x)  # in this order da is still in the cache
         dinput = x.T @ da_x
     else:  # one product of both
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])
