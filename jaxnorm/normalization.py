@@ -289,7 +289,7 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
 
         y, stats = native.standardize(spec, moments, x, scale, bias)
     else:
-        spec = for_plain_jax(spec, implementation, x, where, scale, bias)
+        spec = for_plain_jax(spec, implementation, where, scale, bias)
         frame = find_frame(spec, x, where)
         y, *found = normalized(spec, x, where, frame, scale, bias)
         stats = Stats(frame, *found)

@@ -14,7 +14,7 @@ from jax import lax
 from jaxnorm.dtypes import compute_dtype, power_of_two
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
+from jaxnorm.engine.sums import apart, count, elements_that_count, hide, mean, split
 from jaxnorm.engine.xla import separate
 
 
@@ -55,8 +55,7 @@ def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, of
 
 def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
     """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
-    u = split(spec, x, compute_dtype(x.dtype))
-    return scale_down(u if where is None else jnp.where(elements_that_count(where), u, 0), power)
+    return scale_down(hide(split(spec, x, compute_dtype(x.dtype)), where), power)
 
 
 def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:

@@ -52,11 +52,9 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
     if requested not in (None, *IMPLEMENTATIONS):
         names = ", ".join(map(repr, IMPLEMENTATIONS[:-1]))
         raise ValueError(f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}.")
-    if requested in PLAIN:
-        return _plan(requested, f"implementation={requested!r} is asked for")
-    named = wish() if requested is None else requested
+    named = requested or wish()
     if named in PLAIN:
-        return _plan(named, f"{VARIABLE}={named} leaves the kernels aside")
+        return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} leaves the kernels aside")
     if named is None and (reason := _left_aside(x)):
         return _next_best(reason)
     obstacle = _obstacle(module, x, arguments)
@@ -96,7 +94,7 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
 
 
-def for_plain_jax(spec: Spec, implementation: str, x, where, scale=None, bias=None) -> Spec:
+def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference".
 
     A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes

@@ -28,7 +28,7 @@ from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.frame import Frame, elements, find_frame, scale_down, scaled
 from jaxnorm.engine.rstd import rstd, steepness
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.sums import apart, count, elements_that_count, mean, split
+from jaxnorm.engine.sums import apart, count, hide, mean, split, weigh
 from jaxnorm.engine.xla import add_up, divide, flat
 
 nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
@@ -78,10 +78,15 @@ def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) ->
     if not spec.centered:
         square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame.n)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
-    offset = mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot)
+    offset = find_offset(spec, x, where, frame)
     own_x, own_offset = apart(spec, x, offset)
     square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame.n, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
+
+
+def find_offset(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+    """The mean of each group, in its frame."""
+    return mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot)
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
@@ -112,8 +117,7 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
         y = y * scale.astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:
         y = y + bias.astype(_at_least(y.dtype, bias.dtype))
-    if where is not None:
-        y = jnp.where(elements_that_count(where), y, 0)
+    y = hide(y, where)
     return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
 
 
@@ -129,8 +133,7 @@ def known(spec: Spec, residuals: Residuals) -> Stats:
         return statistics(spec, x, where)
     frame, offset, var = stats
     frame = frame if where is not None else frame._replace(n=count(spec, x, None))
-    offset = mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot) if offset is None else offset
-    return Stats(frame, offset, var)
+    return Stats(frame, find_offset(spec, x, where, frame) if offset is None else offset, var)
 
 
 def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -156,8 +159,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     gain = 1 if scale is None else scale.astype(r.dtype)
 
     def shown(dy):
-        dy = split(spec, dy, r.dtype)
-        return dy if where is None else jnp.where(elements_that_count(where), dy, 0)
+        return hide(split(spec, dy, r.dtype), where)
 
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
@@ -171,9 +173,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     if spec.centered:
         shift = -r * add_up(gain * alone, rest)
         through = through + divide(shift if doffset is None else shift + doffset, frame.n, r)
-    if where is not None:
-        through = jnp.where(where, through, 0) if where.dtype == jnp.bool_ else through * where.astype(through.dtype)
-    dx = scale_down(shown(dy) * (gain * r) + through, frame.power).astype(x.dtype).reshape(x.shape)
+    dx = scale_down(shown(dy) * (gain * r) + weigh(through, where), frame.power).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
 

@@ -25,6 +25,18 @@ def elements_that_count(where: jax.Array) -> jax.Array:
     return where if where.dtype == jnp.bool_ else where > 0
 
 
+def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """0, whatever stands there, instead of what is masked out."""
+    return values if where is None else jnp.where(elements_that_count(where), values, 0)
+
+
+def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The values times their weights, 0 or 1 by a mask."""
+    if where is None:
+        return values
+    return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
+
+
 def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | float:
     """How many elements, or how much weight, each group has: a number without a mask, else an array."""
     if where is not None:
@@ -36,9 +48,7 @@ def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | floa
 
 def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The sum over each group, by weight."""
-    if where is not None:
-        values = jnp.where(where, values, 0) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
-    return across(lax.psum, add_up(values, spec.axes), spec.axis_name)
+    return across(lax.psum, add_up(weigh(values, where), spec.axes), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, where: jax.Array | None, count, veil: jax.Array | None = None) -> jax.Array:

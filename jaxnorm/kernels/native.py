@@ -166,9 +166,8 @@ def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
     x, pivot, offset, var, power, scale = residuals
     spec, stats = facts.spec_of(x.shape), None
     if not facts.recompute(x):
-        frame, offset_is_known = facts.frame(pivot, power), facts.informative(x)[1] or not facts.spec.centered
-        offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else reference.estimate(spec, x, None, frame)[0]
-        stats = Stats(frame, offset, var)
+        offset_is_known = facts.informative(x)[1] or not facts.spec.centered
+        stats = Stats(facts.frame(pivot, power), jnp.broadcast_to(offset, var.shape) if offset_is_known else None, var)
     return spec, Residuals(x, None, stats, scale, scale)
 
 
