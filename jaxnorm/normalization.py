@@ -11,7 +11,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import normalized
-from jaxnorm.engine.frame import Frame, find_frame
+from jaxnorm.engine.groups import Frame, find_frame
 from jaxnorm.engine.plan import Plan, for_plain_jax, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.spec import Spec
@@ -123,22 +123,9 @@ def standardize(
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    validated = _validated(
-        x,
-        axes,
-        scale=scale,
-        bias=bias,
-        epsilon=epsilon,
-        where=where,
-        centered=centered,
-        correction=correction,
-        epsilon_in=epsilon_in,
-        axis_name=axis_name,
-        full_range=full_range,
-        dtype=dtype,
-        **sizes,
-    )
-    return fused(*validated, implementation=implementation)
+    options = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
+    options |= {"axis_name": axis_name, "full_range": full_range}
+    return fused(*_validated(x, resolve(axes, jnp.shape(x), sizes), scale, bias, where, **options), implementation)
 
 
 def plan(
@@ -176,53 +163,26 @@ def plan(
       not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
     """
-    options = {"epsilon": epsilon, "where": where, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
-    options |= {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
-    return _selected(implementation, *_validated(x, axes, scale=scale, bias=bias, **options, **sizes))
+    options = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
+    options |= {"axis_name": axis_name, "full_range": full_range}
+    return _selected(implementation, *_validated(x, resolve(axes, jnp.shape(x), sizes), scale, bias, where, **options))
 
 
-def _validated(
-    x,
-    axes,
-    *,
-    scale=None,
-    bias=None,
-    epsilon=1e-5,
-    where=None,
-    centered=True,
-    correction=0,
-    epsilon_in="var",
-    axis_name=None,
-    full_range=False,
-    dtype=None,
-    **sizes,
-) -> tuple[Spec, jax.Array, Any, Any, Any]:
+def _validated(x, reduction: Reduction, scale, bias, where, **options) -> tuple[Spec, jax.Array, Any, Any, Any]:
     """Spec, x, where, scale and bias."""
     x = validation.floating(x)
-    options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype, "full_range": full_range}
-    spec = make_spec(resolve(axes, x.shape, sizes), x, axis_name=axis_name, centered=centered, **options)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return spec, x, validation.mask(where, x.shape), scale, bias
+    return make_spec(reduction, x, **options), x, validation.mask(where, x.shape), scale, bias
 
 
-def make_spec(
-    reduction: Reduction,
-    x: jax.Array,
-    *,
-    axis_name=None,
-    centered=True,
-    epsilon=1e-5,
-    correction=0,
-    epsilon_in="var",
-    dtype=None,
-    full_range=False,
-) -> Spec:
+def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options) -> Spec:
     """The static facts, checked."""
-    epsilon, correction, epsilon_in = validation.epsilon(epsilon), validation.correction(correction), validation.epsilon_in(epsilon_in)
-    if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or full_range):
+    options |= {"epsilon": validation.epsilon(epsilon), "correction": validation.correction(correction)}
+    options |= {"epsilon_in": validation.epsilon_in(epsilon_in), "dtype": validation.output_dtype(dtype, x)}
+    spec = Spec(reduction, **options)
+    if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or spec.full_range):
         raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
-    dtype = validation.output_dtype(dtype, x)
-    return Spec(reduction, axis_name, bool(centered), epsilon, correction, epsilon_in, dtype, bool(full_range))
+    return spec
 
 
 def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> jax.Array:

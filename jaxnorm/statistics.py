@@ -10,12 +10,11 @@ from jax.sharding import AxisType
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.dtypes import power_of_two, real
-from jaxnorm.engine.frame import Frame
+from jaxnorm.dtypes import real
+from jaxnorm.engine.groups import Frame, scale_down, total
 from jaxnorm.engine.plan import for_plain_jax
 from jaxnorm.engine.reference import Stats, statistics
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.sums import total
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var"), meta_fields=())
@@ -87,7 +86,7 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
     reduction = resolve(axes, x.shape, sizes)
-    return moments_of(Spec(reduction, axis_name, bool(centered)), x, where)
+    return moments_of(Spec(reduction, axis_name, centered), x, where)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -157,18 +156,13 @@ def assemble(stats: Stats) -> Moments:
     """The public value: the mean rounded to one number, powers of two put back."""
     frame, offset, var = stats
     mean = offset if frame.pivot is None else frame.pivot + offset
-    if frame.power is not None:
-        factor = power_of_two(frame.power, mean.dtype)
-        mean, var = mean * factor, var * factor * factor
-    return Moments(jnp.full_like(var, frame.n), mean, var)
+    up = None if frame.power is None else -frame.power
+    return Moments(jnp.full_like(var, frame.n), scale_down(mean, up), scale_down(scale_down(var, up), up))
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
     """The inverse of :func:`assemble`: the Moments in the units of the frame, relative to its pivot."""
-    mean, var = moments.mean, moments.var
-    if frame.power is not None:
-        factor = power_of_two(-frame.power.astype(jnp.int32), var.dtype)
-        mean, var = mean * factor, var * factor * factor
+    mean, var = scale_down(moments.mean, frame.power), scale_down(scale_down(moments.var, frame.power), frame.power)
     return Moments(moments.count, mean if frame.pivot is None else mean - frame.pivot, var)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
-from jaxnorm.engine.frame import elements, find_frame
+from jaxnorm.engine.groups import elements, find_frame
 from jaxnorm.engine.plan import select
 from jaxnorm.engine.reference import Stats, nothing_saved
 from jaxnorm.engine.rstd import rstd

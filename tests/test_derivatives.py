@@ -10,7 +10,7 @@ from cases import CASES, DISTINCT, laws
 from derivatives import check_derivatives
 
 import jaxnorm as jn
-from jaxnorm.engine.primitives import linear
+from jaxnorm.kernels.primitives import linear
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])

@@ -14,15 +14,11 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["interrupts", "axes", "validation", "dtypes"],
-    ["engine.collectives", "engine.varying"],
-    ["engine.spec", "engine.primitives"],
-    ["engine.xla"],
-    ["engine.sums"],
-    ["engine.frame"],
+    ["engine.collectives", "engine.xla"],
+    ["engine.spec"],
+    ["engine.groups"],
     ["engine.rstd"],
     ["engine.reference"],
-    ["engine.rows"],
-    ["engine.linear"],
     ["kernels"],
     ["engine.derivatives", "engine.plan"],
     ["statistics"],

@@ -1,10 +1,8 @@
-"""Several devices that share statistics: which, how many, and sums over them."""
+"""The names of mesh and vmap axes: those that are bound, and those that arrays vary over inside of shard_map."""
 
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 
 class AxisGroups(NamedTuple):
@@ -12,30 +10,6 @@ class AxisGroups(NamedTuple):
 
     axis_name: str | tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
-
-
-def across(collective, value, axis_name):
-    """``collective`` of ``value`` over the axis, or in its groups."""
-    if axis_name is None:
-        return value
-    if not isinstance(axis_name, AxisGroups):
-        return collective(value, axis_name)
-    try:
-        return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
-    except NotImplementedError as error:  # of JAX, without a word
-        raise NotImplementedError(
-            f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."
-        ) from error
-
-
-def devices(axis_name) -> int | jax.Array:
-    """How many devices share statistics with this one: a traced number where groups differ in size."""
-    if not isinstance(axis_name, AxisGroups):
-        return across(lax.psum, 1, axis_name)
-    sizes = {device: len(group) for group in axis_name.groups for device in group}
-    if len(set(sizes.values())) == 1:
-        return len(axis_name.groups[0])
-    return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]
 
 
 def bound(axis_name, groups=None, *, initializing: bool = False):
@@ -62,3 +36,19 @@ def bound(axis_name, groups=None, *, initializing: bool = False):
     if not names:
         return None
     return names if groups is None else AxisGroups(names, tuple(tuple(group) for group in groups))
+
+
+def varying_axes(a: jax.Array) -> frozenset:
+    """Empty outside of shard_map."""
+    kind = jax.typeof(a)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+
+
+def vary(a: jax.Array, axes: frozenset) -> jax.Array:
+    """The array, varying over these axes; its cotangents are summed over them."""
+    missing = tuple(sorted(axes - varying_axes(a), key=str))
+    if not missing:
+        return a
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(a, missing, to="varying")
+    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX

@@ -1,17 +1,21 @@
 """Output and statistics of every group, with a derivative that stores x in its own dtype and little else.
 
-Reverse mode runs the closed form of reference.py, or a kernel's, as the transpose of a linear primitive. Every other
-derivative, of any order, JAX makes of the tangent.
+Reverse mode runs the closed form of reference.py as the transpose of a linear primitive. Every other derivative, of any order,
+JAX makes of the tangent.
 """
 
-from functools import partial
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.engine.frame import Frame
-from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, estimate, nothing_saved, tangent
+from jaxnorm.dtypes import compute_dtype
+from jaxnorm.engine.groups import Frame, split
+from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, forward, like, nothing_saved, tangent
 from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.xla import separate
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -32,7 +36,32 @@ def _normalized_jvp(spec, primals, tangents):
     residuals, inputs = Residuals(x, where, stats, scale, bias), Inputs(tangents[0], *tangents[3:])
     if spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
         return (y, offset, var), nothing_saved(partial(tangent, spec))(residuals, inputs)
-    from jaxnorm.engine import linear  # loads parts of JAX that values alone do without
+    return (y, offset, var), _linear(spec.recompute)(spec, residuals, inputs)
 
-    run = linear.tangent_of_rows if spec.recompute else linear.tangent
-    return (y, offset, var), run(spec, residuals, inputs)
+
+@cache
+def _linear(in_rows: bool) -> Callable:
+    """The tangent as a primitive, whose transpose is the closed form: made where first asked for, since values do without."""
+    from jaxnorm.kernels.primitives import linear
+
+    make = partial(linear, function=tangent, like=lambda r: Inputs(r.x, r.scale, r.bias), batched=Spec.batched, results=3)
+    if in_rows:
+        return make("jaxnorm_normalize_rows", transpose=backward_of_rows, elsewhere=backward)
+    return make("jaxnorm_normalize", transpose=backward)
+
+
+def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
+    """:func:`backward` where each group is a row, for XLA's CPU back-end: a fused loop for each result, which recomputes the statistics."""
+    (x, _, _, scale, bias), (dy, *dstats) = residuals, gradients
+    dtype = compute_dtype(x.dtype)
+    own_x, own_dy, own_scale = separate(x, dy, scale)
+    own_dy = split(spec, own_dy, dtype) if scale is None else split(spec, own_dy, dtype) * own_scale.astype(dtype)
+    dx = backward(spec, Residuals(own_x, None, None, None, None), (own_dy, *dstats)).x
+    dscale = dbias = None
+    if scale is not None:
+        own_x, own_dy = separate(x, dy)
+        normalized, _ = forward(replace(spec, dtype=dtype), own_x, None, None, None)
+        dscale = like(scale, split(spec, own_dy, dtype) * split(spec, normalized, dtype))
+    if bias is not None:
+        dbias = like(bias, split(spec, separate(dy)[0], dtype))
+    return Inputs(dx, dscale, dbias)

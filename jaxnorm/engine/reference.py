@@ -25,10 +25,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
-from jaxnorm.engine.frame import Frame, elements, find_frame, scale_down, scaled
+from jaxnorm.engine.groups import Frame, apart, count, elements, find_frame, hide, mean, scale_down, scaled, split, weigh
 from jaxnorm.engine.rstd import rstd, steepness
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.sums import apart, count, hide, mean, split, weigh
 from jaxnorm.engine.xla import add_up, divide, flat
 
 nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)

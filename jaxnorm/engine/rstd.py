@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import power_of_two
-from jaxnorm.engine.frame import Frame
+from jaxnorm.engine.groups import Frame, power_of_two
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import flat
 

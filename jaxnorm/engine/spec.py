@@ -42,9 +42,10 @@ class Spec:
     recompute: bool = False
     keep_offset: bool = True
 
-    def __post_init__(self):
-        if isinstance(self.axis_name, list):  # these facts are hashed
-            object.__setattr__(self, "axis_name", tuple(self.axis_name))
+    def __post_init__(self):  # these facts are hashed
+        names = tuple(self.axis_name) if isinstance(self.axis_name, list) else self.axis_name
+        for name, value in (("axis_name", names), ("centered", bool(self.centered)), ("full_range", bool(self.full_range))):
+            object.__setattr__(self, name, value)
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.frame import Frame
-from jaxnorm.engine.primitives import differentiable, linear
+from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
+from jaxnorm.kernels.primitives import differentiable, linear
 
 DTYPES = ("float32", "bfloat16")
 RESIDUALS = 1 / 20  # of the bytes of a group: where its statistics are more than that, backward recomputes them

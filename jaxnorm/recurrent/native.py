@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.engine.primitives import differentiable, linear, transposed_by_jax
 from jaxnorm.engine.xla import separate
 from jaxnorm.kernels.native import like
 from jaxnorm.kernels.placement import WHOLE, sharded
+from jaxnorm.kernels.primitives import differentiable, linear, transposed_by_jax
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
 

@@ -1,0 +1,140 @@
+"""Groups of elements that share statistics: sums and means over each, on one device or several, and the frame of each.
+
+    u = x / 2**power - pivot
+
+In it elements are small, so that no statistics lose digits or leave the range. No result depends on the frame: it is constant
+under differentiation.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.collectives import AxisGroups
+from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.xla import add_up, divide, separate
+
+
+def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
+    """The same arrays, for one loop over x that shares nothing with the next."""
+    return separate(*arrays) if spec.separate else arrays
+
+
+def split(spec: Spec, values: jax.Array, dtype) -> jax.Array:
+    """Values of the shape of x in the dtype of the statistics, split."""
+    return values.astype(dtype).reshape(spec.reduction.split_shape)
+
+
+def elements_that_count(where: jax.Array) -> jax.Array:
+    """Which elements a mask or weights include."""
+    return where if where.dtype == jnp.bool_ else where > 0
+
+
+def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """0, whatever stands there, instead of what is masked out."""
+    return values if where is None else jnp.where(elements_that_count(where), values, 0)
+
+
+def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The values times their weights, 0 or 1 by a mask."""
+    if where is None:
+        return values
+    return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
+
+
+def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | float:
+    """How many elements, or how much weight, each group has: a number without a mask, else an array."""
+    if where is not None:
+        weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(real(compute_dtype(x.dtype)))
+        return total(spec, weights, None)
+    found = spec.reduction.group_size * devices(spec.axis_name)
+    return float(found) if isinstance(found, int) else jnp.asarray(found, float)
+
+
+def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The sum over each group, by weight."""
+    return across(lax.psum, add_up(weigh(values, where), spec.axes), spec.axis_name)
+
+
+def mean(spec: Spec, values: jax.Array, where: jax.Array | None, count, veil: jax.Array | None = None) -> jax.Array:
+    """The mean over each group, by weight; 0 of an empty one. For the veil see :func:`divide`."""
+    return divide(total(spec, values, where), count, veil)
+
+
+def across(collective, value, axis_name):
+    """``collective`` of ``value`` over the axis, or in its groups."""
+    if axis_name is None:
+        return value
+    if not isinstance(axis_name, AxisGroups):
+        return collective(value, axis_name)
+    try:
+        return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
+    except NotImplementedError as error:  # of JAX, without a word
+        raise NotImplementedError(
+            f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."
+        ) from error
+
+
+def devices(axis_name) -> int | jax.Array:
+    """How many devices share statistics with this one: a traced number where groups differ in size."""
+    if not isinstance(axis_name, AxisGroups):
+        return across(lax.psum, 1, axis_name)
+    sizes = {device: len(group) for group in axis_name.groups for device in group}
+    if len(set(sizes.values())) == 1:
+        return len(axis_name.groups[0])
+    return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]
+
+
+class Frame(NamedTuple):
+    """Constants of each group: its count, the power of two that x is divided by, and a number near the mean."""
+
+    n: jax.Array | float
+    power: jax.Array | None
+    pivot: jax.Array | None
+
+
+def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
+    """The constants in which the elements of each group are small."""
+    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
+    frame = Frame(count(spec, x, where), None, None)
+    if lowest is not None:
+        frame = frame._replace(power=find_power(spec, x, where, lowest))
+    return frame._replace(pivot=mean(spec, elements(spec, x, where, frame), where, frame.n)) if spec.centered else frame
+
+
+def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
+    """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
+    size = jnp.abs(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)))
+    shown = None if where is None else elements_that_count(where)
+    largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
+    limit = jnp.finfo(largest.dtype).maxexp - 2
+    exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
+    return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
+
+
+def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
+    """``u``, or ``u - offset``, split."""
+    x, power, pivot, offset = apart(spec, x, frame.power, frame.pivot, offset)
+    u = scaled(spec, x, where, power)
+    u = u if pivot is None else u - pivot
+    return u if offset is None else u - offset
+
+
+def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
+    """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
+    return scale_down(hide(split(spec, x, compute_dtype(x.dtype)), where), power)
+
+
+def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
+    """``u / 2**power``"""
+    return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype)
+
+
+def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
+    """2**exponent, where that is a normal number, made from its bits, so that a loop over x need not compute powers."""
+    info = jnp.finfo(real(dtype))
+    bits = jnp.int64 if info.bits == 64 else jnp.int32
+    return lax.bitcast_convert_type((exponent.astype(bits) + (info.maxexp - 1)) << info.nmant, info.dtype)
