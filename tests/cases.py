@@ -135,6 +135,12 @@ BY_NAME = {case.name: case for case in CASES}
 KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.name == "layer_hwc")]
 
 
+def long_sweep(cases, *, quick):
+    """All of the cases, of which those that are ``quick`` run at once, the others in the long sweeps alone."""
+    rows = [(case, case if isinstance(case, tuple) else (case,)) for case in cases]
+    return [pytest.param(*values, marks=() if case in quick else pytest.mark.slow) for case, values in rows]
+
+
 def laws(cases, *, native=()):
     """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that are ``native`` by the kernels."""
     rows = [(case, "xla", ()) for case in cases] + [(case, "reference", pytest.mark.slow) for case in cases]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from rich.console import Console
 
 import jaxnorm
@@ -244,7 +245,7 @@ def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
     assert len(report.read(tmp_path)["runs"]) >= 1
 
 
-@pytest.mark.parametrize("norm", [pytest.param(norm, marks=() if norm in ("batch", "switchable") else pytest.mark.slow) for norm in CONV])
+@pytest.mark.parametrize("norm", long_sweep(CONV, quick=("batch", "switchable")))
 def test_every_norm_trains_after_convolutions(norm):
     data = few_tests(datasets.digits().first(160), 32)
     found = train(Run(norm, 32, 0, variant="conv", epochs=4, learning_rate=3e-3), LeNet(norm, "conv"), data)
@@ -431,7 +432,7 @@ def test_the_table_fits_a_terminal_of_80_columns():
 READERS = [("lstm-rows", "none"), ("lstm-rows", "batch"), ("rnn-rows", "batch"), ("gru-pixels", "layer-0.3")]
 
 
-@pytest.mark.parametrize(("variant", "norm"), READERS)
+@pytest.mark.parametrize(("variant", "norm"), long_sweep(READERS, quick=READERS[:1]))
 def test_every_cell_learns_to_read(variant, norm):
     """Rows of eight and single pixels, each norm; the running statistics of every step are those that were seen."""
     task = TASKS["sequential"]

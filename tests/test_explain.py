@@ -82,6 +82,7 @@ def test_drift_is_in_deviations():
     assert probes.drift(old, new).tolist() == [(2.5 + 1) / 2]  # 5 of 2 deviations, 1 of 1
 
 
+@pytest.mark.slow
 def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
     console = Console(quiet=True)
     results = explain.explain(SMALL, tmp_path, console)

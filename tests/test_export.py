@@ -1,11 +1,13 @@
 """Programs that are exported, for sizes that are not known before they run, or compiled for other devices."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import recurrent_cases
-from cases import BY_NAME, DISTINCT
+from cases import BY_NAME, DISTINCT, long_sweep
 from flax import nnx
 
 import jaxnorm as jn
@@ -48,7 +50,7 @@ def assert_near(found, wanted, bound):
 
 
 @pytest.mark.parametrize("sizes", [SIZES[::2], pytest.param(SIZES[1:2], marks=pytest.mark.slow)], ids=["smallest and largest", "between"])
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", long_sweep(["float32", "bfloat16"], quick=["float32"]))
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_norms_and_their_gradients_of_any_size(name, dtype, sizes, rng):
     case = BY_NAME[name]
@@ -89,6 +91,8 @@ def test_exports_of_masks_weights_and_merged_axes(rng):
 
 
 NETWORKS = [case for case in recurrent_cases.CASES if case.placement == "ba2016" and case.norm != "rms"]
+OF_ANY_LENGTH = [(case, "b, t, 3") for case in NETWORKS]
+OF_ANY_LENGTH += [(case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3", "5, t, 3")]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ NETWORKS = [case for case in recurrent_cases.CASES if case.placement == "ba2016"
 )
 @pytest.mark.parametrize(
     ("case", "shape"),
-    [*((case, "b, t, 3") for case in NETWORKS), *((case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3", "5, t, 3"))],
+    long_sweep(OF_ANY_LENGTH, quick=OF_ANY_LENGTH[::3]),
     ids=str,
 )
 def test_networks_and_their_gradients_of_any_length(case, shape, size, rng):
@@ -125,7 +129,6 @@ def test_kernels_take_no_symbolic_sizes():
         exported(lambda x: jn.standardize(x, -1, implementation="native"), "b, 8", "float32")
 
 
-FURTHER = (True, "float32"), (False, "bfloat16")
 LSTM = recurrent_cases.Case("lstm"), recurrent_cases.Case("lstm", None)
 WITH_KERNELS = {
     **{case.name: (case, case.shape) for case in DISTINCT if case.kernel},
@@ -134,9 +137,7 @@ WITH_KERNELS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("vmapped", "dtype"), [(False, "float32"), (True, "bfloat16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)]
-)
+@pytest.mark.parametrize(("vmapped", "dtype"), long_sweep(product([False, True], ["float32", "bfloat16"]), quick=[(False, "float32")]))
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_programs_for_other_platforms_where_kernels_are_built(name, vmapped, dtype, use, rng):
     """They are not called in what is exported, nor in what is lowered for another device than a CPU."""

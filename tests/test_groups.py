@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from derivatives import check_derivatives
 from jax.sharding import PartitionSpec as P
 from test_transforms import shard_map, ulps
@@ -32,7 +33,7 @@ def mask(rng):
     return jnp.asarray(rng.random(SHAPE) < 0.7).at[1, ..., :3].set(False)
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
+@pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
 def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64):
     arguments, where = given(rng), mask(rng) if masked else None
@@ -46,7 +47,7 @@ def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64)
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "masked"])
+@pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
 @pytest.mark.parametrize("name", NORMS)
 def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
     where = mask(rng) if masked else None

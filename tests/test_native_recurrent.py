@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from jax.sharding import PartitionSpec
 from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
 from test_native import close as close_to
@@ -58,7 +59,7 @@ def test_values_are_those_of_the_equations(case, epsilon, rng):
     close((state, outputs), truth, 2e-6)
 
 
-@pytest.mark.parametrize("case", OURS, ids=str)
+@pytest.mark.parametrize("case", long_sweep(OURS, quick=OURS[::2]), ids=str)
 def test_gradients_are_those_of_plain_jax(case, rng):
     """Of blocks of sequences that are full and not, and of a batch that several threads share; in plain JAX the last are left out."""
     x, params = sequences(rng, 40, 7), wide(rng, case)
@@ -107,7 +108,7 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
     assert (np.asarray(found[1][0])[~np.asarray(taken)] == 0).all()
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case in FEW[1:3] else ()) for case in FEW], ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=[FEW[0], *FEW[3:]]), ids=str)
 def test_transformations(case, rng, gates_from):
     """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
     if case.norm is None:

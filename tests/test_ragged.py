@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences
 
 import jaxnorm as jn
@@ -14,7 +15,8 @@ import jaxnorm as jn
 pytestmark = pytest.mark.usefixtures("several_chunks")
 
 LENGTHS = (5, 0, 2, 5)  # few different ones, here and below: each is compiled for itself
-by_case = pytest.mark.parametrize("case", [*FEW, Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")], ids=str)
+FURTHER = [Case("rnn"), Case("gru", "rms", "sum"), Case("lstm", "layer", "carried_cell")]
+by_case = pytest.mark.parametrize("case", long_sweep([*FEW, *FURTHER], quick=FEW), ids=str)
 
 
 def total(case, x, params, coefficients, **options):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from recurrent_cases import CASES, FEW, HIDDEN, Case, by_few, loss, sequences, small_chunks, weights_for
 
 import jaxnorm as jn
@@ -17,7 +18,7 @@ IMPLEMENTATIONS = ("xla", "reference")
 OFTEN = [*FEW, *(case for case in CASES if case.norm == "batch"), Case("gru", "rms", "gate"), Case("lstm", "layer", "carried_cell")]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in OFTEN else pytest.mark.slow) for case in CASES], ids=str)
+@pytest.mark.parametrize("case", long_sweep(CASES, quick=OFTEN), ids=str)
 def test_gradients_are_differences_of_the_equations(case, rng, x64):
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, x, params, np.float64)
@@ -72,7 +73,7 @@ def test_both_implementations_are_the_same(case, rng):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize("case", [FEW[0], FEW[2]], ids=str)
+@pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2]], quick=FEW[:1]), ids=str)
 def test_second_order(case, rng, x64):
     """Forward over reverse and reverse over reverse are the difference of two gradients."""
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
@@ -93,7 +94,7 @@ def test_second_order(case, rng, x64):
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6 * largest), way, difference)
 
 
-@pytest.mark.parametrize("case", [FEW[0], FEW[2], FEW[4]], ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW[::2], quick=FEW[:1]), ids=str)
 def test_transformations_are_a_loop(case, rng):
     """vmap over x and over parameters, jit, checkpoint and scan."""
     x, params = sequences(rng, 3, 2, 5), [case.params(seed=seed) for seed in range(3)]
@@ -110,7 +111,7 @@ def test_transformations_are_a_loop(case, rng):
     close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
 
 
-@pytest.mark.parametrize("time", [0, 1, 3, 5])
+@pytest.mark.parametrize("time", long_sweep([0, 1, 3, 5], quick=[0, 5]))
 def test_any_number_of_steps(time, rng, monkeypatch):
     """Divisible by the chunk or not, one, none: values, the last state and gradients."""
     case = Case("lstm")

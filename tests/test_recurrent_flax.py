@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from flax import nnx as flax_nnx
 from recurrent_cases import CELLS, FEATURES, FLAX, HIDDEN, LAYERS, close, disturbed, sequences
 
@@ -16,12 +17,13 @@ from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 
 KEY = jax.random.key(0)
+ORDERS = [{}, {"reverse": True}, {"time_major": True}, {"reverse": True, "keep_order": True}, {"time_major": True, "reverse": True}]
 
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"reverse": True}, {"reverse": True, "keep_order": True}, {"time_major": True}, {"time_major": True, "reverse": True}],
+    long_sweep(ORDERS, quick=[ORDERS[0], *ORDERS[3:]]),
     ids=str,
 )
 def test_without_a_norm_the_layer_is_flax_rnn(kind, options, rng):

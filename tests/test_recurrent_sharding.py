@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from jax.sharding import NamedSharding, PartitionSpec
 from recurrent_cases import FEW, sequences
 
@@ -21,7 +22,7 @@ def loss(case, lengths, x, params):
     return (outputs**2).sum() + (state[-1] ** 2).sum()
 
 
-@pytest.mark.parametrize("case", [*FEW[:2], *(pytest.param(case, marks=pytest.mark.slow) for case in FEW[2:])], ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:2]), ids=str)
 def test_shard_map(case, rng):
     x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))
 

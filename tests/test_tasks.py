@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -110,7 +111,7 @@ SHORT = ["--epochs", "1", "--seeds", "2", "--train-examples", "8", "--norms", "l
 TRAINED = ["vowels --variants rnn", "text --variants gru", "handwriting --variants rnn", "draw", "pimnist"]
 
 
-@pytest.mark.parametrize("task", TRAINED)
+@pytest.mark.parametrize("task", long_sweep(TRAINED, quick=TRAINED[:1]))
 def test_a_task_trains_and_its_first_seed_shows_samples(task, folder, capsys):
     name, *options = task.split()
     arguments = ["compare", name, "--data-dir", str(folder), *options, *SHORT, "--batch-sizes", "4", "--out", str(folder / "o")]
