@@ -104,7 +104,7 @@ def test_hard_inputs_beside_a_mask_that_hides_nothing(case, implementation, hard
     check(case, hard, rng, np.ones(case.shape, bool))
 
 
-@pytest.mark.parametrize("hard", OF_UNITS, ids=str)
+@pytest.mark.parametrize("hard", long_sweep(OF_UNITS, quick=OF_UNITS[::3]), ids=str)
 @laws(DISTINCT, native=KERNELS)
 def test_hard_inputs_of_other_units(case, implementation, hard, rng):
     """Without a mask, and plain JAX compiled alone: in every way it takes long."""
@@ -119,7 +119,7 @@ def test_hard_inputs_of_other_units_in_every_way(case, implementation, hard, rng
     check(case, hard, rng, np.ones(case.shape, bool))
 
 
-@pytest.mark.parametrize("hard", HARD, ids=str)
+@pytest.mark.parametrize("hard", long_sweep(HARD, quick=HARD[::2]), ids=str)
 @pytest.mark.parametrize("name", ["layer", "rms"])
 def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, hard, rng):
     check(replace(BY_NAME[name], shape=(4096, 256), param=(256,), param_split=(1, 256)), hard, rng)

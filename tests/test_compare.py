@@ -465,6 +465,7 @@ def test_reviews_are_cut_padded_and_known_by_their_common_words(tmp_path):
     assert tokens[3, 0] == words[260]
 
 
+@pytest.mark.slow
 def test_reviews_train_and_resume(tmp_path, capsys):
     write_imdb(tmp_path)
     arguments = ["compare", "imdb", "--data-dir", str(tmp_path), "--epochs", "1", "--batch-sizes", "2", "--out", str(tmp_path / "o")]

@@ -103,6 +103,7 @@ def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
         explain.explain(replace(SMALL, epochs=2), tmp_path, console, resume=True)
 
 
+@pytest.mark.slow
 def test_networks_that_diverge_are_drawn_and_told(tmp_path, few):
     explain.explain(replace(SMALL, norms=("none",), learning_rate=1e30), tmp_path, Console(quiet=True))
     assert "to the power: none nan" in explain.words(report.read(tmp_path))[2]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, KERNELS
+from cases import BY_NAME, KERNELS, long_sweep
 from test_accuracy import HARD, check
 
 import jaxnorm as jn
@@ -86,7 +86,7 @@ class TestStatisticsByAKernel:
         check(BY_NAME[name], hard, rng)
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", long_sweep(WIDE, quick=list(WIDE)[::2]))
 def test_arrays_of_many_chunks(name, rng, use):
     """Against plain JAX in float64; the same bits whatever thread comes first."""
     norm, shape = WIDE[name]

@@ -108,7 +108,7 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
     assert (np.asarray(found[1][0])[~np.asarray(taken)] == 0).all()
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=[FEW[0], *FEW[3:]]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:1]), ids=str)
 def test_transformations(case, rng, gates_from):
     """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
     if case.norm is None:
@@ -248,7 +248,7 @@ def test_without_a_norm_wide_networks_keep_their_gates(rng, gates_from):
     assert kept_by(Case("lstm", None), 63, rng) == 2 + FEATURES / 63
 
 
-@pytest.mark.parametrize("steps", [5, 7])
+@pytest.mark.parametrize("steps", long_sweep([5, 7], quick=[7]))
 def test_gates_that_were_kept_give_the_same_gradients(steps, rng, gates_from):
     """To the bit, of sequences cut evenly and not, with steps that are not taken."""
     case = Case("lstm", None)

@@ -149,7 +149,10 @@ def gradient_norm(params, x, **options):
     return float(jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient))))
 
 
-@pytest.mark.parametrize(("norm", "placement"), [("layer", "ba2016"), ("layer", "gate"), ("rms", "sum"), ("batch", "ba2016")])
+OF_ZEROS = [("layer", "ba2016"), ("layer", "gate"), ("rms", "sum"), ("batch", "ba2016")]
+
+
+@pytest.mark.parametrize(("norm", "placement"), long_sweep(OF_ZEROS, quick=OF_ZEROS[::3]))
 def test_runs_of_zeros_are_harmless(norm, placement):
     """Steps not taken do nothing; zeros that are taken, from a zero state, multiply no gradient by 1 / sqrt(epsilon)."""
     options = {"norm": norm, "placement": placement}

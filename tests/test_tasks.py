@@ -221,7 +221,7 @@ def test_networks_that_always_tell_the_same_make_it(folder):
     assert found == ["0" * 28 + "9" + "0" * 755] * 8
 
 
-@pytest.mark.parametrize("task", ["text --variants rnn", "handwriting --variants rnn", "draw"])
+@pytest.mark.parametrize("task", long_sweep(["text --variants rnn", "handwriting --variants rnn", "draw"], quick=["draw"]))
 def test_a_network_that_diverged_is_shown_too(task, folder):
     """Blank images, drawings of nothing, any text; after steps of such a length no sampled number is finite."""
     arguments = [
