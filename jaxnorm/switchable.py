@@ -5,17 +5,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
-from jaxnorm.engine.groups import elements, find_frame
-from jaxnorm.engine.plan import select
-from jaxnorm.engine.reference import Stats, nothing_saved
+from jaxnorm.engine.groups import Frame, elements, find_frame
+from jaxnorm.engine.plan import for_plain_jax, select
+from jaxnorm.engine.reference import Stats, nothing_saved, statistics
 from jaxnorm.engine.rstd import rstd
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned, like_batch, spatial_axes
 from jaxnorm.normalization import fused, make_spec
-from jaxnorm.statistics import Moments, assemble, into_frame, moments_of
+from jaxnorm.statistics import Moments, assemble, into_frame
 
 
 def switchable_norm(
@@ -88,23 +89,25 @@ def switchable_norm(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(implementation: str, spec: Spec, features, spatial, x, mean_logits, var_logits, running, scale, bias, where):
-    """Of u, which is x in the frame of all of it: where a blend does not lose digits to a mean that all have in common."""
-    frame = find_frame(spec, x, where)
-    given = None if running is None else into_frame(running, frame)
+    frame = find_frame(replace(spec, centered=False), x, where)
     norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
-    y, batch = norm(x, frame, mean_logits, var_logits, given, scale, bias, where)
-    return y, assemble(Stats(frame._replace(n=batch.count), batch.mean, batch.var))
+    return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
 
 
-def _blended(implementation: str, spec: Spec, features, spatial, x, frame, mean_logits, var_logits, running, scale, bias, where):
+def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame, mean_logits, var_logits, running, scale, bias, where):
     """Instance norm, whose scale and bias are those that make it one of the blended statistics.
 
-    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e.
+    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e. Means are blended as differences
+    from their mean, so that no digits are lost to what all have in common.
     """
-    u = elements(spec, x, where, frame)
-    own = Spec(unsplit(x.shape, spatial))
-    instance = moments_of(own, u, where)
-    layer, batch = instance.merge(features), instance.merge(0, axis_name=spec.axis_name) if running is None else running
+    u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
+    where = None if where is None else where.reshape(own.reduction.fit(where.shape))
+    (n, _, pivot), offset, var = statistics(for_plain_jax(own, implementation, where), u, where)
+    axis_name, count, pivot = spec.axis_name if running is None else None, jnp.asarray(n, var.dtype), jnp.asarray(pivot)
+    origin = lax.stop_gradient(Moments(count, pivot, var)).merge(tuple(range(x.ndim)), axis_name=axis_name).mean
+    frame, instance = frame._replace(pivot=origin), Moments(count, pivot - origin + offset, var)
+    running = None if running is None else into_frame(running, frame)
+    layer, batch = instance.merge(features), instance.merge(0, axis_name=axis_name) if running is None else running
     mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
     var = sum(weight * part.var for weight, part in zip(var_weights, (instance, layer, batch), strict=True))
     # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
@@ -114,4 +117,5 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame, mean_
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
-    return fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation), batch
+    y = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
+    return y, assemble(Stats(frame._replace(n=batch.count), batch.mean, batch.var))
