@@ -1,6 +1,7 @@
 """Where the features stand: parameters aligned with them, groups counted, spatial axes named."""
 
 from functools import reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,11 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
     if rank - 1 not in reduced:
         raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")
     return reduced[:-1]
+
+
+def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the reduction axes of a Flax LayerNorm or RMSNorm."""
+    return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(module.reduction_axes, rank, "reduction_axes")
 
 
 def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,7 +9,7 @@ from flax.nnx.nn import dtypes
 
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.engine.collectives import bound
-from jaxnorm.features import group_axes, group_count, inexact, instance_axes, promoted
+from jaxnorm.features import group_axes, group_count, inexact, instance_axes, module_axes, promoted
 from jaxnorm.norms import norm_over, norm_over_with_moments
 from jaxnorm.statistics import Moments
 
@@ -40,8 +40,7 @@ def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, .
 
 
 def over_axes(module: Any, x: jax.Array, mask, **options):
-    features = canonical_axes(module.feature_axes, x.ndim, "feature_axes")
-    reduced = canonical_axes(module.reduction_axes, x.ndim, "reduction_axes")
+    features, reduced = module_axes(module, x.ndim)
     return over(module, x, unsplit(x.shape, reduced), features, mask, **options)
 
 
