@@ -253,7 +253,7 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
         frame = find_frame(spec, x, where)
         y, *found = normalized(spec, x, where, frame, scale, bias)
         stats = Stats(frame, *found)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(stats)) if moments else None
+    return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(spec, stats)) if moments else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -261,9 +261,9 @@ def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
     blocks = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
-    count, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
+    n, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean = _fit_blocks(blocks, moments.mean).astype(dtype)
-    stats = Stats(Frame(count, None, mean), jnp.zeros_like(mean), var)
+    stats = Stats(Frame(n, None, mean), jnp.zeros_like(mean), var)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 

@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
-from jaxnorm.engine.groups import Frame, scale_down, total
+from jaxnorm.engine.groups import Frame, scale_down, total, total_weight
 from jaxnorm.engine.plan import for_plain_jax
 from jaxnorm.engine.reference import Stats, statistics
 from jaxnorm.engine.spec import Spec
@@ -152,12 +152,12 @@ def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = 
     return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
 
 
-def assemble(stats: Stats) -> Moments:
+def assemble(spec: Spec, stats: Stats) -> Moments:
     """The public value: the mean rounded to one number, powers of two put back."""
     frame, offset, var = stats
     mean = offset if frame.pivot is None else frame.pivot + offset
     up = None if frame.power is None else -frame.power
-    return Moments(jnp.full_like(var, frame.n), scale_down(mean, up), scale_down(scale_down(var, up), up))
+    return Moments(jnp.full_like(var, total_weight(spec, frame)), scale_down(mean, up), scale_down(scale_down(var, up), up))
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
@@ -170,7 +170,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, implementation: str = "xla") -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    result = assemble(statistics(for_plain_jax(spec, implementation, where), x, where))
+    result = assemble(spec, statistics(for_plain_jax(spec, implementation, where), x, where))
     return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
 
 

@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
-from jaxnorm.engine.groups import Frame, elements, find_frame
+from jaxnorm.engine.groups import Frame, elements, find_frame, total_weight
 from jaxnorm.engine.plan import for_plain_jax, select
 from jaxnorm.engine.reference import Stats, nothing_saved, statistics
 from jaxnorm.engine.rstd import rstd
@@ -102,10 +102,11 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     """
     u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
     where = None if where is None else where.reshape(own.reduction.fit(where.shape))
-    (n, _, pivot), offset, var = statistics(for_plain_jax(own, implementation, where), u, where)
-    axis_name, count, pivot = spec.axis_name if running is None else None, jnp.asarray(n, var.dtype), jnp.asarray(pivot)
-    origin = lax.stop_gradient(Moments(count, pivot, var)).merge(tuple(range(x.ndim)), axis_name=axis_name).mean
-    frame, instance = frame._replace(pivot=origin), Moments(count, pivot - origin + offset, var)
+    own_frame, offset, var = statistics(for_plain_jax(own, implementation, where), u, where)
+    n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
+    axis_name = spec.axis_name if running is None else None
+    origin = lax.stop_gradient(Moments(n, pivot, var)).merge(tuple(range(x.ndim)), axis_name=axis_name).mean
+    frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
     running = None if running is None else into_frame(running, frame)
     layer, batch = instance.merge(features), instance.merge(0, axis_name=axis_name) if running is None else running
     mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
@@ -118,4 +119,4 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
     y = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
-    return y, assemble(Stats(frame._replace(n=batch.count), batch.mean, batch.var))
+    return y, assemble(spec, Stats(frame._replace(n=batch.count), batch.mean, batch.var))

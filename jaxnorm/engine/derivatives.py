@@ -29,7 +29,6 @@ def normalized(spec: Spec, x, where, frame: Frame, scale, bias):
 def _normalized_jvp(spec, primals, tangents):
     x, where, frame, scale, bias = primals
     y, offset, var = normalized(spec, *primals)
-    frame = frame if where is not None else frame._replace(n=None)
     stats = None if spec.recompute else Stats(frame, offset if spec.keep_offset else None, var)
     if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
         bias = scale  # one array instead of two

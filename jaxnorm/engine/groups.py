@@ -45,11 +45,10 @@ def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
     return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
 
 
-def count(spec: Spec, x: jax.Array, where: jax.Array | None) -> jax.Array | float:
+def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     """How many elements, or how much weight, each group has: a number without a mask, else an array."""
-    if where is not None:
-        weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(real(compute_dtype(x.dtype)))
-        return total(spec, weights, None)
+    if frame.n is not None:
+        return frame.n
     found = spec.reduction.group_size * devices(spec.axis_name)
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
@@ -59,9 +58,9 @@ def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     return across(lax.psum, add_up(weigh(values, where), spec.axes), spec.axis_name)
 
 
-def mean(spec: Spec, values: jax.Array, where: jax.Array | None, count, veil: jax.Array | None = None) -> jax.Array:
-    """The mean over each group, by weight; 0 of an empty one. For the veil see :func:`divide`."""
-    return divide(total(spec, values, where), count, veil)
+def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
+    """The mean over each group, by weight; 0 of an empty one. With a veil it is exact for a constant, see :func:`divide`."""
+    return divide(total(spec, values, where), total_weight(spec, frame), veil)
 
 
 def across(collective, value, axis_name):
@@ -89,9 +88,9 @@ def devices(axis_name) -> int | jax.Array:
 
 
 class Frame(NamedTuple):
-    """Constants of each group: its count, the power of two that x is divided by, and a number near the mean."""
+    """Constants of each group: its weight, the power of two that x is divided by, and a number near the mean."""
 
-    n: jax.Array | float
+    n: jax.Array | float | None  # None where every element counts, and no trace makes an array of their number
     power: jax.Array | None
     pivot: jax.Array | None
 
@@ -99,10 +98,16 @@ class Frame(NamedTuple):
 def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
     """The constants in which the elements of each group are small."""
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
-    frame = Frame(count(spec, x, where), None, None)
+    frame = Frame(None, None, None)
+    if where is not None:
+        weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(real(compute_dtype(x.dtype)))
+        frame = frame._replace(n=total(spec, weights, None))
     if lowest is not None:
         frame = frame._replace(power=find_power(spec, x, where, lowest))
-    return frame._replace(pivot=mean(spec, elements(spec, x, where, frame), where, frame.n)) if spec.centered else frame
+    if not spec.centered:
+        return frame
+    sums = total(spec, elements(spec, x, where, frame), where)
+    return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
 
 
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:

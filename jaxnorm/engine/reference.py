@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
-from jaxnorm.engine.groups import Frame, apart, count, elements, find_frame, hide, mean, scale_down, scaled, split, weigh
+from jaxnorm.engine.groups import Frame, apart, elements, find_frame, hide, mean, scale_down, scaled, split, total_weight, weigh
 from jaxnorm.engine.rstd import rstd, steepness
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import add_up, divide, flat
@@ -75,17 +75,17 @@ def statistics(spec: Spec, x: jax.Array, where: jax.Array | None) -> Stats:
 def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each group, in its frame."""
     if not spec.centered:
-        square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame.n)
+        square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, where, frame)
     own_x, own_offset = apart(spec, x, offset)
-    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame.n, frame.pivot)
+    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
 def find_offset(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return mean(spec, elements(spec, x, where, frame), where, frame.n, frame.pivot)
+    return mean(spec, elements(spec, x, where, frame), where, frame, frame.pivot)
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
@@ -103,8 +103,8 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     du = scaled(spec, dx, where, frame.power)
     deviation = elements(spec, x, where, frame, offset)
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame.n, offset)
-    return mean(spec, du, where, frame.n, offset) if spec.centered else jnp.zeros_like(offset), dvar
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame)
+    return mean(spec, du, where, frame) if spec.centered else jnp.zeros_like(offset), dvar
 
 
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
@@ -131,7 +131,6 @@ def known(spec: Spec, residuals: Residuals) -> Stats:
     if stats is None:
         return statistics(spec, x, where)
     frame, offset, var = stats
-    frame = frame if where is not None else frame._replace(n=count(spec, x, None))
     return Stats(frame, find_offset(spec, x, where, frame) if offset is None else offset, var)
 
 
@@ -165,13 +164,13 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     own_x, own_dy = apart(spec, x, dy)
     alone, product = add_up(shown(*apart(spec, dy)), shared), add_up(shown(own_dy) * elements(spec, own_x, where, frame), shared)
     product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
-    applied = -0.5 * (steepness(spec, var, r, frame.n) * add_up(gain * product, rest) * r) * r
-    slope = 2 * divide(applied if dvar is None else applied + dvar, frame.n, r)
+    applied = -0.5 * (steepness(spec, var, r, total_weight(spec, frame)) * add_up(gain * product, rest) * r) * r
+    slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame))
     own_x, slope = apart(spec, x, slope)
     through = slope * elements(spec, own_x, where, frame, offset)
     if spec.centered:
         shift = -r * add_up(gain * alone, rest)
-        through = through + divide(shift if doffset is None else shift + doffset, frame.n, r)
+        through = through + divide(shift if doffset is None else shift + doffset, total_weight(spec, frame))
     dx = scale_down(shown(dy) * (gain * r) + weigh(through, where), frame.power).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 

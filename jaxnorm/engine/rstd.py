@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.engine.groups import Frame, power_of_two
+from jaxnorm.engine.groups import Frame, power_of_two, total_weight
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import flat
 
 
 def rstd(spec: Spec, frame: Frame, var: jax.Array) -> jax.Array:
     """1 / sqrt(var + epsilon), in the units of the frame."""
-    return flat(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), frame.n)
+    return flat(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
 
 
 def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:

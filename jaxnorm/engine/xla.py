@@ -80,18 +80,18 @@ def flat(function: Callable) -> Callable:
 
 
 def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
-    """``total / count``, exactly the constant for sums of a constant; 0 for an empty group.
+    """``total / count``; 0 for an empty group.
 
-    A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into
-    what is done with it. So the count is hidden from it behind a zero that it cannot know to be one: made of the veil,
-    which is any array with one element for each group; without one, of the total, in which the result is then not linear.
+    A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into what is
+    done with it. A veil, any array with one element for each group, prevents that: the count is hidden behind a zero that is made of
+    it, and the mean of a constant is that constant.
     """
-    return flat(_divide)(total, count, total if veil is None else veil)
+    return flat(_divide)(total, count) if veil is None else flat(_divide)(total, count, veil)
 
 
-def _divide(total: jax.Array, count, veil: jax.Array) -> jax.Array:
+def _divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     if isinstance(count, float):
-        zero = jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0)
-        return total / (jnp.asarray(count if count > 0 else 1, total.dtype) + zero.astype(total.dtype))
+        divisor = jnp.asarray(count if count > 0 else 1, total.dtype)
+        return total / (divisor if veil is None else divisor + jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype))
     count = jnp.asarray(count, real(total.dtype))
     return total / jnp.where(count > 0, count, 1).astype(total.dtype)

@@ -103,7 +103,7 @@ def standardize(spec: Spec, moments: bool, x, scale, bias) -> tuple:
         on_each = lambda x, params: _standardize_part(replace(spec, reduction=reduction), moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
         y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
-    return y, found and Stats(Frame(float(spec.reduction.group_size), *found[0]), *found[1:])
+    return y, found and Stats(Frame(None, *found[0]), *found[1:])
 
 
 def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
