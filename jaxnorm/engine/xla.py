@@ -50,13 +50,20 @@ def _separating() -> Callable:
 def add_up(values: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """The sum along axes, the last of them first, but where that is short, which takes less time last.
 
-    One after the other: at once, XLA's CPU back-end adds each element to the sum of all before it (JAX 0.8: 6e-5 off for 8000
-    equal ones), and from the first axis on it would read memory in leaps, which takes 10 times as long.
+    Of all at once XLA's CPU back-end adds each element to the sum of all before it (JAX 0.8: 6e-5 off for 8000 equal ones), and from
+    the first axis on it would read memory in leaps, which takes 10 times as long. So one follows the other, but for neighbours
+    of no more than SHORT elements together: 7 x 7 positions at once take 0.75 of the time of batch and instance norm.
     """
     short = values.ndim - 1 if number(*values.shape[-1:]) < SHORT else None
+    parts: list[list[int]] = []
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
-        values = jnp.sum(values, axis, keepdims=True)
-        if len(axes) > 1:  # or XLA merges the sums
+        if parts and axis != short and number(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT:
+            parts[-1].append(axis)
+        else:
+            parts.append([axis])
+    for part in parts:
+        values = jnp.sum(values, tuple(part), keepdims=True)
+        if len(parts) > 1:  # or XLA merges the sums
             (values,) = separate(values)
     return values
 
