@@ -34,16 +34,17 @@ def batch_norm(
 ) -> tuple[jax.Array, Moments]:
     """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
-    In training, blend the returned Moments into a running average with :func:`ema`; in evaluation, call
-    ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one element gives ``bias``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend the returned Moments into a running
+    average with :func:`ema`; in evaluation, call ``normalize(x, running, scale=scale, bias=bias)``. In training a batch
+    of one element gives ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       feature_axes: the axes that are not reduced.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to reduce over as well, weighted by count.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
@@ -112,14 +113,16 @@ def layer_norm(
 ) -> jax.Array:
     """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
 
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; ``sqrt(var) + epsilon`` with ``epsilon_in="std"``.
+
     Args:
       x: floating array ``(..., C)``.
       axes: the reduction axes, which are the feature axes too: several of them have one gain and bias per element
         (PyTorch's and Paddle's ``normalized_shape``).
-      scale: gain of the shape of the reduction axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
       axis_name: device or vmap axes to reduce over as well.
@@ -167,10 +170,10 @@ def positional_norm(
     Args:
       x: floating array, for example ``(N, H, W, C)``.
       feature_axes: the axes of the channels, which are reduced.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to pool over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
@@ -210,13 +213,15 @@ def rms_norm(
 ) -> jax.Array:
     """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv 1910.07467).
 
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale + bias``.
+
     Args:
       x: floating array ``(..., C)``.
       axes: the reduction axes, which are the feature axes too.
-      scale: gain of the shape of the reduction axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the mean square.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
@@ -256,13 +261,15 @@ def instance_norm(
 ) -> jax.Array:
     """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
 
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``.
+
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
       feature_axes: the axes that, beside the batch, are not reduced.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
@@ -303,17 +310,18 @@ def group_norm(
 ) -> jax.Array:
     """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
 
-    One group is layer norm over all but the batch, one channel per group is instance norm.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. One group is layer norm over all but the batch, one
+    channel per group is instance norm.
 
     Args:
       x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
       num_groups: the number of equal groups of neighbouring channels.
       feature_axes: the one axis of channels.
       axes: the other reduction axes; all but the batch by default.
-      scale: gain ``(C,)``.
-      bias: shift ``(C,)``.
+      scale: gain ``(C,)``, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes to reduce over as well.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.

@@ -38,8 +38,9 @@ def switchable_norm(
 ) -> tuple[jax.Array, Moments]:
     """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
 
-    Means are blended with ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are
-    the instance statistics merged over the channels, the batch statistics are those merged over the batch.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Means are blended with ``softmax(mean_logits)``,
+    variances with ``softmax(var_logits)``. The layer statistics are the instance statistics merged over the channels, the batch
+    statistics are those merged over the batch.
 
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
@@ -47,10 +48,10 @@ def switchable_norm(
       var_logits: ``(3,)``, in the same order.
       running: Moments that stand in for those of the batch (evaluation).
       feature_axes: the axes of the features.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the same shape.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: mask or weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       axis_name: device or vmap axes that the batch extends over.
       full_range: as for :func:`standardize`.
       implementation: as for :func:`standardize`.
