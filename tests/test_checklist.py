@@ -13,6 +13,7 @@ from jaxnorm import linen, nnx, norms, switchable
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = {"scale", "bias", "epsilon", "where", "axis_name", "dtype", "full_range", "implementation"}
+SAID = ("sqrt(", "floating dtype", "boolean mask or float", "arXiv", "Args:", "Returns:", "Raises:", ">>>")
 NAMES = sorted(
     name
     for module in (norms, switchable)
@@ -48,7 +49,10 @@ def missing(name):
     done = {
         f"{file}: x is to be positional-only": next(iter(parameters.values())).kind is inspect.Parameter.POSITIONAL_ONLY,
         **{f"{file}: option {option}": option in ours for option in sorted(OPTIONS)},
-        **{f"{file}: {part} in the docstring": part in text for part in ("sqrt(", "floating dtype", "boolean mask or float", "arXiv", "Args:", "Returns:", "Raises:", ">>>")},
+        **{
+            f"{file}: {part} in the docstring": part in text
+            for part in ("sqrt(", "floating dtype", "boolean mask or float", "arXiv", "Args:", "Returns:", "Raises:", ">>>")
+        },
         "jaxnorm/__init__.py: the name in __all__": name in jaxnorm.__all__,
         **{f"{package.replace('.', '/')}: a module in __all__": module for package, module in modules.items()},
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),

@@ -6,6 +6,7 @@ In it elements are small, so that no statistics lose digits or leave the range. 
 under differentiation.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jax import lax
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import AxisGroups
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import add_up, divide, separate
+from jaxnorm.engine.xla import divide, reduce_axes, separate
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
@@ -55,7 +56,7 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
 
 def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The sum over each group, by weight."""
-    return across(lax.psum, add_up(weigh(values, where), spec.axes), spec.axis_name)
+    return across(lax.psum, reduce_axes(weigh(values, where), spec.axes), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
@@ -112,9 +113,8 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)))
-    shown = None if where is None else elements_that_count(where)
-    largest = across(lax.pmax, jnp.max(size, spec.axes, keepdims=True, initial=0, where=shown), spec.axis_name)
+    size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
+    largest = across(lax.pmax, reduce_axes(size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name)
     limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)

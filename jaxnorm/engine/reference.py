@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import Frame, apart, elements, find_frame, hide, mean, scale_down, scaled, split, total_weight, weigh
-from jaxnorm.engine.rstd import rstd, steepness
+from jaxnorm.engine.rstd import rstd
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import add_up, divide, flat
+from jaxnorm.engine.xla import divide, flat, reduce_axes
 
 nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
@@ -153,7 +153,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
     frame, offset, var = known(spec, residuals)
-    r = rstd(spec, frame, var)
+    r, through_r = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
 
     def shown(dy):
@@ -162,14 +162,14 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
     own_x, own_dy = apart(spec, x, dy)
-    alone, product = add_up(shown(*apart(spec, dy)), shared), add_up(shown(own_dy) * elements(spec, own_x, where, frame), shared)
+    alone, product = reduce_axes(shown(*apart(spec, dy)), shared), reduce_axes(shown(own_dy) * elements(spec, own_x, where, frame), shared)
     product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
-    applied = -0.5 * (steepness(spec, var, r, total_weight(spec, frame)) * add_up(gain * product, rest) * r) * r
+    (applied,) = through_r(reduce_axes(gain * product, rest))
     slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame))
     own_x, slope = apart(spec, x, slope)
     through = slope * elements(spec, own_x, where, frame, offset)
     if spec.centered:
-        shift = -r * add_up(gain * alone, rest)
+        shift = -r * reduce_axes(gain * alone, rest)
         through = through + divide(shift if doffset is None else shift + doffset, total_weight(spec, frame))
     dx = scale_down(shown(dy) * (gain * r) + weigh(through, where), frame.power).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
@@ -178,4 +178,4 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
 def like(param: jax.Array, values: jax.Array) -> jax.Array:
     """Summed over the axes along which the parameter does not differ."""
     axes = tuple(axis for axis, size in enumerate(param.shape) if size == 1 and values.shape[axis] != 1)
-    return jnp.broadcast_to(add_up(values, axes), param.shape).astype(param.dtype)
+    return jnp.broadcast_to(reduce_axes(values, axes), param.shape).astype(param.dtype)

@@ -41,10 +41,10 @@ def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.A
 def _inverse_root_jvp(spec, primals, tangents):
     var, epsilon, count = primals
     r = inverse_root(spec, var, epsilon, count)
-    return r, ((-0.5 * tangents[0] * steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+    return r, ((-0.5 * tangents[0] * _steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
 
 
-def steepness(spec: Spec, var, r, count) -> jax.Array:
+def _steepness(spec: Spec, var, r, count) -> jax.Array:
     """q in d r = -1/2 q r r d var, where r is :func:`inverse_root`; 0 for sqrt(var) where there is no spread."""
     unbias = _unbias(spec, var, count)
     if spec.epsilon_in == "var":
