@@ -122,7 +122,7 @@ def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    x, power, pivot, offset = apart(spec, x, frame.power, frame.pivot, offset)
+    x, power, pivot, offset = apart(spec, x.reshape(spec.reduction.split_shape), frame.power, frame.pivot, offset)
     u = scaled(spec, x, where, power)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset
