@@ -18,6 +18,7 @@ from rich.console import Console
 
 from bench import speed, speed_report
 from bench.peers import OTHERS, installed
+from bench.shapes import SHAPES
 from bench.stamp import allocator, commit, versions
 from jaxnorm import interrupts, kernels
 from jaxnorm.experiments import report
@@ -124,7 +125,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     usual = speed.Settings()
     add("--only", metavar="NORMS", type=_some_of(speed.NORMS), default=usual.norms, help=f"of {', '.join(speed.NORMS)}")
-    add("--shapes", type=_some_of(tuple(speed.SHAPES)), default=usual.shapes, help=f"of {', '.join(speed.SHAPES)}")
+    shapes = "; ".join(f"{name} ({shape.where})" for name, shape in SHAPES.items())
+    add("--shapes", type=_some_of(tuple(SHAPES)), default=usual.shapes, help=f"of {shapes}")
     add("--dtypes", type=_some_of(speed.DTYPES), default=usual.dtypes, help=f"of {', '.join(speed.DTYPES)}")
     add("--peers", type=_some_of(speed.PEERS), default=usual.peers, help=f"with semicolons between them, of {'; '.join(speed.PEERS)}")
     add("--rounds", type=int, default=usual.rounds, help=f"measured rounds; {usual.rounds} by default")

@@ -30,7 +30,8 @@ from jax.sharding import PartitionSpec as P
 from rich.progress import track
 
 from bench.peers import JAX_PEERS, installed
-from bench.speed import DTYPES, IMAGES, ROWS, with_gradients
+from bench.shapes import IMAGES, ROWS
+from bench.speed import DTYPES, with_gradients
 from bench.stamp import commit, versions
 from bench.transfers import COLLECTIVE, cycles, kernels, transferred
 

@@ -13,15 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.peers import JAX_PEERS, installed, torch_cpu
+from bench.shapes import IMAGES, ROWS, SHAPES, Shape
 from jaxnorm.experiments.runs import OnProgress
 
-ROWS = ("layer", "rms")  # of features: statistics of each row
-IMAGES = ("batch", "instance", "group", "switchable")
-SHAPES = {
-    **dict.fromkeys(("256x768", "4096x1024", "32768x128", "512x4096"), ROWS),
-    **dict.fromkeys(("16x32x32x128", "32x56x56x64", "32x7x7x512"), IMAGES),
-    "8x64": (*ROWS, "batch"),
-}
 NORMS = (*ROWS, *IMAGES)
 DTYPES = ("float32", "bfloat16")
 PEERS = tuple(peer for peer in (*JAX_PEERS, "torch") if installed(peer))
@@ -49,12 +43,14 @@ class Settings:
 
     def runs(self) -> list[Case]:
         """Those norms that a shape is for."""
-        return [Case(norm, shape, dtype) for dtype in self.dtypes for shape in self.shapes for norm in self.norms if norm in SHAPES[shape]]
+        return [
+            Case(norm, shape, dtype) for dtype in self.dtypes for shape in self.shapes for norm in self.norms if norm in SHAPES[shape].norms
+        ]
 
 
 def arrays(case: Case) -> tuple[jax.Array, ...]:
     """x, scale, bias and the cotangent of y."""
-    shape, keys = tuple(map(int, case.shape.split("x"))), jax.random.split(jax.random.key(0), 4)
+    shape, keys = Shape.sizes(case.shape), jax.random.split(jax.random.key(0), 4)
     x, cotangent = (jax.random.normal(key, shape, case.dtype) for key in keys[:2])
     return x, 1 + jax.random.normal(keys[2], shape[-1:]), jax.random.normal(keys[3], shape[-1:]), cotangent
 
