@@ -17,7 +17,7 @@ from recurrent_cases import small_chunks
 
 from jaxnorm import kernels
 from jaxnorm.engine import plan
-from jaxnorm.kernels import build, libraries, native
+from jaxnorm.kernels import build, libraries
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
 LESS = "jax_disable_most_optimizations"
@@ -150,8 +150,7 @@ def implementation(request, monkeypatch) -> str:
 
 
 @pytest.fixture(scope="class")
-def by_xla():
-    """The output of groups of whatever size by XLA, of statistics from the kernel, as that of many positions."""
-    with optimized(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "CHANNEL", 4)
+def usual_compile_of_class():
+    """As usual_compile, for one class, or one test."""
+    with optimized():
         yield

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from test_native import WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
@@ -34,9 +35,9 @@ def test_every_rule(options, rng, use):
 
 
 @RULES
-@pytest.mark.usefixtures("by_xla")
+@pytest.mark.usefixtures("usual_compile_of_class")
 def test_every_rule_of_which_a_kernel_has_the_statistics(options, rng, use):
-    given = arguments(rng, (3, 5, 7, 8))
+    given = arguments(rng, (3, 23, 24, 8))
     given = (given[0].at[0].set(2.0), *given[1:])
     kernels_agree(use, partial(with_gradients, partial(_groups, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
 
@@ -56,13 +57,12 @@ FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 @pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
 def test_transformations(name, width, rng, use):
     """Of small groups and others."""
-    check_transformations(name, width, rng, use)
-
-
-def check_transformations(name, width, rng, use):
-    """vmap over x, over parameters and over cotangents, checkpoint, and derivatives of the second order."""
     norm, shape = WIDE[name]
-    shape = (*(min(size, 8) for size in shape[:-1]), width)
+    check_transformations(norm, (*(min(size, 8) for size in shape[:-1]), width), rng, use)
+
+
+def check_transformations(norm, shape, rng, use):
+    """vmap over x, over parameters and over cotangents, checkpoint, and derivatives of the second order."""
     given = arguments(rng, shape)
     stacked = [jnp.stack([a, 2 * a, a + 1]) for a in given]
     direction = (given[3][::-1], *arguments(rng, shape)[1:3])
@@ -88,10 +88,13 @@ def check_transformations(name, width, rng, use):
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
-@pytest.mark.parametrize("name", ["batch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("group", "adaptive"))])
-@pytest.mark.usefixtures("by_xla")
+MANY = {"batch": (2, 17, 18, 8), "group": (2, 23, 24, 8), "adaptive": (2, 600, 8)}  # positions: XLA has the output
+
+
+@pytest.mark.parametrize("name", long_sweep(MANY, quick=["batch"]))
+@pytest.mark.usefixtures("usual_compile_of_class")
 def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
-    check_transformations(name, 8, rng, use)
+    check_transformations(WIDE[name][0], MANY[name], rng, use)
 
 
 @pytest.mark.parametrize("name", ["rows", "batch"])
