@@ -166,11 +166,11 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
     return Moments(moments.count, mean if frame.pivot is None else mean - frame.pivot, var)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, implementation: str = "xla") -> Moments:
+@partial(jax.jit, static_argnums=0)
+def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    result = assemble(spec, statistics(for_plain_jax(spec, implementation, where), x, where))
+    result = assemble(spec, statistics(for_plain_jax(spec, "xla", where), x, where))
     return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
 
 

@@ -29,14 +29,11 @@ def split(spec: Spec, values: jax.Array, dtype) -> jax.Array:
     return values.astype(dtype).reshape(spec.reduction.split_shape)
 
 
-def elements_that_count(where: jax.Array) -> jax.Array:
-    """Which elements a mask or weights include."""
-    return where if where.dtype == jnp.bool_ else where > 0
-
-
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
     """0, whatever stands there, instead of what is masked out."""
-    return values if where is None else jnp.where(elements_that_count(where), values, 0)
+    if where is None:
+        return values
+    return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
 def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
