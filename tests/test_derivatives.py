@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DISTINCT, laws
+from cases import CASES, DISTINCT, laws, long_sweep
 from derivatives import check_derivatives
 
 import jaxnorm as jn
 from jaxnorm.kernels.primitives import linear
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"masked": True}, marks=pytest.mark.slow)], ids=["plain", "masked"])
+@pytest.mark.parametrize("options", long_sweep([{}, {"masked": True}], quick=[{}]), ids=["plain", "masked"])
 @laws(DISTINCT)
 def test_derivatives_of_both_modes_and_two_orders(case, implementation, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape

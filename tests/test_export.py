@@ -25,7 +25,7 @@ SYMBOLIC = {
     "group_nchw": "b, 8, h",
     "switchable": "b, h, h, 4",
 }
-SIZES = {"b": 5, "h": 3}, {"b": 7, "h": 8}, {"b": 40, "h": 33}  # the last of them large enough for other loops
+SIZES = [{"b": 5, "h": 3}, {"b": 7, "h": 8}, {"b": 40, "h": 33}]  # the last of them large enough for other loops
 NEAR = {"float32": 3e-6, "bfloat16": 1e-2}  # of the largest number: as far as two ways to compute the same may differ
 
 
@@ -49,7 +49,7 @@ def assert_near(found, wanted, bound):
         np.testing.assert_allclose(got, want, rtol=0, atol=bound * max(1, np.abs(want).max(initial=0)))
 
 
-@pytest.mark.parametrize("sizes", [SIZES[::2], pytest.param(SIZES[1:2], marks=pytest.mark.slow)], ids=["smallest and largest", "between"])
+@pytest.mark.parametrize("sizes", long_sweep([SIZES[::2], SIZES[1:2]], quick=[SIZES[::2]]), ids=["smallest and largest", "between"])
 @pytest.mark.parametrize("dtype", long_sweep(["float32", "bfloat16"], quick=["float32"]))
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_norms_and_their_gradients_of_any_size(name, dtype, sizes, rng):
@@ -96,7 +96,7 @@ OF_ANY_LENGTH += [(case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param({"b": 2, "t": 1}, marks=pytest.mark.slow), {"b": 5, "t": 12}], ids=["of one step", "of several"]
+    "size", long_sweep([{"b": 2, "t": 1}, {"b": 5, "t": 12}], quick=[{"b": 5, "t": 12}]), ids=["of one step", "of several"]
 )
 @pytest.mark.parametrize(
     ("case", "shape"),

@@ -164,7 +164,7 @@ def test_a_plan_says_what_runs_and_why(use):
         assert errors[0] == errors[1]
 
 
-SOME = (pytest.param(n, marks=pytest.mark.slow) for n in np.random.default_rng(0).integers(2, 3000, 8).tolist())
+SOME = long_sweep(np.random.default_rng(0).integers(2, 3000, 8).tolist(), quick=())
 SIZES = (49, 98, 103, 105, 107, *SOME)  # 1 / n times n is not 1 for some
 
 

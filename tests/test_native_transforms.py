@@ -51,10 +51,9 @@ def _rows(x, scale, bias, **options):
 
 
 KINDS = [("rows", 8), ("rows", 80), ("rms", 80), ("batch", 8), ("group", 8), ("adaptive", 8)]
-FURTHER = [("rows", 80), ("batch", 8), ("adaptive", 8)]
 
 
-@pytest.mark.parametrize(("name", "width"), [pytest.param(*case, marks=pytest.mark.slow if case in FURTHER else ()) for case in KINDS])
+@pytest.mark.parametrize(("name", "width"), long_sweep(KINDS, quick=[("rows", 8), ("rms", 80), ("group", 8)]))
 def test_transformations(name, width, rng, use):
     """Of small groups and others."""
     norm, shape = WIDE[name]

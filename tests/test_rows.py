@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DISTINCT
+from cases import DISTINCT, long_sweep
 from derivatives import check_derivatives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,7 +24,7 @@ NORMS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module", params=["xla", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.fixture(autouse=True, scope="module", params=long_sweep(["xla", "reference"], quick=["xla"]))
 def implementation(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXNORM_IMPLEMENTATION", request.param)
