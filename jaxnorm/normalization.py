@@ -1,35 +1,41 @@
 """Normalizing data with given Moments or with its own: the public functions."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.derivatives import normalized
-from jaxnorm.engine.groups import Frame, find_frame
-from jaxnorm.engine.plan import Plan, for_plain_jax, select
+from jaxnorm.engine.groups import Frame
+from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.spec import Spec
+from jaxnorm.options import AxisName, EpsilonIn, Param
 from jaxnorm.statistics import Moments, assemble, moments_of
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def normalize(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     moments: Moments,
     *,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-5,
-    where=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-5,
+    where: Param = None,
     correction: float = 0,
-    epsilon_in: str = "var",
-    dtype=None,
+    epsilon_in: EpsilonIn = "var",
+    dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running average.
 
@@ -69,21 +75,21 @@ def normalize(
 
 
 def standardize(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     axes: Axes,
     *,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-5,
-    where=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-5,
+    where: Param = None,
     centered: bool = True,
     correction: float = 0,
-    epsilon_in: str = "var",
-    axis_name=None,
+    epsilon_in: EpsilonIn = "var",
+    axis_name: AxisName = None,
     full_range: bool = False,
     implementation: str | None = None,
-    dtype=None,
+    dtype: DTypeLike | None = None,
     **sizes: int,
 ) -> jax.Array:
     """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
@@ -123,32 +129,20 @@ def standardize(
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
-    options = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
-    options |= {"axis_name": axis_name, "full_range": full_range}
-    return fused(*_validated(x, resolve(axes, jnp.shape(x), sizes), scale, bias, where, **options), implementation)
+    own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
+    options = {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
+    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options))
 
 
-def plan(
-    x: jax.Array,
-    /,
-    axes: Axes,
-    *,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-5,
-    where=None,
-    centered: bool = True,
-    correction: float = 0,
-    epsilon_in: str = "var",
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
-    **sizes: int,
-) -> Plan:
+def _takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
+    return lambda function: cast(Callable[Arguments, Result], function)
+
+
+@_takes_arguments_of(standardize)
+def plan(*arguments, **options) -> Plan:
     """Which implementation :func:`standardize` would run for these arguments, and why it would not run the others.
 
-    Arguments are those of :func:`standardize`.
+    ``plan(x, axes, **options)``: arguments are those of :func:`standardize`.
 
     Returns:
       A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for each other name.
@@ -163,16 +157,17 @@ def plan(
       not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
     """
-    options = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
-    options |= {"axis_name": axis_name, "full_range": full_range}
-    return _selected(implementation, *_validated(x, resolve(axes, jnp.shape(x), sizes), scale, bias, where, **options))
+    given = signature(standardize).bind(*arguments, **options)
+    given.apply_defaults()
+    return _selected(*_validated(**given.arguments))
 
 
-def _validated(x, reduction: Reduction, scale, bias, where, **options) -> tuple[Spec, jax.Array, Any, Any, Any]:
-    """Spec, x, where, scale and bias."""
+def _validated(x, axes, scale, bias, where, implementation, sizes, **options) -> tuple[Spec, jax.Array, Any, Any, Any, str | None]:
+    """The operands of :func:`fused`."""
     x = validation.floating(x)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return make_spec(reduction, x, **options), x, validation.mask(where, x.shape), scale, bias
+    spec = make_spec(resolve(axes, x.shape, sizes), x, **options)
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options) -> Spec:
@@ -196,21 +191,16 @@ def fused_with_moments(spec: Spec, x, where, scale, bias, implementation: str | 
 
 
 def _run(spec: Spec, x, where, scale, bias, implementation: str | None, *, moments: bool) -> tuple:
-    selected = _selected(implementation, spec, x, where, scale, bias).implementation
-    if isinstance(spec.epsilon, jax.core.Tracer):
-        return _in_two_steps(spec, x, where, scale, bias)
+    selected = _selected(spec, x, where, scale, bias, implementation).implementation
+    if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
+        found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
+        two_step = replace(spec, reduction=_blocks(found, x.shape), axis_name=None)
+        return _normalize(*_static(two_step, found), x, where, scale, bias), found
     return _fused(spec, selected, x, where, scale, bias, moments=moments)
 
 
-def _selected(implementation: str | None, spec: Spec, x, where, scale, bias) -> Plan:
-    return select(implementation, "jaxnorm.kernels.native", x, spec, where, scale, bias)
-
-
-def _in_two_steps(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Moments]:
-    """Output and Moments where epsilon is traced."""
-    found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
-    static, spread = _static(replace(spec, reduction=_blocks(found, x.shape), axis_name=None), found)
-    return _normalize(static, spread, x, where, scale, bias), found
+def _selected(spec: Spec, x, where, scale, bias, implementation: str | None) -> Plan:
+    return select(implementation, NORM_KERNELS, x, spec, where, scale, bias)
 
 
 def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
@@ -244,15 +234,7 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Reduction:
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
     reduction = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
-    if implementation == "native":
-        from jaxnorm.kernels import native  # takes long to import, for what most never need
-
-        y, stats = native.standardize(spec, moments, x, scale, bias)
-    else:
-        spec = for_plain_jax(spec, implementation, where, scale, bias)
-        frame = find_frame(spec, x, where)
-        y, *found = normalized(spec, x, where, frame, scale, bias)
-        stats = Stats(frame, *found)
+    y, stats = forward(implementation, spec, x, where, scale, bias, moments=moments)
     return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(spec, stats)) if moments else None
 
 

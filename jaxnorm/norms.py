@@ -9,28 +9,54 @@ Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`
 wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
 """
 
+from typing import Unpack
+
 import jax
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
 from jaxnorm.normalization import fused, fused_with_moments, make_spec, normalize
+from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
 
+def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
+    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
+
+    ``reduction`` may have no axes: every element is then a group of its own.
+    """
+    return fused_with_moments(*norm_operands(x, reduction, features, *options, **own))
+
+
+def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
+    """:func:`norm_over_with_moments` without the Moments."""
+    return fused(*norm_operands(x, reduction, features, *options, **own))
+
+
+def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, **own) -> tuple:
+    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
+    if unknown := options.keys() - NormOptions.__annotations__.keys():
+        raise TypeError(
+            f"options must be those of the norm, or {', '.join(NormOptions.__annotations__)}: got {', '.join(sorted(unknown))}."
+        )
+    implementation = options.get("implementation")
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
+
+
 def batch_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     *,
-    scale=None,
-    bias=None,
+    scale: Param = None,
+    bias: Param = None,
     feature_axes: int | tuple[int, ...] = -1,
-    epsilon: float = 1e-5,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    epsilon: ArrayLike = 1e-5,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
     """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
@@ -45,10 +71,7 @@ def batch_norm(
       feature_axes: the axes that are not reduced.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to reduce over as well, weighted by count.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size one.
@@ -65,28 +88,9 @@ def batch_norm(
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     reduced = other_axes(features, x.ndim)
-    if not reduced and axis_name is None:
+    if not reduced and options.get("axis_name") is None:
         raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, scale=scale, bias=bias, implementation=implementation, **options)
-
-
-def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], **options) -> tuple[jax.Array, Moments]:
-    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
-
-    ``reduction`` may have no axes: every element is then a group of its own.
-    """
-    return fused_with_moments(*_operands(x, reduction, features, **options))
-
-
-def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], **options) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments."""
-    return fused(*_operands(x, reduction, features, **options))
-
-
-def _operands(x, reduction, features, *, scale, bias, where, implementation=None, **options) -> tuple:
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return make_spec(reduction, x, **options), x, validation.mask(where, x.shape), scale, bias, implementation
+    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -96,20 +100,17 @@ def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, s
 
 
 def layer_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     *,
     axes: Axes = -1,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-6,
-    where=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-6,
+    where: Param = None,
     correction: float = 0,
-    epsilon_in: str = "var",
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    epsilon_in: EpsilonIn = "var",
+    **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
 
@@ -125,10 +126,7 @@ def layer_norm(
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
-      axis_name: device or vmap axes to reduce over as well.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``. A single feature gives ``bias``.
@@ -143,24 +141,20 @@ def layer_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    options |= {"correction": correction, "epsilon_in": epsilon_in, "implementation": implementation}
-    return norm_over(x, unsplit(x.shape, reduced), reduced, scale=scale, bias=bias, **options)
+    own = {"correction": correction, "epsilon_in": epsilon_in}
+    return norm_over(x, unsplit(x.shape, reduced), reduced, options, scale=scale, bias=bias, epsilon=epsilon, where=where, **own)
 
 
 def positional_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     *,
     feature_axes: int | tuple[int, ...] = -1,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-5,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-5,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
     """Positional normalization: statistics of each position over its channels (Li et al. 2019, arXiv 1907.04312).
 
@@ -174,10 +168,7 @@ def positional_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to pool over as well.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       The output, of the shape of ``x``, and the Moments of each position, whose reduction axes have size one.
@@ -193,23 +184,19 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over_with_moments(x, unsplit(x.shape, features), features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over_with_moments(x, unsplit(x.shape, features), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def rms_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     *,
     axes: Axes = -1,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-6,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-6,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv 1910.07467).
 
@@ -222,10 +209,7 @@ def rms_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the mean square.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to reduce over as well.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -240,24 +224,20 @@ def rms_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    options |= {"centered": False, "implementation": implementation}
-    return norm_over(x, unsplit(x.shape, reduced), reduced, scale=scale, bias=bias, **options)
+    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
+    return norm_over(x, unsplit(x.shape, reduced), reduced, options, centered=False, **given)
 
 
 def instance_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     *,
     feature_axes: int | tuple[int, ...] = -1,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-6,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-6,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
 
@@ -270,10 +250,7 @@ def instance_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to reduce over as well.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -288,25 +265,21 @@ def instance_norm(
     """
     x = validation.floating(x)
     features, reduced = spatial_axes(x.shape, feature_axes, "instance norm")
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over(x, unsplit(x.shape, reduced), features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def group_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
     num_groups: int = 32,
     *,
     feature_axes: int | tuple[int, ...] = -1,
     axes: tuple[int, ...] | None = None,
-    scale=None,
-    bias=None,
-    epsilon: float = 1e-6,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-6,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
 
@@ -322,10 +295,7 @@ def group_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes to reduce over as well.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -347,5 +317,4 @@ def group_norm(
     check_groups(num_groups, x.shape[features[0]])
     reduced = other_axes((0, *features), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
     reduction = in_groups(x.shape, reduced, features[0], num_groups)
-    options = {"epsilon": epsilon, "where": where, "axis_name": axis_name, "dtype": dtype, "full_range": full_range}
-    return norm_over(x, reduction, features, scale=scale, bias=bias, implementation=implementation, **options)
+    return norm_over(x, reduction, features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)

@@ -12,8 +12,8 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
 from jaxnorm.engine.groups import Frame, scale_down, total, total_weight
-from jaxnorm.engine.plan import for_plain_jax
-from jaxnorm.engine.reference import Stats, statistics
+from jaxnorm.engine.plan import statistics
+from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.spec import Spec
 
 
@@ -170,7 +170,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    result = assemble(spec, statistics(for_plain_jax(spec, "xla", where), x, where))
+    result = assemble(spec, statistics(spec, x, where))
     return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
 
 

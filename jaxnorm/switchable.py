@@ -2,39 +2,40 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, total_weight
-from jaxnorm.engine.plan import for_plain_jax, select
-from jaxnorm.engine.reference import Stats, nothing_saved, statistics
+from jaxnorm.engine.plan import select, statistics
+from jaxnorm.engine.reference import Stats, nothing_saved
 from jaxnorm.engine.rstd import rstd
 from jaxnorm.engine.spec import Spec
-from jaxnorm.features import aligned, like_batch, spatial_axes
-from jaxnorm.normalization import fused, make_spec
+from jaxnorm.features import like_batch, spatial_axes
+from jaxnorm.normalization import fused
+from jaxnorm.norms import norm_operands
+from jaxnorm.options import NormOptions, Param
 from jaxnorm.statistics import Moments, assemble, into_frame
 
 
 def switchable_norm(
-    x: jax.Array,
+    x: ArrayLike,
     /,
-    mean_logits: jax.Array,
-    var_logits: jax.Array,
+    mean_logits: ArrayLike,
+    var_logits: ArrayLike,
     *,
     running: Moments | None = None,
     feature_axes: int | tuple[int, ...] = -1,
-    scale=None,
-    bias=None,
+    scale: Param = None,
+    bias: Param = None,
     epsilon: float = 1e-5,
-    where=None,
-    axis_name=None,
-    full_range: bool = False,
-    implementation: str | None = None,
-    dtype=None,
+    where: Param = None,
+    **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
     """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
 
@@ -52,10 +53,7 @@ def switchable_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      axis_name: device or vmap axes that the batch extends over.
-      full_range: as for :func:`standardize`.
-      implementation: as for :func:`standardize`.
-      dtype: dtype of the output; that of ``x`` by default.
+      **options: those of every norm, see :class:`NormOptions`; the batch extends over ``axis_name``.
 
     Returns:
       The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is given).
@@ -76,20 +74,18 @@ def switchable_norm(
     for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
         if value.shape != (3,):
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    where = validation.mask(where, x.shape)
-    everything = unsplit(x.shape, tuple(range(x.ndim)))
-    options = {"epsilon": validation.static_epsilon(epsilon), "dtype": dtype, "full_range": full_range}
-    spec = make_spec(everything, x, axis_name=axis_name, **options)
+    everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.static_epsilon(epsilon)
+    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
+    spec, *operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:
         running = like_batch(running, x.shape, features)
-    plan = select(implementation, None, x)
-    y, batch = _switchable(plan.implementation, spec, features, spatial, x, *logits, running, scale, bias, where)
+    selected = select(implementation, None, operands[0]).implementation
+    y, batch = _switchable(selected, spec, features, spatial, *logits, running, *operands)
     return y, batch if running is None else running
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _switchable(implementation: str, spec: Spec, features, spatial, x, mean_logits, var_logits, running, scale, bias, where):
+def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, x, where, scale, bias):
     frame = find_frame(replace(spec, centered=False), x, where)
     norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
@@ -103,7 +99,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     """
     u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
     where = None if where is None else where.reshape(own.reduction.fit(where.shape))
-    own_frame, offset, var = statistics(for_plain_jax(own, implementation, where), u, where)
+    own_frame, offset, var = statistics(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None
     origin = lax.stop_gradient(Moments(n, pivot, var)).merge(tuple(range(x.ndim)), axis_name=axis_name).mean

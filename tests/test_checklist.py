@@ -3,6 +3,7 @@
 import inspect
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from cases import CASES
@@ -43,6 +44,8 @@ def missing(name):
     """What is left to do, by file."""
     parameters, text = inspect.signature(function := getattr(norms, name, None) or getattr(switchable, name)).parameters, function.__doc__
     ours = {option for option, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
+    if "options" in parameters and parameters["options"].annotation == Unpack[jaxnorm.NormOptions]:
+        ours |= jaxnorm.NormOptions.__annotations__.keys()
     modules = {package.__name__: module_of(package, name) for package in (linen, nnx)}
     shown = [f"`{name}`", *(f"`{module}`" for module in modules.values() if module)]
     file = f"{function.__module__.replace('.', '/')}.py"

@@ -5,7 +5,9 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Unpack
 
+import numpy
 import pytest
 
 import jaxnorm
@@ -13,9 +15,9 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["interrupts", "axes", "validation", "dtypes"],
+    ["axes", "validation", "dtypes"],
     ["engine.collectives", "engine.xla"],
-    ["engine.spec"],
+    ["engine.spec", "options"],
     ["engine.groups"],
     ["engine.rstd"],
     ["engine.reference"],
@@ -23,8 +25,9 @@ LAYERS = [
     ["engine.derivatives", "engine.plan"],
     ["statistics"],
     ["normalization", "features"],
-    ["norms", "switchable"],
-    ["weights", "recurrent"],
+    ["norms"],
+    ["switchable", "weights", "modules"],
+    ["recurrent"],
     ["linen", "nnx"],
     ["experiments"],
 ]
@@ -61,7 +64,7 @@ def test_imports_run_downwards(path):
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_what_decides_is_asked_in_one_place(path):
     """Which implementation runs is decided in engine/plan.py, and where arrays and kernels lie in kernels/."""
-    if path.parts[0] not in ("kernels", "experiments", "interrupts.py") and path != Path("engine/plan.py"):
+    if path.parts[0] not in ("kernels", "experiments") and path != Path("engine/plan.py"):
         text = (ROOT / path).read_text()
         assert not [asked for asked in ("environ", "default_backend(", "device_count(", "known(x)") if asked in text]
 
@@ -80,7 +83,7 @@ def loaded(statement):
 
 def test_importing_the_library_loads_jax_and_itself_only():
     """jax.experimental.checkify is the one module that comes with it."""
-    new = loaded("import jaxnorm") - loaded("import jax, jax.numpy, jax.experimental.checkify")
+    new = loaded("from jaxnorm import *") - loaded("import jax, jax.numpy, jax.experimental.checkify")
     assert {module for module in new if not module.startswith("jaxnorm")} == set()
     assert not any(module.split(".")[0] in HEAVY for module in new)
 
@@ -107,11 +110,13 @@ def test_every_public_name_is_documented():
 
 @pytest.mark.parametrize("module", [jaxnorm, jaxnorm.recurrent], ids=lambda module: module.__name__)
 def test_public_functions_name_their_options(module):
-    """In their own signatures; only the sizes of a pattern come by any keyword."""
+    """In their own signatures, or in NormOptions; only the sizes of a pattern come by any keyword."""
+    typed = {"sizes": int, "options": Unpack[jaxnorm.NormOptions]}
     for name in module.__all__:
-        if inspect.isfunction(function := getattr(module, name)):
+        if inspect.isfunction(function := getattr(module, name)) and name != "plan":
             assert function.__code__.co_name == name
-            assert {p.name for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD} <= {"sizes"}, name
+            others = [p for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
+            assert all(p.annotation == typed[p.name] for p in others), name
 
 
 def test_recurrent_functions_take_the_same_options():
@@ -121,5 +126,10 @@ def test_recurrent_functions_take_the_same_options():
 
 
 def test_plan_takes_what_standardize_does():
-    planned, run = (inspect.signature(function).parameters for function in (jaxnorm.plan, jaxnorm.standardize))
-    assert list(planned.values()) == list(run.values())
+    x = numpy.ones((4, 3), numpy.float32)
+    for name, parameter in inspect.signature(jaxnorm.standardize).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            assert isinstance(jaxnorm.plan(x, "n [c]", **{name: parameter.default}), jaxnorm.Plan)
+    assert isinstance(jaxnorm.plan(x, "n (g [c])", g=3), jaxnorm.Plan)
+    with pytest.raises(TypeError, match="'epsilom' is neither an argument nor a name in the pattern"):
+        jaxnorm.plan(x, "n [c]", epsilom=1.0)

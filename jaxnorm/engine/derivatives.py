@@ -12,10 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
-from jaxnorm.engine.groups import Frame, split
-from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, forward, like, nothing_saved, tangent
+from jaxnorm.engine import reference
+from jaxnorm.engine.groups import Frame, find_frame, split
+from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, like, nothing_saved, statistics, tangent
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import separate
+
+__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
+
+
+def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
+    """Output and statistics."""
+    frame = find_frame(spec, x, where)
+    y, offset, var = normalized(spec, x, where, frame, scale, bias)
+    return y, Stats(frame, offset, var)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -59,7 +69,7 @@ def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inpu
     dscale = dbias = None
     if scale is not None:
         own_x, own_dy = separate(x, dy)
-        normalized, _ = forward(replace(spec, dtype=dtype), own_x, None, None, None)
+        normalized, _ = reference.forward(replace(spec, dtype=dtype), own_x, None, None, None)
         dscale = like(scale, split(spec, own_dy, dtype) * split(spec, normalized, dtype))
     if bias is not None:
         dbias = like(bias, split(spec, separate(dy)[0], dtype))

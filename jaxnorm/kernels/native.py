@@ -90,7 +90,7 @@ class Facts:
         return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.spec.epsilon_in == "std"}}
 
 
-def standardize(spec: Spec, moments: bool, x, scale, bias) -> tuple:
+def forward(spec: Spec, x, scale, bias, *, moments: bool) -> tuple:
     """Output, and frame, offset and variance of each group if asked for, where there is no obstacle; scale and bias split."""
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)

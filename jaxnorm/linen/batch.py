@@ -57,12 +57,12 @@ class BatchNorm(nn.BatchNorm):
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
-        x, params = operands(self, x, features)
-        options = {"epsilon": self.epsilon, "where": mask, **params}
+        x, params, dtype = operands(self, x, features)
+        given = {"epsilon": self.epsilon, "where": mask, **params}
         if evaluating:
-            return with_running(x, running.read(), features, **options)
+            return with_running(x, running.read(), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, reduction, features, axis_name=across(self), **options)
+        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
         running.update(batch, self.momentum)
         return y
 
@@ -100,9 +100,9 @@ class SwitchableNorm(nn.Module):
         evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
-        x, params = operands(self, x, features)
+        x, params, dtype = operands(self, x, features)
         logits = [self.param(name, initializers.zeros, (3,), self.param_dtype) for name in ("mean_logits", "var_logits")]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
+        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, "dtype": dtype, **params}
         if evaluating:
             return switchable_norm(x, *logits, running=running.read(), **options)[0]
         y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)

@@ -6,23 +6,22 @@ import jax
 from flax import linen as nn
 
 from jaxnorm.axes import Reduction, in_groups, unsplit
-from jaxnorm.engine.collectives import bound
-from jaxnorm.features import group_axes, group_count, inexact, instance_axes, module_axes, promoted
+from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes, promoted
 from jaxnorm.norms import norm_over, norm_over_with_moments
 from jaxnorm.statistics import Moments
 
 __all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]
 
 
-def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any]]:
-    """``x``, and for a function call scale and bias of a module, created on first use, and the dtype of its output."""
+def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any], Any]:
+    """``x``, scale and bias of a module, created on first use, and the dtype of its output."""
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
     for name in ("scale", "bias"):
         used = getattr(module, f"use_{name}", False)
         params[name] = module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype) if used else None
     dtype = promoted(module.dtype, x, *params.values())
-    return inexact(x, dtype), {**params, "dtype": dtype}
+    return inexact(x, dtype), params, dtype
 
 
 def across(module: Any):
@@ -30,15 +29,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **options):
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    x, params = operands(module, x, features)
-    return run(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
+    x, params, dtype = operands(module, x, features)
+    options = {"axis_name": across(module), "dtype": dtype}
+    return run(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
 
 
-def over_axes(module: Any, x: jax.Array, mask, **options):
+def over_axes(module: Any, x: jax.Array, mask, **own):
     features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, **options)
+    return over(module, x, unsplit(x.shape, reduced), features, mask, **own)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -63,12 +63,12 @@ class BatchNorm(nnx.BatchNorm):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
-        (x, mean, var), params = operands(self, x, features, self.mean[...], self.var[...])
-        options = {"epsilon": self.epsilon, "where": mask, **params}
+        (x, mean, var), params, dtype = operands(self, x, features, self.mean[...], self.var[...])
+        given = {"epsilon": self.epsilon, "where": mask, **params}
         if _is_evaluating(self, use_running_average):
-            return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, **options)
+            return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, reduction, features, axis_name=across(self), **options)
+        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
         _update(self, batch)
         return y
 
@@ -125,9 +125,9 @@ class SwitchableNorm(nnx.Module):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params = operands(self, x, features)
+        (x,), params, dtype = operands(self, x, features)
         logits = self.mean_logits[...], self.var_logits[...]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params}
+        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, "dtype": dtype, **params}
         if _is_evaluating(self, use_running_average):
             running = _moments(self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features))
             return switchable_norm(x, *logits, running=running, **options)[0]

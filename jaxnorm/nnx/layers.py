@@ -8,16 +8,15 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
-from jaxnorm.engine.collectives import bound
-from jaxnorm.features import group_axes, group_count, inexact, instance_axes, module_axes, promoted
+from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes, promoted
 from jaxnorm.norms import norm_over, norm_over_with_moments
 from jaxnorm.statistics import Moments
 
 __all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]
 
 
-def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any]]:
-    """``x`` and the running statistics; for a function call scale, bias and the dtype to which all of these promote."""
+def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any], Any]:
+    """``x`` and the running statistics; scale and bias; and the dtype to which all of these promote."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
@@ -25,7 +24,7 @@ def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.A
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
-    return [inexact(x, dtype), *running], {"scale": scale, "bias": bias, "dtype": dtype}
+    return [inexact(x, dtype), *running], {"scale": scale, "bias": bias}, dtype
 
 
 def across(module: Any):
@@ -33,15 +32,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups)
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **options):
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    (x,), params = operands(module, x, features)
-    return run(x, reduction, features, epsilon=module.epsilon, where=mask, axis_name=across(module), **params, **options)
+    (x,), params, dtype = operands(module, x, features)
+    options = {"axis_name": across(module), "dtype": dtype}
+    return run(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
 
 
-def over_axes(module: Any, x: jax.Array, mask, **options):
+def over_axes(module: Any, x: jax.Array, mask, **own):
     features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, **options)
+    return over(module, x, unsplit(x.shape, reduced), features, mask, **own)
 
 
 class LayerNorm(nnx.LayerNorm):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import jax
 from flax import nnx
 
-from jaxnorm.features import promoted
+from jaxnorm.modules.arguments import promoted
 from jaxnorm.weights import spectral_norm, weight_norm
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxnorm import validation
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.plan import select
-from jaxnorm.features import promoted
+from jaxnorm.modules.arguments import promoted
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.parameters import checked, make_cell

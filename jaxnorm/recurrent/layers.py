@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.features import promoted
+from jaxnorm.modules.arguments import promoted
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step
 from jaxnorm.recurrent.parameters import Initializer, Start, make_cell

@@ -1,0 +1,1 @@
+"""What the Flax modules of both families share."""

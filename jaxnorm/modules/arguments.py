@@ -1,0 +1,96 @@
+"""What Flax's modules accept beyond the functions: the rules that linen and nnx share."""
+
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.collectives import AxisGroups
+from jaxnorm.features import check_groups
+
+
+def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the reduction axes of a Flax LayerNorm or RMSNorm."""
+    return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(module.reduction_axes, rank, "reduction_axes")
+
+
+def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm."""
+    features = canonical_axes(feature_axes, rank, "feature_axes")
+    if 0 in features:  # Flax's own tests look for its words
+        raise ValueError(
+            "The channel axes cannot include the leading dimension as this is assumed to be the batch axis. "
+            f"Got feature_axes={feature_axes} for rank {rank}."
+        )
+    return features, other_axes((0, *features), rank)
+
+
+def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
+    """The reduction axes of group norm but the last, the channels, which a module's ``reduction_axes``, if given, include."""
+    if reduction_axes is None:
+        return other_axes((0, rank - 1), rank)
+    reduced = canonical_axes(reduction_axes, rank, "reduction_axes")
+    if rank - 1 not in reduced:
+        raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")
+    return reduced[:-1]
+
+
+def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
+    """The number of groups, from exactly one of the two ways to say it."""
+    if num_groups is not None and group_size is None:
+        check_groups(num_groups, channels)
+        return num_groups
+    if group_size is None or num_groups is not None:
+        raise ValueError(
+            f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
+            "Pass num_groups=None with group_size."
+        )
+    if isinstance(group_size, bool) or not isinstance(group_size, int):
+        raise TypeError(f"group_size must be an integer: got {group_size!r} ({type(group_size).__name__}).")
+    if group_size < 1 or channels % group_size:
+        raise ValueError(f"group_size must be positive and divide the channels: got {group_size} for {channels} channels.")
+    return channels // group_size
+
+
+def promoted(dtype, *arrays) -> jnp.dtype:
+    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax module's output."""
+    if dtype is not None:
+        return jnp.dtype(dtype)
+    with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
+        found = reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
+        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+
+
+def inexact(x, dtype) -> jax.Array:
+    """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real(compute_dtype(dtype)))
+
+
+def bound(axis_name, groups=None, *, initializing: bool = False):
+    """``axis_name`` where it is bound, in groups if those are given; None where no axis is, as under sharded ``jit``.
+
+    Raises:
+      ValueError: other axes are bound and one of these names is not, unless a module is initializing its parameters.
+    """
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,) if axis_name is not None else ()
+    if not names:
+        return None
+    try:  # here, since it takes long to import, for what most never need
+        from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
+    except ImportError:  # JAX 0.8
+        from jax.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
+    found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]  # those of a pmap without a name
+    missing = [name for name in names if name not in found]
+    if missing and found and not initializing:
+        raise ValueError(
+            f"axis_name must be among the axes that are bound here, {', '.join(map(repr, found))}: got {axis_name!r}. "
+            "Name one of those, or None to leave other devices aside."
+        )
+    names = tuple(name for name in names if name in found)
+    if not names:
+        return None
+    return names if groups is None else AxisGroups(names, tuple(tuple(group) for group in groups))
