@@ -20,8 +20,8 @@ from bench import speed, speed_report
 from bench.peers import OTHERS, installed
 from bench.shapes import SHAPES
 from bench.stamp import allocator, commit, versions
-from jaxnorm import interrupts, kernels
-from jaxnorm.experiments import report
+from jaxnorm import kernels
+from jaxnorm.experiments import interrupts, report
 from jaxnorm.experiments.runs import carry_out, to_resume
 from jaxnorm.kernels import build
 

@@ -1,20 +1,27 @@
 """jaxnorm: statistics over reduction axes are a mergeable value; normalizing is applying it."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-import jaxnorm.interrupts  # noqa: F401  (first: the others take a second, through JAX)
-from jaxnorm import recurrent
-from jaxnorm.engine.collectives import AxisGroups
-from jaxnorm.normalization import normalize, plan, standardize
-from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
-from jaxnorm.statistics import Moments, ema, merge, moments
-from jaxnorm.switchable import switchable_norm
-from jaxnorm.weights import spectral_norm, weight_norm
+if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is loaded when the first of its names is used
+    from jaxnorm import linen as linen
+    from jaxnorm import nnx as nnx
+    from jaxnorm import recurrent
+    from jaxnorm.engine.collectives import AxisGroups
+    from jaxnorm.engine.plan import Plan
+    from jaxnorm.normalization import normalize, plan, standardize
+    from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
+    from jaxnorm.options import NormOptions
+    from jaxnorm.statistics import Moments, ema, merge, moments
+    from jaxnorm.switchable import switchable_norm
+    from jaxnorm.weights import spectral_norm, weight_norm
 
 __version__ = "0.1.0"
 __all__ = [
     "AxisGroups",
     "Moments",
+    "NormOptions",
+    "Plan",
     "batch_norm",
     "ema",
     "group_norm",
@@ -32,9 +39,18 @@ __all__ = [
     "switchable_norm",
     "weight_norm",
 ]
+_MODULES = ("linen", "nnx", "recurrent")
+_HOMES = ("engine.collectives", "engine.plan", "options", "statistics", "normalization", "norms", "switchable", "weights")
 
 
 def __getattr__(name: str):
-    if name in ("linen", "nnx"):  # these need flax, which `import jaxnorm` must not load
+    if name in _MODULES:
         return import_module(f"jaxnorm.{name}")
+    for module in _HOMES if name in __all__ else ():
+        if hasattr(home := import_module(f"jaxnorm.{module}"), name):
+            return globals().setdefault(name, getattr(home, name))
     raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,8 @@
 import importlib.util
 import sys
 
-from jaxnorm import __version__, interrupts
+from jaxnorm import __version__
+from jaxnorm.experiments import interrupts
 
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}  # module -> package
 
@@ -19,9 +20,13 @@ def main() -> int:
         named = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
         print(f"jaxnorm: the experiments need {named} not installed: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
         return 1
-    from jaxnorm.experiments.command import main as run
+    return interrupts.command(_run)
 
-    return interrupts.command(run)
+
+def _run() -> int:
+    from jaxnorm.experiments.command import main  # takes seconds, in which an interrupt is to be quiet already
+
+    return main()
 
 
 if __name__ == "__main__":

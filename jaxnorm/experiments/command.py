@@ -12,12 +12,12 @@ from jaxnorm import __version__
 from jaxnorm.experiments import explain, figures, report, samples
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
+from jaxnorm.experiments.interrupts import INTERRUPTED
 from jaxnorm.experiments.models import CONV, PLACES
 from jaxnorm.experiments.picture import draw
 from jaxnorm.experiments.runs import to_resume
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import OPTIMIZERS
-from jaxnorm.interrupts import INTERRUPTED
 
 
 def main(arguments: list[str] | None = None) -> int:

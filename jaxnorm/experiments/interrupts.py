@@ -10,19 +10,6 @@ from threading import Timer, main_thread
 INTERRUPTED = 130
 
 
-def is_command() -> bool:
-    """Whether this process was started as ``python -m jaxnorm`` or by the script ``jaxnorm`` that was installed with it."""
-    arguments, given = getattr(sys, "argv", [""]), sys.orig_argv
-    if arguments[:1] == ["-m"]:  # as long as Python looks for the module; its arguments are the last of those given
-        return given[-len(arguments) :][:1] in (["jaxnorm"], ["-mjaxnorm"])
-    folder, name = os.path.split(os.path.realpath("".join(arguments[:1])))
-    return name == "jaxnorm" and folder == os.path.realpath(os.path.dirname(sys.executable))
-
-
-def _end(number: int, frame: object) -> None:
-    os._exit(INTERRUPTED)
-
-
 def _again(dropped) -> None:
     """What Python drops, within callbacks of its garbage collector (JAX has one): an interrupt comes once more, a bit later."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
@@ -61,7 +48,3 @@ def command(run: Callable[[], int]) -> int:
             sys.stderr.flush()
         os._exit(INTERRUPTED)
     return status
-
-
-if is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _end)  # until command() takes over: imports of a second would end in a traceback
