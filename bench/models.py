@@ -21,11 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from bench.peers import wished
 from bench.speed import repeats_for, sample
 from bench.stamp import allocator, commit, in_front
 from jaxnorm import kernels
 from jaxnorm import linen as jn
-from jaxnorm.engine import plan
 from jaxnorm.experiments.report import machine
 
 KEY = jax.random.key(0)
@@ -124,7 +124,7 @@ def measure(name: str, rounds: int, console: Console) -> dict:
     make, shape = MODELS[name]
     calls, temporaries = {}, {}
     for kind in KINDS:
-        with plan.wished("xla" if kind == "jaxnorm, plain JAX" else None):
+        with wished("xla" if kind == "jaxnorm, plain JAX" else None):
             calls[kind], temporaries[kind] = training_step(make, KINDS[kind], shape)
     repeats = {kind: repeats_for(call) for kind, call in calls.items()}
     samples: dict[str, list] = {kind: [] for kind in calls}

@@ -5,7 +5,8 @@ Scale and bias are ``(channels,)``; RMS norm takes no bias anywhere.
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -34,12 +35,26 @@ def ours() -> Norms:
     }
 
 
+@contextmanager
+def wished(implementation: str | None) -> Iterator[None]:
+    """Within it, calls that are made, or traced, take this implementation, wherever they can; None selects as usual."""
+    before = os.environ.pop(plan.VARIABLE, None)
+    if implementation is not None:
+        os.environ[plan.VARIABLE] = implementation
+    try:
+        yield
+    finally:
+        os.environ.pop(plan.VARIABLE, None)
+        if before is not None:
+            os.environ[plan.VARIABLE] = before
+
+
 def ours_by(implementation: str) -> Norms:
     """The same by the implementation of this name."""
 
     def by(norm):
         def call(*arguments):
-            with plan.wished(implementation):
+            with wished(implementation):
                 return norm(*arguments)
 
         return call

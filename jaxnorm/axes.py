@@ -12,10 +12,11 @@ A pattern names the axes of an array and puts brackets around those that are red
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import index
+from typing import NamedTuple
 
 Axes = int | Iterable[int] | str
 
@@ -131,139 +132,109 @@ def other_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(rank) if axis not in axes)
 
 
-@dataclass(frozen=True)
-class _Name:
-    """One name of a pattern: where it stands, whether it is reduced, which ( ) it belongs to."""
+class _Name(NamedTuple):
+    """One name of a pattern: where it stands, and whether it is reduced."""
 
     name: str
     column: int
     reduced: bool
-    group: int | None
 
 
-class _Report:
-    """Raises errors that show the pattern, a caret under the place, and the shape."""
+Report = Callable[..., ValueError]  # (message, column)
 
-    def __init__(self, pattern: str, shape: tuple[int, ...]):
-        self.pattern, self.shape = pattern, shape
 
-    def error(self, message: str, column: int | None = None) -> ValueError:
-        caret = "" if column is None else f"\n    {' ' * (column + 1)}^"
-        return ValueError(f'{message}\n    "{self.pattern}"{caret}\n    shape {self.shape}')
+def _error(pattern: str, shape: tuple[int, ...], message: str, column: int | None = None) -> ValueError:
+    """An error that shows the pattern, a caret under the place, and the shape."""
+    caret = "" if column is None else f"\n    {' ' * (column + 1)}^"
+    return ValueError(f'{message}\n    "{pattern}"{caret}\n    shape {shape}')
 
 
 @lru_cache(maxsize=4096, typed=True)  # or g=2.0, which is refused, would be taken for an earlier g=2
 def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int) -> Reduction:
-    report = _Report(pattern, shape)
-    names = _parse(pattern, report)
+    report = partial(_error, pattern, shape)
+    axes = _parse(pattern, report)
     known = dict(zip(named, sizes, strict=True))
-    _check_sizes(known, names, report)
-    names = _expand_ellipsis(names, len(shape), report)
-    parts: list[tuple[int, ...]] = []
-    reduced: list[int] = []
-    for size, items in zip(shape, _by_axis(names), strict=True):
-        split = _split_axis(size, items, known, report)
-        offset = sum(len(part) for part in parts)
-        reduced += [offset + i for i, item in enumerate(items) if item.reduced]
-        parts.append(split)
+    _check_sizes(known, {item.name for items in axes for item in items}, pattern, report)
+    axes = _expand_ellipsis(axes, len(shape), report)
+    parts = tuple(_split_axis(size, items, known, report) for size, items in zip(shape, axes, strict=True))
+    reduced = tuple(position for position, item in enumerate(itertools.chain(*axes)) if item.reduced)
     if not reduced:
-        raise report.error("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
-    return Reduction(shape, tuple(parts), tuple(reduced))
+        raise report("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
+    return Reduction(shape, parts, reduced)
 
 
-def _tokens(pattern: str, report: _Report) -> Iterable[tuple[str, int]]:
+def _tokens(pattern: str, report: Report) -> Iterable[tuple[str, int]]:
     position = 0
     while pattern[position:].strip():
         match = _TOKEN.match(pattern, position)
         if match is None:
             column = position + len(pattern[position:]) - len(pattern[position:].lstrip())
-            raise report.error(f"a pattern holds names, '...', [ ] and ( ) only: found {pattern[column]!r}.", column)
+            raise report(f"a pattern holds names, '...', [ ] and ( ) only: found {pattern[column]!r}.", column)
         yield match[1], match.start(1)
         position = match.end()
 
 
-def _parse(pattern: str, report: _Report) -> list[_Name]:
-    names: list[_Name] = []
+def _parse(pattern: str, report: Report) -> list[list[_Name]]:
+    """The names of each axis: several where it is split."""
+    axes: list[list[_Name]] = []
     open_at: dict[str, int] = {}
-    group = 0
     for token, column in _tokens(pattern, report):
         if token in "[(":
             if token in open_at:
-                raise report.error(f"{token} must not be nested: a second one before the first is closed.", column)
+                raise report(f"{token} must not be nested: a second one before the first is closed.", column)
             open_at[token] = column
-            group += token == "("
+            axes += [[]] if token == "(" else []
         elif token in "])":
             opening = "[" if token == "]" else "("
             if opening not in open_at:
-                raise report.error(f"every {token} must close a {opening}: this one closes none.", column)
+                raise report(f"every {token} must close a {opening}: this one closes none.", column)
             if max(open_at, key=open_at.__getitem__) != opening:
-                raise report.error("[ ] and ( ) must not cross: close the inner one first.", column)
+                raise report("[ ] and ( ) must not cross: close the inner one first.", column)
             del open_at[opening]
         else:
-            _check_name(token, column, names, "(" in open_at, report)
-            names.append(_Name(token, column, "[" in open_at, group if "(" in open_at else None))
+            if any(item.name == token for items in axes for item in items):
+                raise report(f"a pattern must name each axis once: {token!r} stands twice.", column)
+            if token == "..." and "(" in open_at:
+                raise report("... must stand outside ( ): it stands for whole axes.", column)
+            axes += [[]] if "(" not in open_at else []
+            axes[-1].append(_Name(token, column, "[" in open_at))
     for token, column in open_at.items():
-        raise report.error(f"every {token} must be closed: this one is not.", column)
-    _check_groups(names, report)
-    return names
+        raise report(f"every {token} must be closed: this one is not.", column)
+    for before, after in itertools.chain(*map(itertools.pairwise, axes)):
+        if before.reduced and not after.reduced:
+            message = f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first."
+            raise report(message, after.column)
+    return [items for items in axes if items]
 
 
-def _check_name(token: str, column: int, names: list[_Name], in_group: bool, report: _Report) -> None:
-    if any(name.name == token for name in names):
-        raise report.error(f"a pattern must name each axis once: {token!r} stands twice.", column)
-    if token == "..." and in_group:
-        raise report.error("... must stand outside ( ): it stands for whole axes.", column)
-
-
-def _check_groups(names: list[_Name], report: _Report) -> None:
-    for before, after in itertools.pairwise(names):
-        if before.group is not None and before.group == after.group and before.reduced and not after.reduced:
-            raise report.error(
-                f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first.",
-                after.column,
-            )
-
-
-def _check_sizes(known: dict[str, int], names: list[_Name], report: _Report) -> None:
+def _check_sizes(known: dict[str, int], names: set[str], pattern: str, report: Report) -> None:
     for name, size in known.items():
-        if name not in {item.name for item in names}:
-            raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {report.pattern!r}.")
+        if name not in names:
+            raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {pattern!r}.")
         if isinstance(size, bool) or not hasattr(size, "__index__"):
             raise TypeError(f"the size of {name!r} must be an integer: got {size!r} ({type(size).__name__}).")
         if index(size) < 1:
-            raise report.error(f"the size of {name!r} must be at least 1: got {size}.")
+            raise report(f"the size of {name!r} must be at least 1: got {size}.")
 
 
-def _expand_ellipsis(names: list[_Name], rank: int, report: _Report) -> list[_Name]:
-    groups = {name.group for name in names if name.group is not None}
-    count = sum(name.group is None and name.name != "..." for name in names) + len(groups)
-    dots = [i for i, name in enumerate(names) if name.name == "..."]
+def _expand_ellipsis(axes: list[list[_Name]], rank: int, report: Report) -> list[list[_Name]]:
+    dots = [i for i, items in enumerate(axes) if items[0].name == "..."]
+    count = len(axes) - len(dots)
     if (count > rank) if dots else (count != rank):
-        raise report.error(f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the array has rank {rank}.")
+        raise report(f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the array has rank {rank}.")
     for i in dots:
-        filled = [_Name(f"...{k}", names[i].column, names[i].reduced, None) for k in range(rank - count)]
-        names = names[:i] + filled + names[i + 1 :]
-    return names
+        axes[i : i + 1] = [[axes[i][0]._replace(name=f"...{k}")] for k in range(rank - count)]
+    return axes
 
 
-def _by_axis(names: list[_Name]) -> list[list[_Name]]:
-    result: list[list[_Name]] = []
-    for name in names:
-        if name.group is not None and result and result[-1][0].group == name.group:
-            result[-1].append(name)
-        else:
-            result.append([name])
-    return result
-
-
-def _split_axis(size: int, items: list[_Name], known: dict[str, int], report: _Report) -> tuple[int, ...]:
+def _split_axis(size: int, items: list[_Name], known: dict[str, int], report: Report) -> tuple[int, ...]:
     unknown = [item for item in items if item.name not in known]
     if len(unknown) > 1:
         missing = ", ".join(f"{item.name}=…" for item in unknown[:-1])
-        raise report.error(f"all sizes within ( ) but one must be given: pass {missing} by keyword.", unknown[0].column)
+        raise report(f"all sizes within ( ) but one must be given: pass {missing} by keyword.", unknown[0].column)
     given = math.prod(known[item.name] for item in items if item.name in known)
     if (size % given) if unknown else (size != given):
         text = " * ".join(f"{item.name}={known[item.name]}" for item in items if item.name in known)
         verb = "divide" if unknown else "equal"
-        raise report.error(f"{text} must {verb} the size of its axis: {given} against {size}.", items[0].column)
+        raise report(f"{text} must {verb} the size of its axis: {given} against {size}.", items[0].column)
     return tuple(known.get(item.name, size // given) for item in items)

@@ -131,7 +131,7 @@ def standardize(
     """
     own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
     options = {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
-    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options))
+    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options))[0]
 
 
 def _takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
@@ -180,17 +180,8 @@ def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0,
     return spec
 
 
-def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> jax.Array:
-    """The output, of arguments that have been validated."""
-    return _run(spec, x, where, scale, bias, implementation, moments=False)[0]
-
-
-def fused_with_moments(spec: Spec, x, where, scale, bias, implementation: str | None = None) -> tuple[jax.Array, Moments]:
-    """Output and Moments, of arguments that have been validated."""
-    return _run(spec, x, where, scale, bias, implementation, moments=True)
-
-
-def _run(spec: Spec, x, where, scale, bias, implementation: str | None, *, moments: bool) -> tuple:
+def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, *, moments: bool = False) -> tuple[jax.Array, Any]:
+    """The output, and the Moments if asked for, of arguments that have been validated."""
     selected = _selected(spec, x, where, scale, bias, implementation).implementation
     if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
         found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.normalization import fused, fused_with_moments, make_spec, normalize
+from jaxnorm.normalization import fused, make_spec, normalize
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
@@ -27,12 +27,12 @@ def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[i
 
     ``reduction`` may have no axes: every element is then a group of its own.
     """
-    return fused_with_moments(*norm_operands(x, reduction, features, *options, **own))
+    return fused(*norm_operands(x, reduction, features, *options, **own), moments=True)
 
 
 def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
     """:func:`norm_over_with_moments` without the Moments."""
-    return fused(*norm_operands(x, reduction, features, *options, **own))
+    return fused(*norm_operands(x, reduction, features, *options, **own))[0]
 
 
 def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, **own) -> tuple:

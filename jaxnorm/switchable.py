@@ -11,10 +11,9 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
-from jaxnorm.engine.groups import Frame, elements, find_frame, total_weight
+from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.plan import select, statistics
 from jaxnorm.engine.reference import Stats, nothing_saved
-from jaxnorm.engine.rstd import rstd
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import like_batch, spatial_axes
 from jaxnorm.normalization import fused
@@ -115,5 +114,5 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
-    y = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
+    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
     return y, assemble(spec, Stats(frame._replace(n=batch.count), batch.mean, batch.var))

@@ -62,28 +62,19 @@ def output_dtype(dtype, x: jax.Array) -> jnp.dtype | None:
 
 def epsilon(value) -> Any:
     """A finite number >= 0; a traced one is checked under checkify."""
-    if isinstance(value, jax.core.Tracer):
-        if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise TypeError(f"epsilon must be one floating point number: got shape {value.shape}, {value.dtype}.")
-        values(value, lambda e: (e >= 0) & (e < math.inf), "epsilon must be finite and >= 0")
-        return value
-    return static_epsilon(value)
+    if not isinstance(value, jax.core.Tracer):
+        return static_epsilon(value)
+    return _scalar("epsilon", value, lambda e: (e >= 0) & (e < math.inf), "epsilon must be finite and >= 0")
 
 
 def static_epsilon(value) -> float:
     """A finite, static number >= 0."""
-    value = _number("epsilon", value)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"epsilon must be finite and >= 0: got {value}.")
-    return value
+    return _number("epsilon", value)
 
 
 def correction(value) -> float:
     """The number that the count is reduced by in the variance: 0 divides by n, 1 by n - 1."""
-    value = _number("correction", value)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"correction must be finite and >= 0: got {value}. 0 divides by n, 1 by n - 1.")
-    return value
+    return _number("correction", value, remedy=" 0 divides by n, 1 by n - 1.")
 
 
 def epsilon_in(value: str) -> str:
@@ -92,35 +83,38 @@ def epsilon_in(value: str) -> str:
     return value
 
 
-def momentum(value):
+def momentum(value) -> Any:
     """A number in [0, 1], the weight of the old value; a traced one is checked under checkify."""
-    if isinstance(value, jax.Array):
-        if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise TypeError(f"momentum must be one floating point number: got shape {value.shape}, {value.dtype}.")
-        values(value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
-        return value
-    value = _number("momentum", value)
-    if not 0 <= value <= 1:
-        raise ValueError(f"momentum must lie in [0, 1]: got {value}. It is the weight of the old value (1 - momentum in PyTorch's terms).")
-    return value
+    if not isinstance(value, jax.Array):
+        return _number("momentum", value, 1, " It is the weight of the old value (1 - momentum in PyTorch's terms).")
+    return _scalar("momentum", value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
 
 
 def rate(name: str, value) -> float:
     """A static number in [0, 1]."""
-    value = _number(name, value)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must lie in [0, 1]: got {value}.")
-    return value
+    return _number(name, value, 1)
 
 
-def _number(name: str, value) -> float:
+def _number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
+    """A static, finite number from 0 to ``most``."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name} must be a static number: got a traced value. Pass it as a Python number.")
     if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number: got {value!r} ({type(value).__name__}).")
-    return float(value)
+    value = float(value)
+    if not 0 <= value <= most or value == math.inf:
+        raise ValueError(f"{name} must {'be finite and >= 0' if most == math.inf else f'lie in [0, {most}]'}: got {value}.{remedy}")
+    return value
+
+
+def _scalar(name: str, value: jax.Array, holds, message: str) -> jax.Array:
+    """An array that is one number."""
+    if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}.")
+    values(value, holds, message)
+    return value
 
 
 def values(array: jax.Array, holds, message: str) -> None:

@@ -44,7 +44,7 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     spec = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
-    return fused(spec, kernel, None, gain, None)
+    return fused(spec, kernel, None, gain, None)[0]
 
 
 def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:

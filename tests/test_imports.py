@@ -19,7 +19,6 @@ LAYERS = [
     ["engine.collectives", "engine.xla"],
     ["engine.spec", "options"],
     ["engine.groups"],
-    ["engine.rstd"],
     ["engine.reference"],
     ["kernels"],
     ["engine.derivatives", "engine.plan"],

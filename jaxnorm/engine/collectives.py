@@ -1,8 +1,10 @@
-"""The names of mesh and vmap axes: in groups, and those that arrays vary over inside of shard_map."""
+"""Device and vmap axes that are reduced beside those of an array, whole or in groups of devices."""
 
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 
 class AxisGroups(NamedTuple):
@@ -12,17 +14,25 @@ class AxisGroups(NamedTuple):
     groups: tuple[tuple[int, ...], ...]
 
 
-def varying_axes(a: jax.Array) -> frozenset:
-    """Empty outside of shard_map."""
-    kind = jax.typeof(a)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+def across(collective, value, axis_name):
+    """``collective`` of ``value`` over the axis, or in its groups."""
+    if axis_name is None:
+        return value
+    if not isinstance(axis_name, AxisGroups):
+        return collective(value, axis_name)
+    try:
+        return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
+    except NotImplementedError as error:  # of JAX, without a word
+        raise NotImplementedError(
+            f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."
+        ) from error
 
 
-def vary(a: jax.Array, axes: frozenset) -> jax.Array:
-    """The array, varying over these axes; its cotangents are summed over them."""
-    missing = tuple(sorted(axes - varying_axes(a), key=str))
-    if not missing:
-        return a
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(a, missing, to="varying")
-    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX
+def devices(axis_name) -> int | jax.Array:
+    """How many devices share statistics with this one: a traced number where groups differ in size."""
+    if not isinstance(axis_name, AxisGroups):
+        return across(lax.psum, 1, axis_name)
+    sizes = {device: len(group) for group in axis_name.groups for device in group}
+    if len(set(sizes.values())) == 1:
+        return len(axis_name.groups[0])
+    return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]

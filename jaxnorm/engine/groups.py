@@ -1,4 +1,4 @@
-"""Groups of elements that share statistics: sums and means over each, on one device or several, and the frame of each.
+"""Groups of elements that share statistics: sums and means over each, its frame, and 1 / sqrt(var + epsilon) there.
 
     u = x / 2**power - pivot
 
@@ -6,6 +6,7 @@ In it elements are small, so that no statistics lose digits or leave the range. 
 under differentiation.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -14,9 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.collectives import AxisGroups
+from jaxnorm.engine.collectives import across, devices
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import divide, reduce_axes, separate
+from jaxnorm.engine.xla import divide, flat, reduce_axes, separate
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
@@ -59,30 +60,6 @@ def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
 def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
     """The mean over each group, by weight; 0 of an empty one. With a veil it is exact for a constant, see :func:`divide`."""
     return divide(total(spec, values, where), total_weight(spec, frame), veil)
-
-
-def across(collective, value, axis_name):
-    """``collective`` of ``value`` over the axis, or in its groups."""
-    if axis_name is None:
-        return value
-    if not isinstance(axis_name, AxisGroups):
-        return collective(value, axis_name)
-    try:
-        return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
-    except NotImplementedError as error:  # of JAX, without a word
-        raise NotImplementedError(
-            f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."
-        ) from error
-
-
-def devices(axis_name) -> int | jax.Array:
-    """How many devices share statistics with this one: a traced number where groups differ in size."""
-    if not isinstance(axis_name, AxisGroups):
-        return across(lax.psum, 1, axis_name)
-    sizes = {device: len(group) for group in axis_name.groups for device in group}
-    if len(set(sizes.values())) == 1:
-        return len(axis_name.groups[0])
-    return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]
 
 
 class Frame(NamedTuple):
@@ -140,3 +117,51 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     info = jnp.finfo(real(dtype))
     bits = jnp.int64 if info.bits == 64 else jnp.int32
     return lax.bitcast_convert_type((exponent.astype(bits) + (info.maxexp - 1)) << info.nmant, info.dtype)
+
+
+def rstd(spec: Spec, frame: Frame, var: jax.Array) -> jax.Array:
+    """1 / sqrt(var + epsilon), in the units of the frame."""
+    return flat(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
+
+
+def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
+    """epsilon in the units of the frame, and 0 only if it is 0."""
+    info = jnp.finfo(dtype)
+    if spec.epsilon == 0 or frame.power is None:
+        return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
+    fraction, exponent = math.frexp(spec.epsilon)
+    exponents = exponent - spec.power_of_epsilon * frame.power.astype(jnp.int32)
+    return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
+    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
+    var = var * _unbias(spec, var, count)
+    total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
+    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)
+    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
+    return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(spec, primals, tangents):
+    var, epsilon, count = primals
+    r = inverse_root(spec, var, epsilon, count)
+    return r, ((-0.5 * tangents[0] * _steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+
+
+def _steepness(spec: Spec, var, r, count) -> jax.Array:
+    """q in d r = -1/2 q r r d var, where r is :func:`inverse_root`; 0 for sqrt(var) where there is no spread."""
+    unbias = _unbias(spec, var, count)
+    if spec.epsilon_in == "var":
+        return r * unbias
+    var = var * unbias
+    return jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0) * unbias
+
+
+def _unbias(spec: Spec, var, count):
+    if spec.correction == 0:
+        return 1
+    count = jnp.asarray(count, var.dtype)
+    return jnp.where(count > spec.correction, count / jnp.where(count > spec.correction, count - spec.correction, 1), 0)

@@ -1,8 +1,7 @@
 """Which implementation runs: the one place that decides it, and says why no other does."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -134,17 +133,3 @@ def wish() -> str | None:
     if name not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
     return name
-
-
-@contextmanager
-def wished(implementation: str | None) -> Iterator[None]:
-    """Within it, calls that are made, or traced, take this implementation, wherever they can; None selects as usual."""
-    before = os.environ.pop(VARIABLE, None)
-    if implementation is not None:
-        os.environ[VARIABLE] = implementation
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-        if before is not None:
-            os.environ[VARIABLE] = before

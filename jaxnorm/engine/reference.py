@@ -25,8 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
-from jaxnorm.engine.groups import Frame, apart, elements, find_frame, hide, mean, scale_down, scaled, split, total_weight, weigh
-from jaxnorm.engine.rstd import rstd
+from jaxnorm.engine.groups import Frame, apart, elements, find_frame, hide, mean, rstd, scale_down, scaled, split, total_weight, weigh
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes
 
