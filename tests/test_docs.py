@@ -1,0 +1,76 @@
+"""The documentation site: its pictures are those that the script draws, its reference has every public name, its checks can fail."""
+
+import importlib.util
+import sys
+
+import pytest
+from pages import PAGES, ROOT
+
+import jaxnorm
+from jaxnorm import linen, nnx
+
+TOOLS = ROOT / "docs" / "tools"
+NORMS = [name for name in jaxnorm.__all__ if name.endswith("_norm")]
+
+
+def tool(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", TOOLS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_as_the_script_draws_them():
+    drawn = tool("draw").drawn()
+    assert {path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")} == drawn
+
+
+def test_coloured_are_the_elements_that_share_statistics():
+    masks = {name: tool("draw").mask(name) for name in ("batch", "layer", "layer-image", "instance", "group", "steps-gate")}
+    assert {name: int(found.sum()) for name, found in masks.items()} == {
+        "batch": 4 * 6,
+        "layer": 4,
+        "layer-image": 6 * 4,
+        "instance": 6,
+        "group": 6 * 2,
+        "steps-gate": 2,
+    }
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_gallery_has_every_norm(name):
+    modules = [module for module in linen.__all__ if module.lower() == name.replace("_", "")]
+    assert f"[`{name}`][jaxnorm.{name}]" in PAGES["docs/gallery.md"]
+    for module in modules:
+        assert f"[`nnx.{module}`][jaxnorm.nnx.{module}]" in PAGES["docs/gallery.md"]
+        assert hasattr(nnx, module)
+
+
+LOADS = [
+    '<script src="https://a.b/c.js">',
+    '<link rel="stylesheet" href="//a.b/c.css">',
+    "<img alt='' src=http://a.b/c.png>",
+    "url(https://a.b)",
+]
+
+
+@pytest.mark.parametrize("text", LOADS)
+def test_nothing_may_be_loaded_from_other_hosts(text, tmp_path):
+    pytest.importorskip("nbconvert")
+    errors = pytest.importorskip("mkdocs.exceptions")
+    pytest.importorskip("latex2mathml")
+    hooks = tool("hooks")
+    (tmp_path / "page.html").write_text('<a href="https://a.b">fine</a><img src="own.png">')
+    hooks.on_post_build({"site_dir": tmp_path})
+    (tmp_path / "page.html").write_text(text)
+    with pytest.raises(errors.PluginError, match="another host"):
+        hooks.on_post_build({"site_dir": tmp_path})
+
+
+def test_docstrings_become_markdown():
+    pytest.importorskip("griffe")
+    as_markdown = tool("docstrings").as_markdown
+    assert as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms") == "As [`ema`][jaxnorm.ema], not `flax.linen.RNN`."
+    assert as_markdown("See :class:`BatchNorm`.", "jaxnorm.nnx.batch.SwitchableNorm") == "See [`BatchNorm`][jaxnorm.nnx.BatchNorm]."
+    assert as_markdown("  >>> 1 + 1\n  2\n\nEnd", "jaxnorm") == "  ```pycon\n  >>> 1 + 1\n  2\n  ```\n\nEnd"
+    assert as_markdown("==  ==\na   b\n==  ==", "jaxnorm") == "```text\n==  ==\na   b\n==  ==\n```"
