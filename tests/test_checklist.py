@@ -61,6 +61,7 @@ def missing(name):
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
         "tests/test_nnx.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
         "README.md: a row of the table What is computed": any(all(word in line for word in shown) for line in computed()),
+        "docs/gallery.md: a section": f"[jaxnorm.{name}]" in (ROOT / "docs" / "gallery.md").read_text(),
         "CHANGELOG.md: a line": name.removesuffix("_norm") in (ROOT / "CHANGELOG.md").read_text().lower(),
     }
     return [place for place, found in done.items() if not found]
