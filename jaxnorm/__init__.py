@@ -12,13 +12,14 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm.normalization import normalize, plan, standardize
     from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
     from jaxnorm.options import NormOptions
-    from jaxnorm.statistics import Moments, ema, merge, moments
+    from jaxnorm.statistics import Low, Moments, ema, merge, moments
     from jaxnorm.switchable import switchable_norm
     from jaxnorm.weights import spectral_norm, weight_norm
 
 __version__ = "0.1.0"
 __all__ = [
     "AxisGroups",
+    "Low",
     "Moments",
     "NormOptions",
     "Plan",

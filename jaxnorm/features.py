@@ -57,5 +57,5 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
         given = jnp.shape(getattr(running, name))
         if given not in (target, sizes):
             raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
-    count = jnp.broadcast_to(jnp.asarray(running.count), jnp.shape(running.mean))
-    return Moments(*(jnp.reshape(leaf, target) for leaf in (count, running.mean, running.var)))
+    shape = jnp.shape(running.mean)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)

@@ -18,7 +18,7 @@ from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.spec import Spec
 from jaxnorm.options import AxisName, EpsilonIn, Param
-from jaxnorm.statistics import Moments, assemble, moments_of
+from jaxnorm.statistics import Moments, assemble, in_shape, moments_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -52,8 +52,8 @@ def normalize(
       dtype: dtype of the result; that of ``x`` by default.
 
     Returns:
-      An array of the shape of ``x``. Inside, at least float32. A mean is known to the precision of its dtype; where it
-      is millions of times the standard deviation, :func:`standardize` is more accurate.
+      An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns them have a mean of two words,
+      and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype.
 
     Raises:
       TypeError: integer or boolean ``x``.
@@ -94,8 +94,7 @@ def standardize(
 ) -> jax.Array:
     """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
 
-    More accurate than the two in turn, since the mean is never rounded to one number. Residuals of the backward pass are
-    ``x`` and at most a few numbers per group of elements that share statistics.
+    Residuals of the backward pass are ``x`` and at most a few numbers per group of elements that share statistics.
 
     Args:
       x: floating or complex array.
@@ -226,7 +225,7 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
     reduction = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
     y, stats = forward(implementation, spec, x, where, scale, bias, moments=moments)
-    return y, jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), assemble(spec, stats)) if moments else None
+    return y, in_shape(spec, assemble(spec, stats, where)) if moments else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -235,8 +234,8 @@ def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
     n, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
-    mean = _fit_blocks(blocks, moments.mean).astype(dtype)
-    stats = Stats(Frame(n, None, mean), jnp.zeros_like(mean), var)
+    mean, offset = (_fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+    stats = Stats(Frame(n, None, mean), offset, var)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 

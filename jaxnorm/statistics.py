@@ -1,23 +1,44 @@
 """Count, mean and variance of groups of elements; merging them, and blending them over time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
-from jaxnorm.engine.groups import Frame, scale_down, total, total_weight
+from jaxnorm.engine.collectives import across, devices
+from jaxnorm.engine.groups import Frame, count_elements, hide, scale_down, total_weight
 from jaxnorm.engine.plan import statistics
-from jaxnorm.engine.reference import Stats
+from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
+from jaxnorm.engine.words import total as words_total
+from jaxnorm.engine.xla import reduce_axes
+from jaxnorm.kernels.placement import vary, varying_axes
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var"), meta_fields=())
+class Low(NamedTuple):
+    """What the numbers of :class:`Moments` are short of by rounding.
+
+    Attributes:
+      count: two further words: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56 elements.
+      mean: a second word.
+      var: a second word.
+    """
+
+    count: Any
+    mean: Any
+    var: Any
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var", "low"), meta_fields=())
 @dataclass(frozen=True)
 class Moments:
     """Count, mean and variance of groups of elements: a value that can be merged.
@@ -26,6 +47,8 @@ class Moments:
       count: how many elements (or how much weight) each group holds; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
+      low: what these are short of by rounding, a :class:`Low`: 0 unless given. It lets merges in turn count beyond 2**24
+        elements and go on beyond the digits of float32, and :func:`normalize` subtract a mean that is no float32 number.
 
     Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments of a whole
     equal the merged Moments of its parts, however it is cut.
@@ -40,6 +63,12 @@ class Moments:
     count: jax.Array
     mean: jax.Array
     var: jax.Array
+    low: Low = None  # type: ignore[assignment]  # zeros unless given
+
+    def __post_init__(self):
+        if self.low is None:
+            count, mean, var = map(_zero, (self.count, self.mean, self.var))
+            object.__setattr__(self, "low", Low((count, count), mean, var))
 
     def merge(self, axes: Axes, *, axis_name=None, **sizes: int) -> "Moments":
         """Reduces further axes: the groups along ``axes`` become one.
@@ -53,9 +82,16 @@ class Moments:
           ValueError: the axes do not fit.
         """
         mean = validation.floating(self.mean, "mean")
-        count = jnp.broadcast_to(jnp.asarray(self.count, real(mean.dtype)), mean.shape)
-        reduction = resolve(axes, mean.shape, sizes)
-        return _merge(Spec(reduction, axis_name), count, mean, self.var)
+        return _merge(Spec(resolve(axes, mean.shape, sizes), axis_name), replace(self, mean=mean))
+
+
+def _zero(value):
+    """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
+    if isinstance(value, jax.Array):
+        return vary(np.zeros(value.shape, value.dtype), varying_axes(value))
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        return value * 0
+    return value
 
 
 def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
@@ -92,7 +128,8 @@ def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, a
 def merge(first: Moments, *others: Moments) -> Moments:
     """The Moments of several collections taken together.
 
-    Associative and commutative; an empty Moments (count 0) is the identity.
+    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and means and variances are carried
+    on in two words each, so that merging in turn loses nothing: see :class:`Low`.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> parts = [jn.moments(jnp.array(part), 0) for part in ([1.0, 2.0], [6.0])]
@@ -152,36 +189,77 @@ def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = 
     return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
 
 
-def assemble(spec: Spec, stats: Stats) -> Moments:
-    """The public value: the mean rounded to one number, powers of two put back."""
+def assemble(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moments:
+    """The public value, split: the mean as two words, powers of two put back."""
     frame, offset, var = stats
-    mean = offset if frame.pivot is None else frame.pivot + offset
+    mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
     up = None if frame.power is None else -frame.power
-    return Moments(jnp.full_like(var, total_weight(spec, frame)), scale_down(mean, up), scale_down(scale_down(var, up), up))
+    count = jnp.full_like(var, total_weight(spec, frame))
+    further = tuple(jnp.broadcast_to(word, var.shape) for word in _further_words(spec, frame, where, count))
+    low = Low(further, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
+    return Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
+
+
+def in_shape(spec: Spec, moments: Moments) -> Moments:
+    """Moments of the split shape in that of the statistics."""
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), moments)
+
+
+def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
+    """What a count of elements is short of in one word: 0 of weights, whose sum is rounded anyway."""
+    if frame.n is None:
+        size = spec.reduction.group_size * devices(spec.axis_name)
+        rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
+        return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
+    if where is None or where.dtype != jnp.bool_:
+        return (np.zeros((), count.dtype),) * 2
+    return beyond(words_total(of_integers(count_elements(spec, where), count.dtype), (), spec.axis_name), count)
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
     """The inverse of :func:`assemble`: the Moments in the units of the frame, relative to its pivot."""
-    mean, var = scale_down(moments.mean, frame.power), scale_down(scale_down(moments.var, frame.power), frame.power)
-    return Moments(moments.count, mean if frame.pivot is None else mean - frame.pivot, var)
+    mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
+    var = scale_down(scale_down(moments.var, frame.power), frame.power)
+    return Moments(moments.count, (mean if frame.pivot is None else mean - frame.pivot) + low, var)
 
 
 @partial(jax.jit, static_argnums=0)
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    result = assemble(spec, statistics(spec, x, where))
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), result)
+    return in_shape(spec, assemble(spec, statistics(spec, x, where), where))
 
 
 @partial(jax.jit, static_argnums=0)
-def _merge(spec: Spec, count: jax.Array, mean: jax.Array, var: jax.Array) -> Moments:
-    reduction, between = spec.reduction, moments_of(spec, mean, count)
-    count, var = (leaf.reshape(reduction.fit(leaf.shape)) for leaf in (count, jnp.broadcast_to(var, mean.shape)))
-    whole = between.count.reshape(reduction.split_stats_shape)
-    share = count / jnp.where(whole > 0, whole, 1)  # before the product: an empty part changes no bit
-    within = total(spec, jnp.where(count > 0, var, 0) * share, None)
-    return Moments(between.count, between.mean, between.var + within.reshape(reduction.stats_shape))
+def _merge(spec: Spec, parts: Moments) -> Moments:
+    """With n the counts, N their sum and p one number near the mean, which keeps digits::
+
+    mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
+    """
+    reduction, dtype = spec.reduction, real(parts.mean.dtype)
+    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, parts.mean.shape).reshape(reduction.split_shape), parts)
+    words = _count_words(parts, dtype)
+    whole, weight = words_total(words, reduction.axes, spec.axis_name), words[0]
+    share = weight / jnp.where(whole[0] > 0, whole[0], 1)  # before the product: an empty part changes no bit
+
+    def averages(*values):
+        return across(lax.psum, [reduce_axes(hide(a, weight) * share, spec.axes) for a in values], spec.axis_name)
+
+    pivots = lax.stop_gradient(averages(parts.mean, parts.var))
+    apart = [hide(a - pivot + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
+    offsets = averages(*apart)
+    rest = [a - offset for a, offset in zip(apart, offsets, strict=True)]
+    between, *corrections = averages(abs_squared(rest[0]), *rest)  # of the offsets too, whose rounding would add up over merges
+    (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
+    low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
+    low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
+    return in_shape(spec, Moments(whole[0], mean, jnp.maximum(var, 0), low))
+
+
+def _count_words(parts: Moments, dtype) -> Words:
+    if jnp.issubdtype(parts.count.dtype, jnp.integer):
+        return of_integers(parts.count, dtype)
+    return distilled([word.astype(dtype) for word in (parts.count, *parts.low.count)])
 
 
 @partial(jax.jit, static_argnums=0)
@@ -191,8 +269,10 @@ def _ema(unbiased: bool, running: Moments, batch: Moments, momentum, weight) -> 
         n = count.astype(var.dtype)
         var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
     known = (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
-    fresh = Moments(jnp.broadcast_to(count, known.shape), mean, var)
-    return jax.tree.map(lambda old, new: _blend(jnp.asarray(old), new, momentum, weight, known), running, fresh)
+    fresh = (jnp.broadcast_to(count, known.shape), mean, var)
+    old = map(jnp.asarray, (running.count, running.mean, running.var))
+    count, mean, var = (_blend(a, b, momentum, weight, known) for a, b in zip(old, fresh, strict=True))
+    return Moments(count, mean, var)
 
 
 def _same_shape(running: Moments, batch: Moments) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(jaxnorm.__file__).parent
 LAYERS = [
     ["axes", "validation", "dtypes"],
     ["engine.collectives", "engine.xla"],
-    ["engine.spec", "options"],
+    ["engine.spec", "engine.words", "options"],
     ["engine.groups"],
     ["engine.reference"],
     ["kernels"],

@@ -1,5 +1,7 @@
 """Laws of Moments: merge is a monoid, the whole equals its parts, however it is cut; ema is a blend."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,3 +189,96 @@ def test_ema_can_be_differentiated(rng):
     x = jnp.asarray(rng.standard_normal((5, 2)), jnp.float32)
     gradient = jax.grad(lambda x: jn.ema(running([0.0, 0.0], [1.0, 1.0]), jn.moments(x, 0), momentum=0.75).mean.sum())(x)
     np.testing.assert_allclose(gradient, np.full((5, 2), 0.05), rtol=1e-6)
+
+
+def exact(words):
+    """The number that words add up to, as a Python integer or fraction."""
+    return sum(Fraction(float(np.asarray(word).ravel()[0])) for word in words)
+
+
+def count_of(m):
+    return exact((m.count, *m.low.count))
+
+
+def counted(n):
+    return jn.Moments(jnp.full((1,), n, jnp.asarray(n).dtype if isinstance(n, int) else jnp.float32), jnp.zeros(1), jnp.zeros(1))
+
+
+def test_counts_do_not_stall():
+    assert count_of(jn.merge(counted(2.0**31), counted(64.0))) == 2**31 + 64
+    total, step = counted(2.0**24), jax.jit(jn.merge)
+    for _ in range(10):
+        total = step(total, counted(1.0))
+    assert count_of(total) == 2**24 + 10
+    assert count_of(jn.merge(counted(2**24 + 1))) == 2**24 + 1  # of an integer dtype
+    assert count_of(jn.merge(counted(2**31 - 1), counted(2**31 - 1))) == 2**32 - 2
+
+
+def test_counts_are_exact_to_two_to_the_53():
+    total, step = counted(1.0), jax.jit(jn.merge)
+    for _ in range(53):
+        total = step(total, total)
+    total = step(step(total, counted(1.0)), counted(1.0))
+    assert count_of(total) == 2**53 + 2
+    assert float(total.count[0]) == 2.0**53  # reads as a number
+    stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (1000, 1)), total)
+    assert count_of(stacked.merge(0)) == 1000 * (2**53 + 2)
+
+
+def test_weights_that_are_no_integers_do_not_stall():
+    total = jax.lax.fori_loop(0, 1000, lambda _, m: jn.merge(m, counted(0.25)), counted(2.0**25))
+    assert count_of(total) == 2**25 + 250
+
+
+def test_counts_of_masks_and_devices_are_exact():
+    x, whole = jnp.zeros((1, 1), jnp.bfloat16), 1 << 13
+    counted_by_shape = jax.eval_shape(lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)), x)
+    assert counted_by_shape.count.shape == (1, 1)
+    found = jax.jit(lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)))(x)
+    assert count_of(found) == whole * (whole + 1)
+    masked = jax.vmap(lambda x, m: jn.moments(x, 0, where=m, axis_name="i"), axis_name="i")
+    rows, mask = jnp.zeros((4, 5)), jnp.arange(20).reshape(4, 5) < 13
+    assert count_of(masked(rows, mask)) == 13
+    parts = jn.Moments(
+        jnp.full((4, 1), 2.0**24), jnp.zeros((4, 1)), jnp.zeros((4, 1)), jn.Low((jnp.ones((4, 1)),) * 2, *jnp.zeros((2, 4, 1)))
+    )
+    synced = jax.vmap(lambda m: m.merge(0, axis_name="i"), axis_name="i")(parts)
+    assert count_of(synced) == 4 * (2**24 + 2)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_merging_in_turn_loses_nothing(offset, rng):
+    x = (rng.standard_normal((4096, 16)) + offset).astype(np.float32)
+    parts = jax.vmap(lambda row: jn.moments(row, 0))(x)
+    empty = jn.Moments(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
+    found = jax.jit(lambda parts: jax.lax.scan(lambda total, part: (jn.merge(total, part), None), empty, parts)[0])(parts)
+    truth = x.astype(np.float64)
+    assert count_of(found) == x.size
+    assert abs(float(exact((found.mean, found.low.mean))) - truth.mean()) < 2e-7  # of the deviation, which is 1
+    assert abs(float(exact((found.var, found.low.var))) / truth.var() - 1) < 2e-7
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_normalizing_by_moments_is_as_accurate_as_standardizing(offset, rng):
+    x = (rng.standard_normal(4096) + offset).astype(np.float32)
+    deviation = x.astype(np.float64) - x.mean(dtype=np.float64)
+    found = jn.normalize(x, jn.moments(x, 0), epsilon=0.0)
+    np.testing.assert_allclose(found, deviation / np.sqrt((deviation**2).mean()), rtol=0, atol=4e-7 * np.abs(deviation).max())
+
+
+def test_moments_may_hold_what_stands_for_their_leaves():
+    """Axes of vmap, shapes, shardings."""
+    x = jnp.arange(12.0).reshape(3, 4)
+    rows = jax.vmap(lambda row: jn.moments(row, 0))(x)
+    again = jax.vmap(lambda m: jn.merge(m, m), in_axes=(jn.Moments(0, 0, 0),))(rows)
+    assert again.count[:, 0].tolist() == [8.0] * 3
+    spec = jax.sharding.PartitionSpec()
+    assert jn.Moments(spec, spec, spec).low == jn.Low((spec, spec), spec, spec)
+
+
+def test_running_statistics_are_one_word_each(rng):
+    """Their leaves, and so their checkpoints, hold what is blended and zeros."""
+    old = running(np.zeros(3), np.ones(3))
+    new = jn.ema(old, jn.moments(rng.standard_normal((5, 3)).astype(np.float32) + 1e6, 0))
+    assert jax.tree.structure(new) == jax.tree.structure(old)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(new.low))

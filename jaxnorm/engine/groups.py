@@ -52,6 +52,11 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
+def count_elements(spec: Spec, where: jax.Array) -> jax.Array:
+    """How many elements of each group a boolean mask leaves on this device."""
+    return reduce_axes(jnp.broadcast_to(where, spec.reduction.split_shape), spec.axes, partial(jnp.sum, dtype=jnp.int32))
+
+
 def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The sum over each group, by weight."""
     return across(lax.psum, reduce_axes(weigh(values, where), spec.axes), spec.axis_name)
@@ -75,8 +80,8 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
     frame = Frame(None, None, None)
     if where is not None:
-        weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(real(compute_dtype(x.dtype)))
-        frame = frame._replace(n=total(spec, weights, None))
+        weights = count_elements(spec, where) if where.dtype == jnp.bool_ else jnp.broadcast_to(where, spec.reduction.split_shape)
+        frame = frame._replace(n=total(spec, weights.astype(real(compute_dtype(x.dtype))), None))
     if lowest is not None:
         frame = frame._replace(power=find_power(spec, x, where, lowest))
     if not spec.centered:
