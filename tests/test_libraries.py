@@ -14,10 +14,16 @@ from numpy.random import bit_generator
 import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.engine import plan
-from jaxnorm.kernels import libraries
+from jaxnorm.kernels import compiler, libraries
 from jaxnorm.kernels.__main__ import main
 
 SHARED = Path(bit_generator.__file__)  # some library
+
+
+@pytest.fixture(autouse=True)
+def _none_prebuilt(tmp_path, monkeypatch):
+    """Whatever the installed wheel has."""
+    monkeypatch.setattr(libraries, "PREBUILT", tmp_path / "prebuilt")
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ def found(tmp_path, monkeypatch):
     """A library, none of whose functions is a kernel, in the place of the kernels, with its check file."""
     path = libraries.library(tmp_path)
     path.write_bytes(SHARED.read_bytes())
-    libraries.write_check(path)
+    compiler.write_check(path, {})
     monkeypatch.setattr(libraries, "library", lambda folder=None: path)
     monkeypatch.delenv(plan.VARIABLE, raising=False)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
@@ -79,7 +85,7 @@ def test_damaged_libraries_are_left_out(kind, found, rng, capsys):
 
 def test_bytes_that_are_no_library(found):
     found.write_text("no library")
-    libraries.write_check(found)
+    compiler.write_check(found, {})
     with pytest.raises(libraries.DamagedError, match="cannot be opened"):
         libraries.load(found)
 
@@ -94,6 +100,90 @@ def test_all_kernels_are_made_known_or_none(found, monkeypatch):
     monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator",))
     libraries.load(found)
     assert registered == ["PyInit_bit_generator"]
+
+
+LEVELS = {"x86-64-v4": "avx avx2 avx512f", "x86-64-v3": "avx avx2", "x86-64-v2": "ssse3"}  # in short
+PREBUILT = [f"cpu-{level}.so" for level in LEVELS]
+
+
+@pytest.fixture
+def wheel(whole, monkeypatch):
+    """What a wheel brings, of which this processor can run all but the first; and the user's own library, ``whole``."""
+    monkeypatch.setattr(libraries, "LEVELS", {libraries.facts()["machine"]: LEVELS})
+    monkeypatch.setattr(libraries, "facts", lambda: {"machine": libraries.platform.machine(), "features": "fpu ssse3 avx avx2 avx512bw"})
+    libraries.PREBUILT.mkdir()
+    for name in PREBUILT:
+        (libraries.PREBUILT / name).write_bytes(SHARED.read_bytes())
+        compiler.write_check(libraries.PREBUILT / name, {})
+    libraries.load.cache_clear()
+    yield libraries.PREBUILT
+    libraries.load.cache_clear()
+
+
+class TestWheel:
+    """Libraries of a wheel: for levels of processor."""
+
+    @pytest.fixture
+    def loaded(self, monkeypatch):
+        """What becomes known to JAX: a path for each library."""
+        opened = []
+        monkeypatch.setattr(libraries, "functions", lambda path, real=libraries.functions: (real(path), opened.append(path))[0])
+        monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
+        return opened
+
+    def test_the_users_own_is_taken_first(self, wheel, whole, loaded):
+        assert libraries.candidates() == [whole, wheel / "cpu-x86-64-v3.so", wheel / "cpu-x86-64-v2.so"]
+        assert kernels.built()
+        assert loaded == [whole]
+
+    def test_without_one_the_fastest_that_this_processor_can_run(self, wheel, whole, loaded, capsys):
+        whole.unlink()
+        before = (wheel / PREBUILT[1]).stat().st_mtime_ns
+        assert kernels.built()
+        assert loaded == [wheel / PREBUILT[1]]
+        assert (wheel / PREBUILT[1]).stat().st_mtime_ns == before  # nothing is written where jaxnorm is installed
+        assert main(["--status"], whole.parent) == 0
+        assert capsys.readouterr().out == f"Active: {wheel / PREBUILT[1]}\n"
+
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_the_next_is_taken_after_damaged_ones(self, count, wheel, whole, loaded, capsys):
+        paths = [whole, wheel / PREBUILT[1], wheel / PREBUILT[2]]
+        for path in paths[:count]:
+            os.truncate(path, 5000)
+        intact = paths[count] if count < 3 else None
+        faults = " and ".join(f"{path} is damaged: it has 5000 bytes, and {SIZE} were built" for path in paths[:count])
+        with pytest.warns(RuntimeWarning) as told:
+            assert kernels.built() == bool(intact)
+        instead = f"uses {intact}" if intact else "computes in plain JAX"
+        assert [str(warning.message) for warning in told] == [
+            f"jaxnorm {instead}, for {faults}; rebuild the kernels: python -m jaxnorm.kernels"
+        ]
+        assert kernels.built() == bool(intact)  # and no second warning, which were an error
+        assert loaded == [intact] * bool(intact)
+        assert main(["--status"], whole.parent) == (0 if intact else 1)
+        words = f"Active: {intact}" if intact else f"Not active: {faults}, to be rebuilt with python -m jaxnorm.kernels."
+        assert capsys.readouterr().out == f"{words}\n"
+
+    def test_the_next_is_taken_after_one_that_xla_refuses(self, wheel, whole, loaded, monkeypatch):
+        def refuse(*_, **__):
+            if loaded == [whole]:
+                raise jax.errors.JaxRuntimeError("its version (0.2) is incompatible")
+
+        monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+        words = rf"for {whole} is refused by jaxlib \S+ \(its version \(0\.2\) is incompatible\); rebuild the kernels"
+        with pytest.warns(RuntimeWarning, match=rf"jaxnorm uses {wheel / PREBUILT[1]}, {words}"):
+            assert kernels.built()
+        assert loaded == [whole, wheel / PREBUILT[1]]
+
+    def test_none_for_another_machine(self, wheel, monkeypatch):
+        monkeypatch.setattr(libraries.platform, "machine", lambda: "ppc64le")
+        assert libraries.prebuilt() == []
+
+    def test_levels_are_those_of_the_system_v_abi(self):
+        """Each contains the one below; what this processor can do has the words of the list."""
+        v4, v3, v2 = (set(needed.split()) for needed in compiler.LEVELS["x86_64"].values())
+        assert v2 < v3 < v4
+        assert (len(v2), len(v3), len(v4)) == (7, 15, 20)
 
 
 def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):

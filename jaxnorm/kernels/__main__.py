@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) ->
     options = parser.parse_args(arguments)
     if options.status:
         reasons = inactive(folder)
-        print(f"Not active: {'; '.join(reasons)}." if reasons else f"Active: {libraries.library(folder)}")
+        print(f"Not active: {'; '.join(reasons)}." if reasons else f"Active: {libraries.usable(folder)}")
         return 1 if reasons else 0
     try:
         build.build(folder, force=options.force, tell=lambda line: print(line, flush=True))
@@ -57,10 +57,10 @@ def inactive(folder: Path) -> list[str]:
 
 def _lacking(folder: Path) -> str | None:
     """Why there is no library that can be used; None if there is one."""
-    path = libraries.library(folder)
-    if path.exists():
-        fault = libraries.fault(path)
-        return fault and f"{path} {fault}, to be rebuilt with {libraries.BUILD}"
+    if libraries.usable(folder):
+        return None
+    if damaged := libraries.candidates(folder):
+        return f"{' and '.join(f'{path} {libraries.fault(path)}' for path in damaged)}, to be rebuilt with {libraries.BUILD}"
     for other in libraries.others(folder):
         if other.suffix == ".so":
             return f"{other} is built for {libraries.purpose(other)}, to be rebuilt with {libraries.BUILD}"

@@ -1,7 +1,8 @@
 """Libraries of CPU kernels: where they are and of what they are built, whether one is intact, and how JAX gets to know its kernels.
 
-Beside a library is its check file, with its size and hash: a library that is cut short ends the process that opens it. It
-also says what the library was built of and for.
+One that the user has built is in the cache, and is for this processor and jaxlib. A wheel brings others, for levels of processor and
+every jaxlib that is supported. Beside a library is its check file, with its size and hash: a library that is cut short ends the
+process that opens it. It also says what the library was built of and for.
 """
 
 import ctypes
@@ -19,10 +20,9 @@ from typing import Any
 import jax
 import jaxlib
 
-SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in ("cc", "h"))
-FLAGS = "-std=c++17 -O3 -march=native -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
-if platform.machine() in ("x86_64", "AMD64"):
-    FLAGS += " -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
+from jaxnorm.kernels.compiler import HEADERS, LEVELS, SOURCES, check_file, flags
+
+FLAGS = flags(platform.machine())
 KERNELS = tuple(f"Jaxnorm{kind}" for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward"))
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
@@ -36,6 +36,7 @@ def cache() -> Path:
 
 
 FOLDER = cache()
+PREBUILT = Path(__file__).with_name("prebuilt")  # what hatch_build.py puts into a wheel
 
 
 class DamagedError(Exception):
@@ -69,16 +70,15 @@ def library(folder: Path = FOLDER) -> Path:
     return folder / f"cpu-{hashlib.sha256(repr(facts()).encode()).hexdigest()[:16]}.so"
 
 
-def check_file(path: Path) -> Path:
-    """That of a library."""
-    return path.with_suffix(".json")
+def prebuilt() -> list[Path]:
+    """Libraries of the wheel that this CPU can run, the fastest first; none where jaxnorm is installed otherwise."""
+    levels, features = LEVELS.get(platform.machine(), {}), set(facts()["features"].split())
+    return [PREBUILT / f"cpu-{level}.so" for level, needed in levels.items() if features.issuperset(needed.split())]
 
 
-def write_check(path: Path) -> None:
-    """Writes the check file of a library that has just been built."""
-    content, processor = path.read_bytes(), cpu().get("model name", platform.machine())
-    check = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "processor": processor}
-    check_file(path).write_text(json.dumps(check | facts(), indent=2) + "\n")
+def candidates(folder: Path = FOLDER) -> list[Path]:
+    """The libraries there are for this CPU, in the order in which they are tried: the user's own, then those of the wheel."""
+    return [path for path in (library(folder), *prebuilt()) if path.exists()]
 
 
 def functions(path: Path) -> dict[str, Any]:
@@ -128,17 +128,27 @@ def fault(path: Path) -> str | None:
     return None
 
 
+def usable(folder: Path = FOLDER) -> Path | None:
+    """The first of the candidates that is intact."""
+    return next((path for path in candidates(folder) if fault(path) is None), None)
+
+
 @lru_cache
 def load(path: Path) -> None:
     """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Updates the file's time: it is used.
 
     Raises:
-      DamagedError: as :func:`functions`.
+      DamagedError: as :func:`functions`, or XLA refuses them, as those compiled against a much older or newer one.
     """
+    jax.default_backend()  # starts JAX: kernels that are refused later than here would keep it from starting
     for name, function in functions(path).items():
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
-    with suppress(OSError):
-        os.utime(path)
+        try:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
+        except jax.errors.JaxRuntimeError as error:
+            raise DamagedError(f"is refused by jaxlib {jaxlib.__version__} ({error})") from None
+    if path.parent != PREBUILT:  # where nothing is written
+        with suppress(OSError):
+            os.utime(path)
 
 
 def others(folder: Path) -> list[Path]:
