@@ -66,6 +66,19 @@ def test_layers_are_one_after_the_other(rng):
     close(again, (carries, y[:, 3:]))
 
 
+@pytest.mark.parametrize("norm", ["layer", None])
+def test_layers_with_a_projection_agree_with_their_twin(norm, rng):
+    x = sequences(rng, 3, 5)
+    layer = jn_nnx.LSTM(FEATURES, HIDDEN, norm=norm, num_layers=2, projection=2, return_carry=True, rngs=flax_nnx.Rngs(0))
+    carries, y = layer(x)
+    assert [[part.shape for part in carry] for carry in carries] == [[(3, HIDDEN), (3, 2)]] * 2
+    assert [part.shape for part in layer.cell_0.initialize_carry((3, FEATURES))] == [(3, HIDDEN), (3, 2)]
+    expected = x
+    for cell in (layer.cell_0, layer.cell_1):
+        expected = jn.recurrent.lstm(expected, cell.parameters(), norm=norm)[1]
+    np.testing.assert_array_equal(y, expected)
+
+
 def test_both_directions_of_two_layers_in_nnx(rng):
     x = sequences(rng, 3, 5)
     layer = jn_nnx.GRU(FEATURES, HIDDEN, num_layers=2, bidirectional=True, return_carry=True, rngs=flax_nnx.Rngs(0))

@@ -38,7 +38,7 @@ class _Cell(RNNCellBase):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        self.in_features, self.hidden_features, self.projection = in_features, hidden_features, projection
+        self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, projection or hidden_features
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
         self.dtype, self.param_dtype = dtype, param_dtype
         cell = module_cell(self.kind, norm, placement, epsilon)
@@ -78,7 +78,7 @@ class _Cell(RNNCellBase):
         make = initializers.zeros if carry_init is None else carry_init
         stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
         key = (lambda: jax.random.key(0)) if stream is None else stream
-        h = make(key(), (*input_shape[:-1], self.projection or self.hidden_features), self.param_dtype)
+        h = make(key(), (*input_shape[:-1], self.out_features), self.param_dtype)
         return h if self.kind != "lstm" else (make(key(), (*input_shape[:-1], self.hidden_features), self.param_dtype), h)
 
     @property
