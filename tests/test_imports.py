@@ -94,6 +94,23 @@ def test_the_modules_are_reached_from_the_package():
         _ = jaxnorm.keras
 
 
+@pytest.mark.parametrize("statement", ["import jaxnorm.{0}", "from jaxnorm import {0}", "jaxnorm.{0}.LayerNorm"])
+@pytest.mark.parametrize("module", ["linen", "nnx"])
+def test_without_flax_its_modules_alone_are_missing(module, statement):
+    code = f"import sys; sys.modules['flax'] = None; import jaxnorm; from jaxnorm import *; {statement.format(module)}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = f"ImportError: jaxnorm.{module} needs flax, which is not installed: pip install 'jaxnorm[flax]'."
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, said)
+    assert "During handling" not in result.stderr
+
+
+def test_an_error_within_flax_is_shown_as_it_is(tmp_path):
+    (tmp_path / "flax.py").write_text("import no_such_module")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jaxnorm.linen"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
 def test_no_module_bears_the_name_of_a_function():
     """``import jaxnorm.moments as m`` would give one or the other, by the order of imports."""
     assert {path.stem for path in ROOT.iterdir()}.isdisjoint(set(jaxnorm.__all__) - {"recurrent"})

@@ -7,6 +7,13 @@ has no effect), ``mask`` may hold float weights and hides NaN, replicas are weig
 leaves the state as it was. Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
+try:
+    import flax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ImportError("jaxnorm.linen needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
+
 from jaxnorm.linen import layers
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)

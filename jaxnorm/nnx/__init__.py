@@ -9,6 +9,13 @@ was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer a
 Axes, groups and masks that do not fit raise ``ValueError``.
 """
 
+try:
+    import flax  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ImportError("jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
+
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
