@@ -44,13 +44,15 @@ _MODULES = ("linen", "nnx", "recurrent")
 _HOMES = ("engine.collectives", "engine.plan", "options", "statistics", "normalization", "norms", "switchable", "weights")
 
 
-def __getattr__(name: str):
-    if name in _MODULES:
-        return import_module(f"jaxnorm.{name}")
-    for module in _HOMES if name in __all__ else ():
-        if hasattr(home := import_module(f"jaxnorm.{module}"), name):
-            return globals().setdefault(name, getattr(home, name))
-    raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name
+
+    def __getattr__(name):
+        if name in _MODULES:
+            return import_module(f"jaxnorm.{name}")
+        for module in _HOMES if name in __all__ else ():
+            if hasattr(home := import_module(f"jaxnorm.{module}"), name):
+                return globals().setdefault(name, getattr(home, name))
+        raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

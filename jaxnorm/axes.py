@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import index
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-Axes = int | Iterable[int] | str
+Axes: TypeAlias = int | Iterable[int] | str
 
 MANY_MORE = 1 << 20  # what a symbolic size counts as
 
@@ -65,7 +65,7 @@ def static(shape: tuple) -> bool:
     return all(isinstance(size, int) for size in shape)
 
 
-def number(*sizes) -> int:
+def number(*sizes: object) -> int:
     """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
 
     >>> number(2, 3)

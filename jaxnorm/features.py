@@ -1,14 +1,17 @@
 """Where the features stand: parameters aligned with them, groups counted, spatial axes named."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.statistics import Moments
 
 
-def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params) -> list[jax.Array | None]:
+def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLike | None) -> list[jax.Array | None]:
     """Parameters of the shape of the feature axes, reshaped to broadcast against ``shape``."""
     return [None if value is None else _align(name, validation.floating(value, name), shape, features) for name, value in params.items()]
 
@@ -36,7 +39,7 @@ def check_groups(num_groups: int, channels: int) -> None:
         raise ValueError(f"num_groups must be positive and divide the channels: got {num_groups} groups for {channels} channels.")
 
 
-def spatial_axes(shape: tuple[int, ...], feature_axes, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def spatial_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The feature axes, and those between them and the batch."""
     features = canonical_axes(feature_axes, len(shape), "feature_axes")
     if 0 in features:

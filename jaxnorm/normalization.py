@@ -133,12 +133,13 @@ def standardize(
     return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options))[0]
 
 
-def _takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
+def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
+    """To type checkers a function takes the arguments of another, and returns what it says itself."""
     return lambda function: cast(Callable[Arguments, Result], function)
 
 
-@_takes_arguments_of(standardize)
-def plan(*arguments, **options) -> Plan:
+@takes_arguments_of(standardize)
+def plan(*arguments: Any, **options: Any) -> Plan:
     """Which implementation :func:`standardize` would run for these arguments, and why it would not run the others.
 
     ``plan(x, axes, **options)``: arguments are those of :func:`standardize`.

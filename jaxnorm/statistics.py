@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
@@ -22,6 +23,7 @@ from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.kernels.placement import vary, varying_axes
+from jaxnorm.options import AxisName, Param
 
 
 class Low(NamedTuple):
@@ -33,9 +35,9 @@ class Low(NamedTuple):
       var: a second word.
     """
 
-    count: Any
-    mean: Any
-    var: Any
+    count: tuple[jax.Array, jax.Array]
+    mean: jax.Array
+    var: jax.Array
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var", "low"), meta_fields=())
@@ -65,12 +67,12 @@ class Moments:
     var: jax.Array
     low: Low = None  # type: ignore[assignment]  # zeros unless given
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.low is None:
             count, mean, var = map(_zero, (self.count, self.mean, self.var))
             object.__setattr__(self, "low", Low((count, count), mean, var))
 
-    def merge(self, axes: Axes, *, axis_name=None, **sizes: int) -> "Moments":
+    def merge(self, axes: Axes, *, axis_name: AxisName = None, **sizes: int) -> "Moments":
         """Reduces further axes: the groups along ``axes`` become one.
 
         Args:
@@ -85,7 +87,7 @@ class Moments:
         return _merge(Spec(resolve(axes, mean.shape, sizes), axis_name), replace(self, mean=mean))
 
 
-def _zero(value):
+def _zero(value: Any) -> Any:
     """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
     if isinstance(value, jax.Array):
         return vary(np.zeros(value.shape, value.dtype), varying_axes(value))
@@ -94,7 +96,9 @@ def _zero(value):
     return value
 
 
-def moments(x: jax.Array, /, axes: Axes, *, where=None, centered: bool = True, axis_name=None, **sizes: int) -> Moments:
+def moments(
+    x: ArrayLike, /, axes: Axes, *, where: Param = None, centered: bool = True, axis_name: AxisName = None, **sizes: int
+) -> Moments:
     """Count, mean and variance of ``x`` over ``axes``.
 
     Args:
@@ -149,7 +153,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
     return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), stacked.merge(0))
 
 
-def ema(running: Moments, /, batch: Moments, *, momentum=0.99, unbiased: bool = False) -> Moments:
+def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbiased: bool = False) -> Moments:
     """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds anything that is not
@@ -242,7 +246,7 @@ def _merge(spec: Spec, parts: Moments) -> Moments:
     whole, weight = words_total(words, reduction.axes, spec.axis_name), words[0]
     share = weight / jnp.where(whole[0] > 0, whole[0], 1)  # before the product: an empty part changes no bit
 
-    def averages(*values):
+    def averages(*values: jax.Array) -> list[jax.Array]:
         return across(lax.psum, [reduce_axes(hide(a, weight) * share, spec.axes) for a in values], spec.axis_name)
 
     pivots = lax.stop_gradient(averages(parts.mean, parts.var))
@@ -256,14 +260,14 @@ def _merge(spec: Spec, parts: Moments) -> Moments:
     return in_shape(spec, Moments(whole[0], mean, jnp.maximum(var, 0), low))
 
 
-def _count_words(parts: Moments, dtype) -> Words:
+def _count_words(parts: Moments, dtype: jnp.dtype) -> Words:
     if jnp.issubdtype(parts.count.dtype, jnp.integer):
         return of_integers(parts.count, dtype)
     return distilled([word.astype(dtype) for word in (parts.count, *parts.low.count)])
 
 
 @partial(jax.jit, static_argnums=0)
-def _ema(unbiased: bool, running: Moments, batch: Moments, momentum, weight) -> Moments:
+def _ema(unbiased: bool, running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
     count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
     if unbiased:
         n = count.astype(var.dtype)
@@ -282,7 +286,7 @@ def _same_shape(running: Moments, batch: Moments) -> None:
             raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
 
 
-def _blend(old: jax.Array, new: jax.Array, momentum, weight, known: jax.Array) -> jax.Array:
+def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLike, known: jax.Array) -> jax.Array:
     if old.ndim == 0 and known.size != 1:  # one count for all groups
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))

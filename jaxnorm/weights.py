@@ -1,19 +1,30 @@
 """Norms of kernels: weight norm and spectral norm."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
+from jaxnorm.options import Param
 
 
-def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: float = 1e-12, dtype=None) -> jax.Array:
+def weight_norm(
+    kernel: ArrayLike,
+    /,
+    scale: Param = None,
+    *,
+    feature_axes: int | Sequence[int] | None = -1,
+    epsilon: float = 1e-12,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
     """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
 
     Args:
@@ -47,13 +58,13 @@ def weight_norm(kernel: jax.Array, /, scale=None, *, feature_axes=-1, epsilon: f
     return fused(spec, kernel, None, gain, None)[0]
 
 
-def kernel_features(feature_axes, rank: int) -> tuple[int, ...]:
+def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The feature axes of a kernel; None and () both say that it has none."""
     return () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, rank, "feature_axes")
 
 
 def spectral_norm(
-    kernel: jax.Array, /, u: jax.Array, *, n_steps: int = 1, epsilon: float = 1e-12
+    kernel: ArrayLike, /, u: ArrayLike, *, n_steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
 

@@ -1,6 +1,7 @@
 """The static facts about a norm: which elements share statistics, and what is done with those."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -30,7 +31,7 @@ class Spec:
     """
 
     reduction: Reduction
-    axis_name: str | tuple[str, ...] | AxisGroups | None = None
+    axis_name: str | Sequence[str] | AxisGroups | None = None
     centered: bool = True
     epsilon: float = 1e-30  # the least with which float32 needs no scaling
     correction: float = 0.0

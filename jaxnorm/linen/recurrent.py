@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,13 @@ from flax.linen.recurrent import DenseParams, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
+from jaxnorm.options import Param
 from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
+from jaxnorm.recurrent.options import CallOptions, Carry, CarryLike, Pair, S
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
-class _Cell(nn.RNNCellBase):
+class _Cell(nn.RNNCellBase, Generic[S]):
     """What the cells share: parameters, one step, the carry."""
 
     features: int
@@ -33,7 +35,7 @@ class _Cell(nn.RNNCellBase):
     forget_bias: ClassVar[float | None] = None
     projection: ClassVar[int | None] = None
 
-    def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+    def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
         params = self.parameters(inputs.shape[-1], carry)
         return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
@@ -70,19 +72,22 @@ class _Cell(nn.RNNCellBase):
         params["bias"] = jnp.concatenate([bias for _, bias in (across if self.kind == "lstm" else inward)])
         return params | ({"recurrent_bias": across[2][1]} if self.kind == "gru" else {})
 
-    def _dense(self, features: int, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float):
+    def _dense(self, features: int, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float) -> tuple[jax.Array, Any]:
         options: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": initializers.constant(bias), "name": name}
         module = DenseParams(features, use_bias=use_bias, param_dtype=self.param_dtype, **options)
         return module(jax.ShapeDtypeStruct((rows,), self.param_dtype))
 
     @nn.nowrap
-    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> S:
         """The carry for inputs of that shape: (c, h), or h alone."""
+        carry: Any
         if self.kind != "lstm":
-            return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+            carry = self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+            return carry
         widths = (self.features, self.projection or self.features)
         keys = jax.random.split(rng)
-        return tuple(self.carry_init(key, (*input_shape[:-1], width), self.param_dtype) for key, width in zip(keys, widths, strict=True))
+        carry = tuple(self.carry_init(key, (*input_shape[:-1], width), self.param_dtype) for key, width in zip(keys, widths, strict=True))
+        return carry
 
     @property
     def num_feature_axes(self) -> int:
@@ -92,7 +97,7 @@ class _Cell(nn.RNNCellBase):
 FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
 
 
-class LayerNormLSTMCell(_Cell):
+class LayerNormLSTMCell(_Cell[Pair]):
     """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
     The carry is (c, h), as in Flax; one that is given determines the number of features. With ``norm=None`` it is
@@ -110,7 +115,7 @@ class LayerNormLSTMCell(_Cell):
     projection: int | None = None  # type: ignore[misc]
 
 
-class LayerNormGRUCell(_Cell):
+class LayerNormGRUCell(_Cell[jax.Array]):
     """A layer-normalized GRU cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.gru` has the equations.
 
     With ``norm=None`` it is :class:`flax.linen.GRUCell` with its parameters.
@@ -125,7 +130,7 @@ class LayerNormGRUCell(_Cell):
     kind = "gru"
 
 
-class LayerNormSimpleCell(_Cell):
+class LayerNormSimpleCell(_Cell[jax.Array]):
     """A layer-normalized simple cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.rnn` has the equations.
 
     With ``norm=None`` it is :class:`flax.linen.SimpleCell` with its parameters.
@@ -138,6 +143,10 @@ class LayerNormSimpleCell(_Cell):
     """
 
     kind = "rnn"
+
+
+class _CallOptions(CallOptions, total=False):
+    init_key: jax.Array | None
 
 
 class _Layer(nn.Module):
@@ -166,22 +175,30 @@ class _Layer(nn.Module):
 
     cell: ClassVar[type[_Cell]]
 
+    @overload
+    def __call__(self, inputs: jax.Array, *, return_carry: Literal[False], **options: Unpack[_CallOptions]) -> jax.Array: ...
+    @overload
+    def __call__(self, inputs: jax.Array, *, return_carry: Literal[True], **options: Unpack[_CallOptions]) -> tuple[Carry, jax.Array]: ...
+    @overload
+    def __call__(
+        self, inputs: jax.Array, *, return_carry: bool | None = None, **options: Unpack[_CallOptions]
+    ) -> jax.Array | tuple[Carry, jax.Array]: ...
     @nn.compact
     def __call__(
         self,
         inputs: jax.Array,
         *,
-        initial_carry: Any = None,
+        initial_carry: CarryLike | None = None,
         init_key: jax.Array | None = None,
-        seq_lengths: jax.Array | None = None,
-        mask: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
+        seq_lengths: Param = None,
+        mask: Param = None,
+        segment_ids: Param = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
         keep_order: bool | None = None,
         deterministic: bool | None = None,
-    ) -> Any:
+    ) -> jax.Array | tuple[Carry, jax.Array]:
         """Runs the sequences ``(*batch, time, features)``.
 
         Args:
@@ -229,7 +246,7 @@ class _Layer(nn.Module):
             return False
         return not nn.merge_param("deterministic", self.deterministic, deterministic)
 
-    def _start(self, cells, inputs: jax.Array, time_major: bool, key: jax.Array | None):
+    def _start(self, cells: list[list[_Cell]], inputs: jax.Array, time_major: bool, key: jax.Array | None) -> list[list[Carry]]:
         shape = inputs.shape[1:] if time_major else (*inputs.shape[:-2], inputs.shape[-1])
         keys = iter(jax.random.split(jax.random.key(0) if key is None else key, sum(map(len, cells))))
         return [[cell.initialize_carry(next(keys), shape) for cell in directions] for directions in cells]

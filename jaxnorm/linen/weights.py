@@ -25,7 +25,7 @@ class WeightNorm(nn.WeightNorm):
     """
 
     @nn.compact
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Calls the layer with these arguments."""
         return _call_with(self, self._normalized, args, kwargs)
 
@@ -53,7 +53,7 @@ class SpectralNorm(nn.SpectralNorm):
     """
 
     @nn.compact
-    def __call__(self, *args, update_stats: bool, **kwargs):
+    def __call__(self, *args: Any, update_stats: bool, **kwargs: Any) -> jax.Array:
         """Calls the layer with these arguments."""
 
         def normalized(path: str, value: jax.Array) -> jax.Array:

@@ -107,7 +107,7 @@ class SwitchableNorm(nnx.Module):
         rngs: nnx.Rngs,
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
-    ):
+    ) -> None:
         self.num_features, self.use_running_average, self.feature_axes = num_features, use_running_average, feature_axes
         self.momentum, self.epsilon, self.dtype, self.param_dtype = momentum, epsilon, dtype, param_dtype
         self.use_bias, self.use_scale, self.promote_dtype = use_bias, use_scale, promote_dtype
@@ -135,7 +135,7 @@ class SwitchableNorm(nnx.Module):
         _update(self, batch)
         return y
 
-    def set_view(self, use_running_average: bool | None = None):
+    def set_view(self, use_running_average: bool | None = None) -> None:
         """Used by ``nnx.view``: whether the running statistics are used."""
         if use_running_average is not None:
             self.use_running_average = use_running_average

@@ -9,6 +9,7 @@ from flax.nnx.nn import dtypes
 
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes, promoted
+from jaxnorm.normalization import takes_arguments_of
 from jaxnorm.norms import norm_over, norm_over_with_moments
 from jaxnorm.statistics import Moments
 
@@ -95,7 +96,8 @@ class PositionalNorm(nnx.LayerNorm):
     ([[-1.0, 1.0], [-1.0, 1.0]], [[2.0], [20.0]])
     """
 
-    def __init__(self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, **options):
+    @takes_arguments_of(nnx.LayerNorm.__init__)
+    def __init__(self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, **options) -> None:
         super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
@@ -138,8 +140,9 @@ class GroupNorm(nnx.GroupNorm):
     [[-1.0, 1.0, -1.0, 1.0]]
     """
 
-    @wraps(nnx.GroupNorm.__init__)  # type: ignore[misc]
-    def __init__(self, num_features: int, num_groups: int | None = 32, group_size: int | None = None, **options):
+    @takes_arguments_of(nnx.GroupNorm.__init__)
+    @wraps(nnx.GroupNorm.__init__)
+    def __init__(self, num_features: int, num_groups: int | None = 32, group_size: int | None = None, **options) -> None:
         group_count(num_groups, group_size, num_features)  # raises in other words than Flax, and for a size of 0 too
         super().__init__(num_features, num_groups, group_size, **options)
 

@@ -1,7 +1,7 @@
 """Recurrent cells for Flax's RNN, and layers that run whole sequences at once."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ from flax.nnx.nn.recurrent import RNNCellBase, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
+from jaxnorm.options import Param
 from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
+from jaxnorm.recurrent.options import CallOptions, Carry, CarryLike, Pair, S
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, leaf_shapes
 
+Random: TypeAlias = nnx.Rngs | nnx.RngStream | None
 
-class _Cell(RNNCellBase):
+
+class _Cell(RNNCellBase, Generic[S]):
     """What the cells share: parameters, one step, the carry."""
 
     kind: ClassVar[str]
@@ -37,7 +41,7 @@ class _Cell(RNNCellBase):
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
-    ):
+    ) -> None:
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, projection or hidden_features
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
         self.dtype, self.param_dtype = dtype, param_dtype
@@ -68,25 +72,26 @@ class _Cell(RNNCellBase):
             params |= {**kernels, "bias": bias[...]}
         return params
 
-    def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+    def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
         params = self.parameters()
         return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
 
-    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Initializer | None = None) -> Any:
+    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Random = None, carry_init: Initializer | None = None) -> S:
         """The carry for inputs of that shape: (c, h), or h alone; zeros, or drawn with ``carry_init`` from ``rngs``."""
         make = initializers.zeros if carry_init is None else carry_init
         stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
         key = (lambda: jax.random.key(0)) if stream is None else stream
         h = make(key(), (*input_shape[:-1], self.out_features), self.param_dtype)
-        return h if self.kind != "lstm" else (make(key(), (*input_shape[:-1], self.hidden_features), self.param_dtype), h)
+        carry: Any = h if self.kind != "lstm" else (make(key(), (*input_shape[:-1], self.hidden_features), self.param_dtype), h)
+        return carry
 
     @property
     def num_feature_axes(self) -> int:
         return 1
 
 
-class LayerNormLSTMCell(_Cell):
+class LayerNormLSTMCell(_Cell[Pair]):
     """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
 
     The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.nnx.OptimizedLSTMCell` with its parameters.
@@ -102,7 +107,7 @@ class LayerNormLSTMCell(_Cell):
     kind = "lstm"
 
 
-class LayerNormGRUCell(_Cell):
+class LayerNormGRUCell(_Cell[jax.Array]):
     """A layer-normalized GRU cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.gru` has the equations.
 
     With ``norm=None`` it is :class:`flax.nnx.GRUCell` with its parameters.
@@ -117,7 +122,7 @@ class LayerNormGRUCell(_Cell):
     kind = "gru"
 
 
-class LayerNormSimpleCell(_Cell):
+class LayerNormSimpleCell(_Cell[jax.Array]):
     """A layer-normalized simple cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.rnn` has the equations.
 
     With ``norm=None`` it is :class:`flax.nnx.SimpleCell` with its parameters.
@@ -130,6 +135,17 @@ class LayerNormSimpleCell(_Cell):
     """
 
     kind = "rnn"
+
+
+class _CellOptions(TypedDict, total=False):
+    scale: float | None
+    forget_bias: float | None
+    kernel_init: Initializer
+    recurrent_kernel_init: Initializer
+
+
+class _CallOptions(CallOptions, total=False):
+    rngs: Random
 
 
 class _Layer(nnx.Module):
@@ -163,36 +179,44 @@ class _Layer(nnx.Module):
         param_dtype: Dtype = jnp.float32,
         implementation: str | None = None,
         rngs: nnx.Rngs,
-        **cell: Any,
-    ):
+        **cell: Unpack[_CellOptions],
+    ) -> None:
         self.norm, self.placement, self.epsilon, self.implementation = norm, placement, epsilon, implementation
         self.zoneout, self.deterministic, self.dtype, self.param_dtype = zoneout, deterministic, dtype, param_dtype
         self.time_major, self.return_carry, self.reverse, self.keep_order = time_major, return_carry, reverse, keep_order
         self.num_layers, self.bidirectional = num_layers, bidirectional
         self.between = nnx.Dropout(dropout, deterministic=deterministic, rngs=rngs)
         self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
-        cell |= {"norm": norm, "placement": placement, "epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype}
-        width, cell["projection"] = in_features, projection
+        own: dict[str, Any] = {"norm": norm, "placement": placement, "epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype}
+        width, options = in_features, {**cell, **own, "projection": projection}
         for directions in direction_names(num_layers, bidirectional):
             for name in directions:
-                setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **cell))
+                setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **options))
             width = len(directions) * (projection or hidden_features)
 
+    @overload
+    def __call__(self, inputs: jax.Array, *, return_carry: Literal[False], **options: Unpack[_CallOptions]) -> jax.Array: ...
+    @overload
+    def __call__(self, inputs: jax.Array, *, return_carry: Literal[True], **options: Unpack[_CallOptions]) -> tuple[Carry, jax.Array]: ...
+    @overload
+    def __call__(
+        self, inputs: jax.Array, *, return_carry: bool | None = None, **options: Unpack[_CallOptions]
+    ) -> jax.Array | tuple[Carry, jax.Array]: ...
     def __call__(
         self,
         inputs: jax.Array,
         *,
-        initial_carry: Any = None,
-        seq_lengths: jax.Array | None = None,
-        mask: jax.Array | None = None,
-        segment_ids: jax.Array | None = None,
+        initial_carry: CarryLike | None = None,
+        seq_lengths: Param = None,
+        mask: Param = None,
+        segment_ids: Param = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
         keep_order: bool | None = None,
         deterministic: bool | None = None,
-        rngs: Any = None,
-    ) -> Any:
+        rngs: Random = None,
+    ) -> jax.Array | tuple[Carry, jax.Array]:
         """Runs the sequences ``(*batch, time, features)``.
 
         Args:
@@ -223,7 +247,7 @@ class _Layer(nnx.Module):
         steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
         return run_layers(self, layers, inputs, carries, at_call, steps, between=dropout, make_key=make_key, flip=flip_sequences)
 
-    def set_view(self, deterministic: bool | None = None):
+    def set_view(self, deterministic: bool | None = None) -> None:
         """Used by ``nnx.view``: whether nothing is random."""
         if deterministic is not None:
             self.deterministic = deterministic

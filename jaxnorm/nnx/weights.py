@@ -4,8 +4,9 @@ The layer is called with normalized values in its variables, which are then put 
 always the layer's own parameter. What else the modules hold is made by Flax's own constructors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,7 +16,7 @@ from jaxnorm.weights import spectral_norm, weight_norm
 
 
 @contextmanager
-def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Array]):
+def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Array]) -> Iterator[None]:
     """While open, every parameter of ``layer`` holds ``transform(path, value)``."""
     before = []
     try:
@@ -55,7 +56,7 @@ class WeightNorm(nnx.WeightNorm):
         dtype = promoted(self.dtype, value, scale)
         return weight_norm(value, scale, feature_axes=self.feature_axes, epsilon=self.epsilon, dtype=dtype)
 
-    def __call__(self, x: jax.Array, *args, **kwargs):
+    def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Calls the layer with these arguments."""
         with _replaced(self.layer_instance, self._normalized):
             return self.layer_instance(x, *args, **kwargs)
@@ -76,7 +77,7 @@ class SpectralNorm(nnx.SpectralNorm):
     [[1.0]]
     """
 
-    def __call__(self, x: jax.Array, update_stats: bool | None = None, **kwargs):
+    def __call__(self, x: jax.Array, update_stats: bool | None = None, **kwargs: Any) -> jax.Array:
         """Calls the layer with ``x`` and these keywords."""
         update = not self.use_running_average if update_stats is None else update_stats
 

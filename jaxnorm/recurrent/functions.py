@@ -2,33 +2,43 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, overload
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.plan import select
 from jaxnorm.modules.arguments import promoted
+from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
+from jaxnorm.recurrent.options import EitherResult, NetworkOptions, Pair, Params, Result, ResultWithMoments, Running
 from jaxnorm.recurrent.parameters import checked, make_cell
 from jaxnorm.recurrent.scan import advance, run, with_idle
 from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
-from jaxnorm.recurrent.statistics import Running, checked_running, of_steps, step_moments
+from jaxnorm.recurrent.statistics import checked_running, of_steps, step_moments
 
-Params = Mapping[str, Any]
+Options: TypeAlias = NetworkOptions[ArrayLike]
+LSTMOptions: TypeAlias = NetworkOptions[tuple[ArrayLike, ArrayLike]]
 
 
+@overload
+def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[Options]) -> Result[jax.Array]: ...
+@overload
+def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
+@overload
+def rnn(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
 def rnn(
-    x: jax.Array,
+    x: ArrayLike,
     params: Params,
     *,
-    initial: jax.Array | None = None,
-    lengths: Any = None,
-    where: Any = None,
-    segment_ids: Any = None,
+    initial: ArrayLike | None = None,
+    lengths: Param = None,
+    where: Param = None,
+    segment_ids: Param = None,
     reverse: bool = False,
     time_major: bool = False,
     norm: str | None = "layer",
@@ -40,7 +50,7 @@ def rnn(
     longer: str = "last",
     return_moments: bool = False,
     implementation: str | None = None,
-) -> Any:
+) -> EitherResult[jax.Array]:
     """Simple recurrent network: ``h' = tanh(a)``.
 
     ============  ===========================================================
@@ -64,14 +74,20 @@ def rnn(
     return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
 
 
+@overload
+def gru(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[Options]) -> Result[jax.Array]: ...
+@overload
+def gru(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
+@overload
+def gru(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
 def gru(
-    x: jax.Array,
+    x: ArrayLike,
     params: Params,
     *,
-    initial: jax.Array | None = None,
-    lengths: Any = None,
-    where: Any = None,
-    segment_ids: Any = None,
+    initial: ArrayLike | None = None,
+    lengths: Param = None,
+    where: Param = None,
+    segment_ids: Param = None,
     reverse: bool = False,
     time_major: bool = False,
     norm: str | None = "layer",
@@ -83,7 +99,7 @@ def gru(
     longer: str = "last",
     return_moments: bool = False,
     implementation: str | None = None,
-) -> Any:
+) -> EitherResult[jax.Array]:
     """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z, n.
 
     ============  ==============================================================================================
@@ -109,14 +125,20 @@ def gru(
     return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
 
 
+@overload
+def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[LSTMOptions]) -> Result[Pair]: ...
+@overload
+def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[LSTMOptions]) -> ResultWithMoments[Pair]: ...
+@overload
+def lstm(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[LSTMOptions]) -> EitherResult[Pair]: ...
 def lstm(
-    x: jax.Array,
+    x: ArrayLike,
     params: Params,
     *,
-    initial: tuple[jax.Array, jax.Array] | None = None,
-    lengths: Any = None,
-    where: Any = None,
-    segment_ids: Any = None,
+    initial: tuple[ArrayLike, ArrayLike] | None = None,
+    lengths: Param = None,
+    where: Param = None,
+    segment_ids: Param = None,
     reverse: bool = False,
     time_major: bool = False,
     norm: str | None = "layer",
@@ -128,7 +150,7 @@ def lstm(
     longer: str = "last",
     return_moments: bool = False,
     implementation: str | None = None,
-) -> Any:
+) -> EitherResult[Pair]:
     """Long short-term memory over sequences, layer-normalized.
 
     ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
@@ -227,7 +249,9 @@ class Given(NamedTuple):
     longer: str
 
 
-def _network(cell: Cell, x, params: Params, given: Given, reverse: bool, time_major: bool, return_moments: bool, implementation):
+def _network(
+    cell: Cell, x, params: Mapping[str, Any], given: Given, reverse: bool, time_major: bool, return_moments: bool, implementation
+) -> Any:
     """The network that ``rnn``, ``gru`` and ``lstm`` share."""
     x = validation.floating(x)
     layout = make_layout(x, time_major, reverse)

@@ -1,12 +1,13 @@
 """Layers of networks on top of each other, in one or both directions: what the Flax modules share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnorm.modules.arguments import promoted
+from jaxnorm.options import Param
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step
 from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
@@ -85,7 +86,7 @@ def run_layers(
     x: jax.Array,
     carries: Sequence[Sequence[Any]] | None,
     at_call: dict[str, bool | None],
-    steps: dict[str, jax.Array | None],
+    steps: Mapping[str, Param],
     *,
     between: Callable[[jax.Array], jax.Array],
     make_key: Callable[[], jax.Array] | None,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
+from jax.typing import DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
@@ -56,7 +57,7 @@ class Start:
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def _by_block(draw: Initializer, key: jax.Array, shape, dtype, blocks: int) -> jax.Array:
+def _by_block(draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int) -> jax.Array:
     rows, features = shape[0], shape[1] // blocks
     # One after the other: a stack of QR decompositions waits for threads of XLA's pool, and two of them stop one another for
     # ever where they hold all threads.
@@ -74,7 +75,7 @@ def init_rnn(
     scale: float | None = None,
     kernel_init: Initializer = LECUN,
     recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
     """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
 
@@ -96,7 +97,7 @@ def init_gru(
     scale: float | None = None,
     kernel_init: Initializer = LECUN,
     recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
     """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
 
@@ -120,7 +121,7 @@ def init_lstm(
     projection: int | None = None,
     kernel_init: Initializer = LECUN,
     recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
     """Parameters of :func:`lstm`, a plain dict.
 
@@ -161,7 +162,7 @@ def init_lstm(
     return _initialize(make_cell("lstm", norm, placement, 0), key, (in_features, features, projection), start, dtype)
 
 
-def _initialize(cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype) -> dict[str, jax.Array]:
+def _initialize(cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype: DTypeLike) -> dict[str, jax.Array]:
     shapes = leaf_shapes(cell, *sizes)
     names = start.names(cell, shapes)
     return {name: start.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype) for i, name in enumerate(names)}

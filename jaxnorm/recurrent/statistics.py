@@ -1,7 +1,5 @@
 """Statistics of recurrent batch norm: those that were used at each step, and running ones to use at each."""
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,8 +9,6 @@ from jaxnorm.recurrent.cells import Cell, Steps, product
 from jaxnorm.recurrent.scan import before
 from jaxnorm.recurrent.sequences import Layout
 from jaxnorm.statistics import Moments, moments
-
-Running = Mapping[str, Moments]
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
