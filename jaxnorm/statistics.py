@@ -35,7 +35,7 @@ class Low(NamedTuple):
       var: a second word.
     """
 
-    count: tuple[jax.Array, jax.Array]
+    count: tuple[jax.Array, jax.Array]  # type: ignore[assignment]  # tuples have a method of this name
     mean: jax.Array
     var: jax.Array
 
@@ -90,8 +90,11 @@ class Moments:
 def _zero(value: Any) -> Any:
     """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
     if isinstance(value, jax.Array):
-        return vary(np.zeros(value.shape, value.dtype), varying_axes(value))
-    if isinstance(value, np.ndarray | np.generic | int | float):
+        zeros: Any = np.zeros(value.shape, value.dtype)
+        return vary(zeros, varying_axes(value))
+    if isinstance(value, np.ndarray | np.generic):
+        return np.zeros_like(value)
+    if isinstance(value, int | float):
         return value * 0
     return value
 
@@ -199,8 +202,8 @@ def assemble(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moment
     mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
     up = None if frame.power is None else -frame.power
     count = jnp.full_like(var, total_weight(spec, frame))
-    further = tuple(jnp.broadcast_to(word, var.shape) for word in _further_words(spec, frame, where, count))
-    low = Low(further, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
+    second, third = (jnp.broadcast_to(word, var.shape) for word in _further_words(spec, frame, where, count))
+    low = Low((second, third), scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
     return Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
 
 
