@@ -7,6 +7,7 @@ under differentiation.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnorm.axes import number
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
 from jaxnorm.engine.spec import Spec
@@ -26,8 +28,27 @@ def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
 
 
 def split(spec: Spec, values: jax.Array, dtype) -> jax.Array:
-    """Values of the shape of x in the dtype of the statistics, split."""
-    return values.astype(dtype).reshape(spec.reduction.split_shape)
+    """Values of the shape of x in the dtype of the statistics, split as loops over x take them."""
+    return values.astype(dtype).reshape(spec.loop_shape)
+
+
+def spread(spec: Spec, values):
+    """Statistics or parameters as they broadcast in a loop over x: with one element for each channel where the last axis is split."""
+    if values is None or not spec.joined:
+        return values
+    front, parts = values.shape[: -len(spec.reduction.parts[-1])], spec.reduction.parts[-1]
+    if number(*values.shape[len(front) :]) == 1:
+        return values.reshape(*front, 1)
+    return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, spec.loop_shape[-1])
+
+
+def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
+    """Along split axes, of values of the shape of a loop over x: where the last axis is split for that, after the others."""
+    if spec.joined:
+        first, parts = len(spec.loop_shape) - 1, spec.reduction.parts[-1]
+        values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
+        values, axes = values.reshape(*values.shape[:-1], *parts), tuple(axis for axis in axes if axis >= first)
+    return reduce_axes(values, axes, by)
 
 
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -59,7 +80,7 @@ def count_elements(spec: Spec, where: jax.Array) -> jax.Array:
 
 def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The sum over each group, by weight."""
-    return across(lax.psum, reduce_axes(weigh(values, where), spec.axes), spec.axis_name)
+    return across(lax.psum, reduce_groups(spec, weigh(values, where), spec.axes), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
@@ -93,7 +114,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
-    largest = across(lax.pmax, reduce_axes(size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name)
+    largest = across(lax.pmax, reduce_groups(spec, size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name)
     limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
@@ -101,7 +122,8 @@ def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    x, power, pivot, offset = apart(spec, x.reshape(spec.reduction.split_shape), frame.power, frame.pivot, offset)
+    stats = (spread(spec, a) for a in (frame.power, frame.pivot, offset))
+    x, power, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *stats)
     u = scaled(spec, x, where, power)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset

@@ -111,16 +111,18 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference".
 
     A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes
-    share nothing, but for many rows, of which XLA makes one loop, and where the last axis is split: there sharing takes less time.
+    share nothing, but for many rows, of which XLA makes one loop, and masks where the last axis is split: there sharing takes less
+    time. Without a mask a split last axis is one axis in loops over x, which are then as fast as those of instance norm.
     """
     if implementation == "reference":
         return replace(spec, bare=True)
     reduction, shared = spec.reduction, number(*(spec.reduction.split_shape[axis] for axis in spec.shared_axes(scale, bias)))
     recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
     in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
-    separate = not in_one_loop and len(reduction.parts[-1]) == 1
+    joined = where is None and not spec.in_rows and len(reduction.parts[-1]) > 1
+    separate = not in_one_loop and (joined or len(reduction.parts[-1]) == 1)
     keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
-    return replace(spec, separate=separate, recompute=recompute, keep_offset=keep_offset)
+    return replace(spec, separate=separate, joined=joined, recompute=recompute, keep_offset=keep_offset)
 
 
 def wish() -> str | None:

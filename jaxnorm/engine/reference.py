@@ -25,7 +25,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
-from jaxnorm.engine.groups import Frame, apart, elements, find_frame, hide, mean, rstd, scale_down, scaled, split, total_weight, weigh
+from jaxnorm.engine.groups import (
+    Frame,
+    apart,
+    elements,
+    find_frame,
+    hide,
+    mean,
+    reduce_groups,
+    rstd,
+    scale_down,
+    scaled,
+    split,
+    spread,
+    total_weight,
+    weigh,
+)
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes
 
@@ -100,7 +115,7 @@ def _estimate_jvp(spec, primals, tangents):
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    du = scaled(spec, dx, where, frame.power)
+    du = scaled(spec, dx, where, spread(spec, frame.power))
     deviation = elements(spec, x, where, frame, offset)
     dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame)
     return mean(spec, du, where, frame) if spec.centered else jnp.zeros_like(offset), dvar
@@ -110,11 +125,11 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
     y = elements(spec, x, where, frame, offset)
-    y = y * rstd(spec, frame, var).astype(y.dtype)
+    y = y * spread(spec, rstd(spec, frame, var)).astype(y.dtype)
     if scale is not None:
-        y = y * scale.astype(_at_least(y.dtype, scale.dtype))
+        y = y * spread(spec, scale).astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:
-        y = y + bias.astype(_at_least(y.dtype, bias.dtype))
+        y = y + spread(spec, bias).astype(_at_least(y.dtype, bias.dtype))
     y = hide(y, where)
     return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
 
@@ -161,16 +176,17 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
     own_x, own_dy = apart(spec, x, dy)
-    alone, product = reduce_axes(shown(*apart(spec, dy)), shared), reduce_axes(shown(own_dy) * elements(spec, own_x, where, frame), shared)
+    alone = reduce_groups(spec, shown(*apart(spec, dy)), shared)
+    product = reduce_groups(spec, shown(own_dy) * elements(spec, own_x, where, frame), shared)
     product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
     (applied,) = through_r(reduce_axes(gain * product, rest))
     slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame))
-    own_x, slope = apart(spec, x, slope)
+    own_x, slope = apart(spec, x, spread(spec, slope))
     through = slope * elements(spec, own_x, where, frame, offset)
     if spec.centered:
         shift = -r * reduce_axes(gain * alone, rest)
-        through = through + divide(shift if doffset is None else shift + doffset, total_weight(spec, frame))
-    dx = scale_down(shown(dy) * (gain * r) + weigh(through, where), frame.power).astype(x.dtype).reshape(x.shape)
+        through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame)))
+    dx = scale_down(shown(dy) * spread(spec, gain * r) + weigh(through, where), spread(spec, frame.power)).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
 

@@ -25,9 +25,9 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
-      bare, separate, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time and
-        memory; else, whether each pass over x shares nothing with the next; whether backward recomputes the statistics, in a loop
-        for each gradient; else, whether the offset is a residual.
+      bare, separate, joined, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time
+        and memory; else, whether each pass over x shares nothing with the next; whether it takes a split last axis as one; whether
+        backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
     """
 
     reduction: Reduction
@@ -40,6 +40,7 @@ class Spec:
     full_range: bool = False
     bare: bool = False
     separate: bool = False
+    joined: bool = False
     recompute: bool = False
     keep_offset: bool = True
 
@@ -52,6 +53,12 @@ class Spec:
     def axes(self) -> tuple[int, ...]:
         """The reduction axes, of the split shape."""
         return self.reduction.axes
+
+    @property
+    def loop_shape(self) -> tuple[int, ...]:
+        """The shape of loops over x: split, but for a last axis that is joined."""
+        reduction = self.reduction
+        return (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1]) if self.joined else reduction.split_shape
 
     @property
     def power_of_epsilon(self) -> int:
