@@ -1,6 +1,7 @@
 """What is refused, in words that help, and what odd input gives."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +12,39 @@ from recurrent_cases import FEATURES, HIDDEN, Case, sequences
 
 import jaxnorm as jn
 
-X = jnp.ones((2, 5, FEATURES))
-PARAMS = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
+DRAW = partial(np.random.default_rng(0).uniform, -1, 1)
+X = np.ones((2, 5, FEATURES), np.float32)  # nothing is compiled while tests are collected
+PARAMS = {
+    **{name: DRAW(size=(size, 4 * HIDDEN)).astype(np.float32) for name, size in (("input_kernel", FEATURES), ("recurrent_kernel", HIDDEN))},
+    **{f"{name}_scale": np.ones(4 * HIDDEN, np.float32) for name in ("input", "recurrent")},
+    "bias": np.zeros(4 * HIDDEN, np.float32),
+    **{f"cell_{name}": np.full(HIDDEN, name == "scale", np.float32) for name in ("scale", "bias")},
+}
 without = lambda *names: {name: leaf for name, leaf in PARAMS.items() if name not in names}  # noqa: E731
 
 REFUSED = [
-    ({"x": jnp.ones((2, 5, 3), int)}, TypeError, "x must be floating point: got int32"),
-    ({"x": X.astype(jnp.complex64)}, TypeError, "x must be real: got complex64"),
-    ({"x": jnp.ones(3)}, ValueError, "x must have an axis of time and one of features, (..., batch, time, features): got shape (3,)"),
+    ({"x": np.ones((2, 5, 3), np.int32)}, TypeError, "x must be floating point: got int32"),
+    ({"x": X.astype(np.complex64)}, TypeError, "x must be real: got complex64"),
     (
-        {"x": jnp.ones((2, 5, 7))},
+        {"x": np.ones(3, np.float32)},
+        ValueError,
+        "x must have an axis of time and one of features, (..., batch, time, features): got shape (3,)",
+    ),
+    (
+        {"x": np.ones((2, 5, 7), np.float32)},
         ValueError,
         "input_kernel must have shape (7, 16) for x of 7 features and recurrent_kernel (4, 16)",
     ),
     ({"params": [1]}, TypeError, "params must be a dict, as init_lstm makes it: got list"),
     ({"params": {}}, ValueError, "params must hold a matrix input_kernel: got nothing. Make them with init_lstm"),
     ({"params": without("recurrent_kernel", "bias")}, ValueError, "params must hold a matrix recurrent_kernel: got input_kernel (3, 16), "),
-    ({"params": PARAMS | {"bias": jnp.ones(4)}}, ValueError, "bias must have shape (16,) for x of 3 features"),
-    ({"params": PARAMS | {"scale": jnp.ones(16)}}, ValueError, "got scale too. Make them with init_lstm and the same norm and placement"),
-    ({"params": PARAMS | {"bias": jnp.ones(16, int)}}, TypeError, "bias must be floating point: got int32"),
+    ({"params": PARAMS | {"bias": np.ones(4, np.float32)}}, ValueError, "bias must have shape (16,) for x of 3 features"),
+    (
+        {"params": PARAMS | {"scale": np.ones(16, np.float32)}},
+        ValueError,
+        "got scale too. Make them with init_lstm and the same norm and placement",
+    ),
+    ({"params": PARAMS | {"bias": np.ones(16, np.int32)}}, TypeError, "bias must be floating point: got int32"),
     ({"placement": "sum"}, ValueError, "got cell_bias, cell_scale, input_scale, recurrent_scale too"),
     ({"norm": None}, ValueError, "params of lstm with norm=None, placement='ba2016' are input_kernel, recurrent_kernel, bias: got"),
     ({"placement": "post"}, ValueError, "placement of lstm must be one of 'ba2016', 'sum', 'gate', 'carried_cell': got 'post'"),
@@ -37,17 +52,25 @@ REFUSED = [
     ({"norm": "batch", "placement": "sum"}, ValueError, "recurrent batch norm must have placement 'ba2016'"),
     ({"epsilon": -1.0}, ValueError, "epsilon must be finite and >= 0: got -1.0"),
     ({"implementation": "cudnn"}, ValueError, "implementation must be None, 'reference', 'xla' or 'native': got 'cudnn'"),
-    ({"lengths": jnp.array([1.0, 2.0])}, TypeError, "lengths must be integers: got float32"),
-    ({"lengths": jnp.array([1, 2, 3])}, ValueError, "lengths must have the shape of the batch, (2,): got (3,)"),
-    ({"lengths": jnp.array([1, 6])}, ValueError, "lengths must lie between 0 and the 5 steps of x: found 6"),
+    ({"lengths": np.float32([1, 2])}, TypeError, "lengths must be integers: got float32"),
+    ({"lengths": np.int32([1, 2, 3])}, ValueError, "lengths must have the shape of the batch, (2,): got (3,)"),
+    ({"lengths": np.int32([1, 6])}, ValueError, "lengths must lie between 0 and the 5 steps of x: found 6"),
     ({"lengths": [-1, 2]}, ValueError, "lengths must lie between 0 and the 5 steps of x: found -1"),
-    ({"where": jnp.ones((2, 5))}, TypeError, "where must be boolean: got float32. Cast it first, for example with .astype(bool)"),
-    ({"where": jnp.ones((5, 2), bool)}, ValueError, "where must have the shape of x without its features, (2, 5): got (5, 2)"),
-    ({"segment_ids": jnp.ones((2, 5))}, TypeError, "segment_ids must be integers: got float32"),
-    ({"segment_ids": jnp.ones((2, 4), int)}, ValueError, "segment_ids must have the shape of x without its features, (2, 5): got (2, 4)"),
-    ({"initial": jnp.zeros((2, 4))}, TypeError, "initial must be the pair (h, c)"),
-    ({"initial": (jnp.zeros((2, 4)),)}, TypeError, "initial must be the pair (h, c)"),
-    ({"initial": (jnp.zeros((2, 4)), jnp.zeros((2, 5)))}, ValueError, "initial c must have shape (2, 4): got (2, 5)"),
+    (
+        {"where": np.ones((2, 5), np.float32)},
+        TypeError,
+        "where must be boolean: got float32. Cast it first, for example with .astype(bool)",
+    ),
+    ({"where": np.ones((5, 2), bool)}, ValueError, "where must have the shape of x without its features, (2, 5): got (5, 2)"),
+    ({"segment_ids": np.ones((2, 5), np.float32)}, TypeError, "segment_ids must be integers: got float32"),
+    (
+        {"segment_ids": np.ones((2, 4), np.int32)},
+        ValueError,
+        "segment_ids must have the shape of x without its features, (2, 5): got (2, 4)",
+    ),
+    ({"initial": np.zeros((2, 4), np.float32)}, TypeError, "initial must be the pair (h, c)"),
+    ({"initial": (np.zeros((2, 4), np.float32),)}, TypeError, "initial must be the pair (h, c)"),
+    ({"initial": (np.zeros((2, 4), np.float32), np.zeros((2, 5), np.float32))}, ValueError, "initial c must have shape (2, 4): got (2, 5)"),
     ({"zoneout": 1.5}, ValueError, "zoneout must lie in [0, 1]: got 1.5"),
     ({"zoneout": (0.1, 0.1, 0.1)}, ValueError, "zoneout must be one rate, or one for each of h, c"),
     ({"running": {}}, ValueError, "running and return_moments are for norm='batch': got norm='layer'"),
@@ -88,6 +111,11 @@ def test_no_sequences_or_no_steps(shape):
     assert (h.shape, c.shape, y.shape) == ((shape[0], HIDDEN), (shape[0], HIDDEN), (*shape, HIDDEN))
     gradient = jax.grad(lambda p: jn.recurrent.lstm(x, p)[1].sum())(PARAMS)
     assert all(not leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_parameters_here_are_those_that_are_made():
+    made = jax.eval_shape(partial(jn.recurrent.init_lstm, in_features=FEATURES, features=HIDDEN), jax.random.key(0))
+    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, PARAMS)
 
 
 def test_a_mask_of_nothing_gives_the_initial_state():
