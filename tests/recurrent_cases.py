@@ -47,7 +47,9 @@ class Case:
     def params(self, dtype=np.float32, seed=0):
         """Every leaf random: ones and zeros hide what is swapped or left out."""
         extra = {} if self.projection is None else {"projection": self.projection}
-        made = getattr(jn.recurrent, f"init_{self.cell}")(jax.random.key(0), FEATURES, HIDDEN, **self.options, **extra)
+        init = partial(getattr(jn.recurrent, f"init_{self.cell}"), in_features=FEATURES, features=HIDDEN, **self.options, **extra)
+        made = {}
+        jax.eval_shape(lambda: made.update(init(jax.random.key(0))))  # for its names, in order, and shapes: nothing is compiled
         rng = np.random.default_rng(seed)
         draws = {name: rng.standard_normal(leaf.shape) for name, leaf in made.items()}
         for name in draws:
@@ -81,6 +83,18 @@ def disturbed(params):
     """By NumPy: JAX would compile programs for each shape."""
     draw = lambda leaf: (0.3 * np.random.default_rng(0).standard_normal(leaf.shape)).astype(leaf.dtype)  # noqa: E731
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + draw(leaf)), params)
+
+
+def made(init, *arguments, **options):
+    """Variables of the shapes that ``init`` gives, which is not compiled for them: scales about 1, all else about 0."""
+    like = jax.eval_shape(partial(init, **options), *arguments)
+    start = lambda path, leaf: np.full(leaf.shape, "scale" in jax.tree_util.keystr(path), leaf.dtype)  # noqa: E731
+    return disturbed(jax.tree_util.tree_map_with_path(start, like))
+
+
+def applied(module, *arguments, **options):
+    """What a module gives, in one program: Flax's loop takes a dozen where its steps are called one by one."""
+    return jax.jit(module.apply)(*arguments, **options)
 
 
 def small_chunks(monkeypatch, steps):
