@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DISTINCT, laws, long_sweep
+from cases import CASES, DISTINCT, KINDS, laws, long_sweep
 from derivatives import check_derivatives
 
 import jaxnorm as jn
@@ -33,7 +33,7 @@ def test_derivatives_of_the_variants(options, rng, x64):
     check_derivatives(call, (x, scale, bias))
 
 
-@laws(DISTINCT)
+@laws(DISTINCT, quick=KINDS)
 def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation, rng, x64):
     shape = case.shape if case.split else tuple(min(size, 4) for size in case.shape)
     x = jnp.asarray(rng.standard_normal(shape))

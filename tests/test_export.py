@@ -51,7 +51,7 @@ def assert_near(found, wanted, bound):
 
 @pytest.mark.parametrize("sizes", long_sweep([SIZES[::2], SIZES[1:2]], quick=[SIZES[::2]]), ids=["smallest and largest", "between"])
 @pytest.mark.parametrize("dtype", long_sweep(["float32", "bfloat16"], quick=["float32"]))
-@pytest.mark.parametrize("name", SYMBOLIC)
+@pytest.mark.parametrize("name", long_sweep(SYMBOLIC, quick=[case.name for case in DISTINCT]))
 def test_norms_and_their_gradients_of_any_size(name, dtype, sizes, rng):
     case = BY_NAME[name]
     scale, bias = (jnp.asarray(p, dtype) for p in case.params(rng))

@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64)
 
 
 @pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", long_sweep(NORMS, quick=list(NORMS)[::2]))
 def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
     where = mask(rng) if masked else None
     check_derivatives(lambda *a: jnp.sin(NORMS[name](*a, where=where)), given(rng))
@@ -58,7 +58,7 @@ def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
 def test_vmap_and_shard_map_and_scan_equal_a_loop(name, rng):
     x, scale, bias = given(rng, (2, *SHAPE))
     gradients = jax.jit(jax.grad(lambda *a: jnp.sin(NORMS[name](*a)).sum(), (0, 1, 2)))
-    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gradients(one, scale, bias) for one in x))
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *(gradients(one, scale, bias) for one in x))
     same(jax.vmap(gradients, (0, None, None))(x, scale, bias), expected)
     same(jax.lax.scan(lambda c, one: (c, gradients(one, scale, bias)), 0, x)[1], expected)
     mesh = jax.make_mesh((2,), ("n",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
@@ -82,13 +82,13 @@ def same(found, expected):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_of_half_precision_are_those_of_float32_rounded(dtype, rng):
-    rounded = [a.astype(dtype).astype(jnp.float32) for a in given(rng)]
+    rounded = [np.asarray(a).astype(dtype).astype(np.float32) for a in given(rng)]
     cotangent = jnp.ones(SHAPE)
     want = jax.vjp(NORMS["group"], *rounded)[1](cotangent)
     found = jax.vjp(NORMS["group"], rounded[0].astype(dtype), *rounded[1:])[1](cotangent.astype(dtype))
     for one, other in zip(found, want, strict=True):
         bound = float(jnp.finfo(dtype).eps) if one.dtype == dtype else 1e-6
-        assert jnp.abs(one.astype(jnp.float32) - other).max() <= bound * jnp.abs(other).max() + 1e-6
+        assert np.abs(np.asarray(one).astype(np.float32) - other).max() <= bound * np.abs(other).max() + 1e-6
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 3.3, 1e6 + 0.3, 1e10])
@@ -98,7 +98,7 @@ def test_constant_groups_give_the_bias_and_finite_gradients(value):
     for norm in (one, jax.vmap(lambda x: one(x[None])[0])):
         y, pullback = jax.vjp(norm, x)
         np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
-        assert jnp.isfinite(pullback(jnp.ones_like(y))[0]).all()
+        assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
 
 
 def test_a_norm_without_channels_or_examples_is_empty():

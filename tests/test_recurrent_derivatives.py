@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from recurrent_cases import CASES, FEW, HIDDEN, Case, by_few, loss, sequences, small_chunks, weights_for
+from recurrent_cases import CASES, FEW, HIDDEN, Case, loss, sequences, small_chunks, weights_for
 
 import jaxnorm as jn
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("several_chunks")
 
 IMPLEMENTATIONS = ("xla", "reference")
 # Of all cells, norms and placements some; each is compared with the equations, and those with the layers.
-OFTEN = [*FEW, *(case for case in CASES if case.norm == "batch"), Case("gru", "rms", "gate"), Case("lstm", "layer", "carried_cell")]
+OFTEN = [*FEW, Case("lstm", "batch"), Case("lstm", "layer", "carried_cell")]
 
 
 @pytest.mark.parametrize("case", long_sweep(CASES, quick=OFTEN), ids=str)
@@ -61,7 +61,7 @@ def test_an_input_of_zeros_has_its_gradient(case, rng, x64):
         assert abs(slope) > 0.1
 
 
-@by_few
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[::2]), ids=str)
 def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()
     weights = weights_for(case, rng, x, params)
@@ -70,7 +70,7 @@ def test_both_implementations_are_the_same(case, rng):
         for implementation in IMPLEMENTATIONS
     )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()))
 
 
 @pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2]], quick=FEW[:1]), ids=str)
@@ -79,16 +79,16 @@ def test_second_order(case, rng, x64):
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, *at, np.float64)
     f = lambda at: loss(case, weights, *at)  # noqa: E731
-    v = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape)), at)
+    v = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), at)
     inner = lambda a: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, v)))  # noqa: E731
     gradient = jax.jit(jax.grad(f))
-    shifted = [gradient(jax.tree.map(lambda leaf, d, h=h: leaf + h * 1e-6 * d, at, v)) for h in (1, -1)]
-    difference = jax.tree.map(lambda a, b: (a - b) / 2e-6, *shifted)
+    shifted = [gradient(jax.tree.map(lambda leaf, d, h=h: np.asarray(leaf) + h * 1e-6 * d, at, v)) for h in (1, -1)]
+    difference = jax.tree.map(lambda a, b: (np.asarray(a) - b) / 2e-6, *shifted)
     ways = [
         jax.jit(lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1])(at),
         jax.jit(jax.grad(lambda at: inner(jax.grad(f)(at))))(at),
     ]
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(difference))
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(difference))
     for way in ways:
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-11 * largest), way, ways[0])
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6 * largest), way, difference)
@@ -98,11 +98,11 @@ def test_second_order(case, rng, x64):
 def test_transformations_are_a_loop(case, rng):
     """vmap over x and over parameters, jit, checkpoint and scan."""
     x, params = sequences(rng, 3, 2, 5), [case.params(seed=seed) for seed in range(3)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *params)
     weights = weights_for(case, rng, x[0], params[0])
     gradient = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))
     close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=3e-5, rtol=1e-5))
-    pile = lambda each: jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)  # noqa: E731
+    pile = lambda each: jax.tree.map(lambda *leaves: np.stack(leaves), *each)  # noqa: E731
     of_x = pile([gradient(xi, params[0]) for xi in x])
     close(jax.vmap(gradient, (0, None))(x, params[0]), of_x)
     close(jax.vmap(gradient)(x, stacked), pile([gradient(xi, p) for xi, p in zip(x, params, strict=True)]))

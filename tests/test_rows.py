@@ -42,7 +42,7 @@ def test_each_gradient_has_a_loop_of_its_own(name, arguments, implementation):
     assert ("jaxnorm_normalize_rows_transpose" in jaxpr) == (implementation == "xla" and name != "layer over the middle")
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", long_sweep(NORMS, quick=list(NORMS)[::2]))
 def test_derivatives_of_both_modes_and_two_orders(name, x64, rng):
     arguments = [jnp.asarray(rng.standard_normal(shape)) for shape in ((2, 3, 6), (6,), (6,))]
     check_derivatives(lambda *a: jnp.sin(NORMS[name](*a)), arguments)
@@ -53,7 +53,7 @@ def test_vmap_and_shard_map_and_scan_equal_a_loop(name, arguments):
     x, scale, bias = arguments
     gradients = jax.jit(jax.grad(lambda *a: jnp.sin(NORMS[name](*a)).sum(), (0, 1, 2)))
     alone = [gradients(one, scale, bias) for one in x]
-    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
     mesh = jax.make_mesh((2,), ("n",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.jit(shard_map(gradients, mesh=mesh, in_specs=(P("n"), P(), P()), out_specs=(P("n"), P(), P())))
     same(jax.vmap(gradients, (0, None, None))(x, scale, bias), expected)
@@ -68,14 +68,14 @@ def same(found, expected):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients_of_bfloat16_are_those_of_float32_rounded(name, arguments):
-    rounded = [a.astype(jnp.bfloat16).astype(jnp.float32) for a in arguments]
+    rounded = [np.asarray(a).astype(jnp.bfloat16).astype(np.float32) for a in arguments]
     cotangent = jnp.ones_like(rounded[0])
     gradients = jax.jit(lambda arguments, cotangent: jax.vjp(NORMS[name], *arguments)[1](cotangent))
     want = gradients(rounded, cotangent)
     found = gradients([rounded[0].astype(jnp.bfloat16), *rounded[1:]], cotangent.astype(jnp.bfloat16))
     for one, other in zip(found, want, strict=True):
         bound = 2**-8 if one.dtype == jnp.bfloat16 else 1e-6
-        assert jnp.abs(one.astype(jnp.float32) - other).max() <= bound * jnp.abs(other).max() + 1e-6
+        assert np.abs(np.asarray(one).astype(np.float32) - other).max() <= bound * np.abs(other).max() + 1e-6
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 3.3, 1e6 + 0.3, 1e10])
@@ -85,7 +85,7 @@ def test_constant_rows_give_the_bias_and_finite_gradients(value):
     for norm in (one, jax.vmap(one)):
         y, pullback = jax.vjp(norm, x)
         np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
-        assert jnp.isfinite(pullback(jnp.ones_like(y))[0]).all()
+        assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 3, 4), (0, 2, 3, 4), (2, 3, 4, 0), (2, 1, 1, 5), (2, 3, 1, 1), (2, 1, 1, 1)])
