@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 from jaxnorm import linen as jnn
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+PATIENCE = 60  # seconds in which the others must end by themselves once a process has failed; then they are killed
 BOUND = 1e-6  # how far a parameter may be from that of one process, after every step
 HOST = "127.0.0.1"
 Shares = list[list[int]]  # for each step, in turn, how many examples each process has
@@ -190,7 +191,7 @@ class Ended(NamedTuple):
 def launch(processes: int, arguments: list[str], *, timeout: float = 120, of_one: dict[int, list[str]] | None = None) -> list[Ended]:
     """Runs ``train`` in processes of this machine, each by ``python processes.py`` with the arguments and those ``of_one``.
 
-    None is left when this returns: after ``timeout`` seconds those that still run are killed.
+    None is left when this returns: after ``timeout`` seconds, or PATIENCE after one has failed, those that still run are killed.
     """
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         np.savez(data := Path(folder) / "digits.npz", images=digits(None)[0], labels=digits(None)[1])
@@ -214,6 +215,8 @@ def launch(processes: int, arguments: list[str], *, timeout: float = 120, of_one
                 for process in [process for process in waiting if running[process].poll() is not None]:
                     seconds[process] = time.monotonic() - started
                     waiting.remove(process)
+                    if running[process].returncode:
+                        timeout = min(timeout, seconds[process] + PATIENCE)
         finally:
             for child in running:
                 child.kill()  # of no effect on one that has ended
@@ -251,6 +254,7 @@ def run_one(options: argparse.Namespace) -> int:
 
 def run_here(options: argparse.Namespace) -> int:
     """Starts the processes on this machine and compares every step with one process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what launch has started ends too
     with tempfile.TemporaryDirectory() as folder:
         ended = launch(options.processes, [*sys.argv[1:], "--record", folder], timeout=options.timeout)
         print("".join(process.text for process in ended), end="")

@@ -50,7 +50,7 @@ def test_after_a_kill_the_others_end_and_training_goes_on_from_the_checkpoint(co
         code, seconds, text = ended[process]
         assert code in (1, -signal.SIGABRT), text
         assert any(words in text for words in LOST)
-        assert seconds - ended[victim].seconds < 15
+        assert seconds - ended[victim].seconds < 15  # a second at most on an idle machine
     again = processes.launch(count, [*usual, "--record", str(record)], timeout=300)
     assert [process.code for process in again] == [0] * count, again
     assert {int(file.stem.split("-")[0]) for file in record.iterdir()} == {5, 6, 7}  # saved after 0 and 4
@@ -59,11 +59,13 @@ def test_after_a_kill_the_others_end_and_training_goes_on_from_the_checkpoint(co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_after_a_halt_the_others_end(victim):
+def test_after_a_halt_the_others_end(victim, monkeypatch):
     """A process that is alive and silent is lost after the heartbeat's timeout."""
+    monkeypatch.setattr(processes, "PATIENCE", 1)  # for the halted one: nothing but a kill ends it
     usual = arguments(shares_of(2), 8, "--heartbeat", 5)
     ended = processes.launch(2, usual, timeout=300, of_one={victim: ["--stop-at", "3", "--stop-by", str(int(signal.SIGSTOP))]})
     code, seconds, text = ended[1 - victim]
     assert code in (1, -signal.SIGABRT), text
     assert any(words in text for words in LOST)
-    assert seconds < 300
+    assert ended[victim].code == -signal.SIGKILL
+    assert seconds < 200
