@@ -152,3 +152,17 @@ def laws(cases, *, native=(), quick=None):
     rows += [(case, "native", ()) for case in native]
     rows = [pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows]
     return pytest.mark.parametrize(("case", "implementation"), rows, indirect=["implementation"])
+
+
+# Modules of both families, and options of theirs with which they must agree to the bit.
+TWINS = [
+    ("LayerNorm", {}),
+    ("RMSNorm", {}),
+    ("InstanceNorm", {}),
+    ("GroupNorm", {"num_groups": 4}),
+    ("PositionalNorm", {"use_scale": True, "use_bias": True}),
+    ("BatchNorm", {"use_running_average": False}),
+    ("BatchNorm", {"use_running_average": True}),
+    ("SwitchableNorm", {"use_running_average": False}),
+    ("SwitchableNorm", {"use_running_average": True}),
+]

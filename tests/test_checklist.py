@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 import pytest
-from cases import CASES
-from test_nnx import TWINS
+from cases import CASES, TWINS
 
 import jaxnorm
 from jaxnorm import linen, nnx, norms, switchable
@@ -34,12 +33,6 @@ def module_of(package, name):
     return {module.lower(): module for module in package.__all__}.get(name.replace("_", ""))
 
 
-def computed():
-    """The rows of the README's table of norms."""
-    section = (ROOT / "README.md").read_text().split("## What is computed")[1]
-    return [line for line in section.split("\n## ")[0].splitlines() if line.startswith("| ")]
-
-
 def missing(name):
     """What is left to do, by file."""
     parameters, text = inspect.signature(function := getattr(norms, name, None) or getattr(switchable, name)).parameters, function.__doc__
@@ -47,7 +40,6 @@ def missing(name):
     if "options" in parameters and parameters["options"].annotation == Unpack[jaxnorm.NormOptions]:
         ours |= jaxnorm.NormOptions.__annotations__.keys()
     modules = {package.__name__: module_of(package, name) for package in (linen, nnx)}
-    shown = [f"`{name}`", *(f"`{module}`" for module in modules.values() if module)]
     file = f"{function.__module__.replace('.', '/')}.py"
     done = {
         f"{file}: x is to be positional-only": next(iter(parameters.values())).kind is inspect.Parameter.POSITIONAL_ONLY,
@@ -59,8 +51,8 @@ def missing(name):
         "jaxnorm/__init__.py: the name in __all__": name in jaxnorm.__all__,
         **{f"{package.replace('.', '/')}: a module in __all__": module for package, module in modules.items()},
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
-        "tests/test_nnx.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
-        "README.md: a row of the table What is computed": any(all(word in line for word in shown) for line in computed()),
+        "tests/cases.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
+        "tests/typed/use.py: a line": f"jn.{name}(" in (ROOT / "tests" / "typed" / "use.py").read_text(),
         "docs/gallery.md: a section": f"[jaxnorm.{name}]" in (ROOT / "docs" / "gallery.md").read_text(),
         "CHANGELOG.md: a line": name.removesuffix("_norm") in (ROOT / "CHANGELOG.md").read_text().lower(),
     }

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import TWINS
 from flax import nnx
 from orbax import checkpoint
 
@@ -66,19 +67,6 @@ def linen_twin(name, options, x, module):
     params = {key: leaf[...] for key, leaf in state.items() if isinstance(leaf, nnx.Param)}
     stats = {key: leaf[...] for key, leaf in state.items() if isinstance(leaf, nnx.BatchStat)}
     return twin.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
-
-
-TWINS = [
-    ("LayerNorm", {}),
-    ("RMSNorm", {}),
-    ("InstanceNorm", {}),
-    ("GroupNorm", {"num_groups": 4}),
-    ("PositionalNorm", {"use_scale": True, "use_bias": True}),
-    ("BatchNorm", {"use_running_average": False}),
-    ("BatchNorm", {"use_running_average": True}),
-    ("SwitchableNorm", {"use_running_average": False}),
-    ("SwitchableNorm", {"use_running_average": True}),
-]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
