@@ -26,7 +26,7 @@ class Docstrings(griffe.Extension):
     def _show_arguments(self, package: griffe.Module, value: type) -> None:
         """The arguments of a class, most of which are those of Flax's; what it has from a private base as its own."""
         found = package[f"{value.__module__}.{value.__name__}".removeprefix("jaxnorm.")]
-        for base in [found.parent[str(base)] for base in found.bases if str(base).startswith("_")]:
+        for base in [found.parent[str(base).partition("[")[0]] for base in found.bases if str(base).startswith("_")]:
             methods = {name: method for name, method in base.members.items() if method.is_function and method.docstring}
             for name in [name for name in methods if name not in found.members]:
                 found.set_member(name, griffe.Alias(name, methods[name], parent=found))

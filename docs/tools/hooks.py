@@ -16,7 +16,7 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/"}
+FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/", "examples/": "examples/"}
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ONLY_ON_COLAB = r"[\s\S]*importlib\.util\.find_spec[\s\S]*"  # the cell that installs the library there
 LOADED = re.compile(
@@ -43,6 +43,8 @@ def on_files(files: Files, config) -> Files:
     found += [path for suffix in ("md", "png") for path in sorted((ROOT / "bench" / "results").rglob(f"*.{suffix}"))]
     for path in found:
         files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
+    for path in sorted((ROOT / "examples").glob("*.py")):  # a page each: what it says of itself, and its code
+        files.append(File.generated(config, site_path(path), content=f"# {path.name}\n\n```python\n{path.read_text()}```\n"))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, pictures = notebook(path)
         files.append(File.generated(config, site_path(path), content=text))
@@ -58,7 +60,7 @@ def site_path(path: Path) -> str | None:
         return name.removeprefix("docs/")
     for folder, target in FOLDERS.items():
         if name.startswith(folder):
-            return target + name.removeprefix(folder).replace(".ipynb", ".md")
+            return target + re.sub(r"\.(ipynb|py)$", ".md", name.removeprefix(folder))
     return PAGES.get(name)
 
 
