@@ -18,7 +18,7 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "validation", "dtypes"],
-    ["engine.collectives", "engine.xla"],
+    ["host", "engine.collectives", "engine.xla"],
     ["engine.spec", "engine.words", "options"],
     ["engine.groups"],
     ["engine.reference"],
