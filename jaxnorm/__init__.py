@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is loaded when the first of its names is used
+    from jaxnorm import data as data
     from jaxnorm import host as host
     from jaxnorm import linen as linen
     from jaxnorm import nnx as nnx
@@ -41,7 +42,7 @@ __all__ = [
     "switchable_norm",
     "weight_norm",
 ]
-_MODULES = ("host", "linen", "nnx", "recurrent")
+_MODULES = ("data", "host", "linen", "nnx", "recurrent")
 _HOMES = ("engine.collectives", "engine.plan", "options", "statistics", "normalization", "norms", "switchable", "weights")
 
 

@@ -23,6 +23,7 @@ __all__ = ["Moments", "merge", "moments"]
 TILE = 1 << 16  # elements: half a MiB of float64, which the cache of one core holds
 ROWS = 16  # of a tile at least, where a row is longer than a tile: what is done once for each tile is then little beside it
 COLUMNS = 64  # from this many groups side by side NumPy's loops run along them; fewer are transposed
+QUIET = np.errstate(invalid="ignore", over="ignore")  # what is not finite shows in the result
 PARTS = 8  # of large arrays, for threads to share; the same number on every machine, so that the result is the same
 
 
@@ -56,7 +57,7 @@ class Moments:
         Raises:
           ValueError: the axes do not fit.
         """
-        mean = _numbers(self.mean, "mean")
+        mean = numbers(self.mean, "mean")
         return _merge(resolve(axes, mean.shape, sizes), np.asarray(self.count, np.float64), mean, np.asarray(self.var, np.float64))
 
 
@@ -91,8 +92,8 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     >>> host.moments(np.array([[1, 3], [5, 9]], np.uint8), "n [c]").var.tolist()
     [[1.0], [4.0]]
     """
-    x = _numbers(x)
-    where = _mask(where, x.shape)
+    x = numbers(x)
+    where = mask(where, x.shape)
     reduction = resolve(axes, x.shape, sizes)
     if not np.iscomplexobj(x):
         return summarize(x, reduction, where, centered=centered, extremes=False).moments
@@ -115,7 +116,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
     if not all(isinstance(part, Moments) for part in parts):
         wrong = next(type(part).__name__ for part in parts if not isinstance(part, Moments))
         raise TypeError(f"merge takes Moments: got {wrong}. Make them with jaxnorm.host.moments.")
-    means = [_numbers(part.mean, "mean") for part in parts]
+    means = [numbers(part.mean, "mean") for part in parts]
     try:
         shape = np.broadcast_shapes(*(mean.shape for mean in means))
     except ValueError:
@@ -137,6 +138,7 @@ def summarize(x: np.ndarray, reduction: Reduction, where=None, *, centered=True,
     parts = PARTS if len(tiles) >= 2 * PARTS and math.prod(stats_shape) * PARTS * ROWS <= x.size else 1
     bounds = [len(tiles) * part // parts for part in range(parts + 1)]
 
+    @QUIET
     def part(first: int, last: int) -> _Totals:
         totals, arrange = _Totals(stats_shape), _Arrange(reduction.axes, x.shape)
         for tile in tiles[first:last]:
@@ -164,6 +166,7 @@ class _Totals:
     def columns(self) -> tuple:
         return self.count, self.mean, self.squares, self.min, self.max
 
+    @QUIET
     def add(self, place: Any, columns: tuple) -> None:
         """Merges in those of the groups at ``place``; what is empty changes no bit."""
         shape = self.count[place].shape
@@ -251,6 +254,7 @@ def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slic
         yield tuple(slice(start, min(start + step, size)) for start, step, size in zip(place, sizes, shape, strict=True))
 
 
+@QUIET
 def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Moments:
     """Relative to the mean of the part that holds most, so that one part alone keeps its bits."""
     kept = tuple(axis for axis in range(len(reduction.split_shape)) if axis not in reduction.axes)
@@ -276,7 +280,7 @@ def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.nd
     return Moments(*(leaf.reshape(shape) for leaf in (whole, pivot + (offset + rounding), between + within)))
 
 
-def _numbers(x, name: str = "x") -> np.ndarray:
+def numbers(x, name: str = "x") -> np.ndarray:
     """``x`` as an array of a dtype that float64 (or complex128) holds."""
     x = np.asarray(x)
     extended = x.dtype.kind == "V" and x.dtype.names is None and np.can_cast(x.dtype, np.float64)  # bfloat16, float8
@@ -285,7 +289,7 @@ def _numbers(x, name: str = "x") -> np.ndarray:
     return x if x.dtype.kind != "V" else x.astype(np.float32)
 
 
-def _mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
+def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:
         return None

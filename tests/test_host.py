@@ -261,7 +261,9 @@ import sys
 sys.modules["jax"] = sys.modules["flax"] = None
 import numpy as np
 from jaxnorm import host
+from jaxnorm.data import Normalizer
 found = host.merge(host.moments(np.array([[1.0, 2.0], [3.0, 6.0]]), "[n] c"), host.moments(np.array([[2, 4]]), 0)).merge("n [c]")
 assert (found.count.item(), found.mean.item()) == (6, 3), found
+assert Normalizer.fit([np.array([[1.0], [3.0]])]).normalize(np.array([[3.0]])).item() == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True)

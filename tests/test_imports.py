@@ -29,7 +29,7 @@ LAYERS = [
     ["norms"],
     ["switchable", "weights", "modules"],
     ["recurrent"],
-    ["linen", "nnx"],
+    ["linen", "nnx", "data"],
     ["experiments"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,118 @@
+"""Statistics in files, safetensors or JSON by the suffix, from which they come back equal to the bit."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxnorm.host import Moments, Summary
+
+FORMAT = 1
+FIELDS = ("count", "mean", "var", "min", "max")
+SUFFIXES = (".safetensors", ".json")
+
+
+def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -> None:
+    """Replaces the file in one step: whoever reads it finds the old or the new one whole."""
+    path = Path(path)
+    facts = {"format": FORMAT} | facts
+    if known(path) == ".json":
+        coded = {
+            name: {"shape": list(array.shape), "values": [_coded(v) for v in array.ravel().tolist()]} for name, array in arrays.items()
+        }
+        data = json.dumps({"jaxnorm": facts, "arrays": coded}, indent=1, allow_nan=False).encode()
+    else:
+        from safetensors.numpy import save
+
+        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"jaxnorm": json.dumps(facts)})
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
+    """What :func:`write` wrote.
+
+    Raises:
+      ValueError: the file holds something else, or is damaged.
+    """
+    path = Path(path)
+    suffix, data = known(path), path.read_bytes()
+    try:
+        facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
+        if facts["format"] > FORMAT:
+            raise ValueError(f"it has format {facts['format']}, and this version reads {FORMAT}")
+    except Exception as error:  # whatever a parser makes of bytes that are something else
+        raise ValueError(f"{path} must be a Normalizer's file: {type(error).__name__}, {error}. Save it again.") from error
+    return facts, arrays
+
+
+def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
+    """The arrays of each leaf, named by its path."""
+    columns = {leaf: (*vars(summary.moments).values(), summary.min, summary.max) for leaf, summary in summaries.items()}
+    return {_named(leaf, field): array for leaf, given in columns.items() for field, array in zip(FIELDS, given, strict=True)}
+
+
+def summary(path: str | os.PathLike, arrays: dict[str, np.ndarray], leaf: str) -> Summary:
+    """That of a leaf, of the arrays read from the path."""
+    if missing := [field for field in FIELDS if _named(leaf, field) not in arrays]:
+        raise ValueError(f"{path} must hold {_named(leaf, missing[0])!r}: it does not. Save it again.")
+    count, mean, var, low, high = (arrays[_named(leaf, field)] for field in FIELDS)
+    return Summary(Moments(count, mean, var), low, high)
+
+
+def _named(leaf: str, field: str) -> str:
+    return f"{leaf}/{field}" if leaf else field
+
+
+def known(path: Path) -> str:
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got {str(path)!r}.")
+    return path.suffix
+
+
+def _from_safetensors(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    from safetensors.numpy import load
+
+    arrays = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return json.loads(header["__metadata__"]["jaxnorm"]), arrays
+
+
+def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    read = json.loads(data)
+    arrays = {name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"]) for name, a in read["arrays"].items()}
+    return read["jaxnorm"], arrays
+
+
+def _coded(value: float) -> Any:
+    """JSON has no infinities and no NaN."""
+    return value if math.isfinite(value) else str(value)
+
+
+def encode(tree: Any) -> Any:
+    """A tree of dicts, lists, tuples, strings, numbers and None as JSON, which has no tuples."""
+    if isinstance(tree, dict):
+        return {"dict": {key: encode(value) for key, value in tree.items()}}
+    if isinstance(tree, list | tuple):
+        return {"list" if isinstance(tree, list) else "tuple": [encode(value) for value in tree]}
+    return tree
+
+
+def decode(tree: Any) -> Any:
+    """
+    >>> decode(encode({"a": [1, (2, None)]}))
+    {'a': [1, (2, None)]}
+    """
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, value),) = tree.items()
+    if kind == "dict":
+        return {key: decode(item) for key, item in value.items()}
+    return (list if kind == "list" else tuple)(map(decode, value))

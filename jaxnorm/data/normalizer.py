@@ -1,0 +1,324 @@
+"""The statistics of a data set's features: fitted batch by batch, merged, saved, applied."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxnorm import host
+from jaxnorm.axes import Axes, resolve
+from jaxnorm.data import files, progress, transform
+from jaxnorm.data.trees import axes_by_path, flatten, map_leaves, masks_by_path, of_prefix, plain
+
+
+class _State(NamedTuple):
+    """What batches change, all at once: an interrupt leaves the old or the new one."""
+
+    summaries: dict[str, host.Summary]
+    structure: Any  # the tree of the batches, with its paths as leaves, or None where nothing is fitted
+    batches: int
+
+
+class Normalizer:
+    """Mean, deviation, minimum and maximum of each feature of a data set, and normalizing by them.
+
+    Batches are pytrees of arrays: an array, or dicts, lists and tuples of them. They are reduced one by one on the host, in
+    float64 and by the corrected two-pass, so that a mean of 1e6 deviations costs no accuracy. Fitting needs no JAX.
+
+    Args:
+      axes: the reduction axes of every leaf (ints, or a pattern such as ``"[n h w] c"``), or a mapping from paths of
+        leaves, or of the trees that hold them, to axes; leaves that it does not name are left as they are.
+      **sizes: sizes of split axes in patterns.
+
+    >>> import numpy as np
+    >>> from jaxnorm.data import Normalizer
+    >>> batches = [{"image": np.full((2, 4, 4, 3), i, np.uint8), "state": np.ones((2, 5)), "label": np.zeros(2)} for i in (0, 2)]
+    >>> fitted = Normalizer.fit(batches, {"image": "[n h w] c", "state": "[n] f"})
+    >>> fitted.moments["image"].mean.ravel().tolist(), fitted.max["image"].ravel().tolist()
+    ([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
+    >>> fitted.normalize({"image": np.full((4, 4, 3), 3, np.uint8)})["image"][0, 0].tolist()
+    [2.0, 2.0, 2.0]
+    """
+
+    def __init__(self, axes: Axes | Mapping = 0, **sizes: int):
+        self.axes = axes_by_path(axes)
+        self.sizes = sizes
+        for name in sizes:
+            if not any(name in self._sizes(axes) for axes in self.axes.values()):
+                raise TypeError(f"{name!r} is neither an argument nor a name in a pattern of {self._described()}.")
+        self._state = _State({}, None, 0)
+
+    # fitting -------------------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        batches: Iterable,
+        axes: Axes | Mapping = 0,
+        *,
+        where: Callable | None = None,
+        state=None,
+        every: int = 100,
+        show_progress: bool = False,
+        threads: int | None = None,
+        **sizes: int,
+    ) -> "Normalizer":
+        """The Normalizer of all batches, in one pass. The arguments are those of the class and of :meth:`extend`."""
+        new = cls(axes, **sizes)
+        return new.extend(batches, where=where, state=state, every=every, show_progress=show_progress, threads=threads)
+
+    def extend(
+        self,
+        batches: Iterable,
+        *,
+        where: Callable | None = None,
+        state=None,
+        every: int = 100,
+        show_progress: bool = False,
+        threads: int | None = None,
+    ) -> "Normalizer":
+        """Goes on with further batches, in one pass.
+
+        Args:
+          batches: any iterable. Where it has ``len`` the bar shows how much is left; where it has ``skip(n)``, that passes over
+            batches that a resumed fit has seen already.
+          where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state": batch["mask"]}``.
+          state: a file for the state, saved every ``every`` batches, at the end, and when an error or interrupt ends the pass.
+            If it is there already, the pass goes on after the batches that it holds, and gives the same numbers.
+          every: how often, in batches.
+          show_progress: show a bar, by rich.
+          threads: how many reduce a batch; those of the machine by default. Their number changes no bit.
+
+        Returns:
+          self.
+        """
+        begun = self.batches
+        if state is not None and Path(state).exists():
+            self._resume(state, begun)
+        seen = self.batches - begun
+        total = len(batches) if isinstance(batches, Sized) else None
+        try:
+            with progress.shown(show_progress, total, seen) as advance:
+                for batch in _after(batches, seen):
+                    self.update(batch, where=None if where is None else where(batch), threads=threads)
+                    advance()
+                    if state is not None and (self.batches - begun) % every == 0:
+                        self.save(state)
+        finally:
+            if state is not None and self.batches > begun:
+                self.save(state)
+        return self
+
+    def update(self, batch, *, where=None, threads: int | None = None) -> "Normalizer":
+        """Takes in one batch.
+
+        Args:
+          batch: an array or a pytree of arrays, of the structure of those before it. One that raises changes nothing.
+          where: a mask or weights for every leaf, or a mapping from paths to them; they broadcast against the leaf.
+          threads: how many reduce it.
+
+        Returns:
+          self.
+
+        Raises:
+          TypeError: a leaf that holds no numbers.
+          ValueError: leaves, shapes or masks that do not fit.
+        """
+        leaves = {path: leaf for path, leaf in flatten(batch).items() if of_prefix(self.axes, path) is not None}
+        self._check_leaves(leaves)
+        masks = masks_by_path(where, leaves)
+        threads = os.cpu_count() or 1 if threads is None else threads
+        new = {path: self._summarized(path, leaf, masks.get(path), threads) for path, leaf in leaves.items()}
+        structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
+        self._state = self._joined(_State(new, structure, 1))
+        return self
+
+    def merge(self, other: "Normalizer") -> "Normalizer":
+        """A new Normalizer, of the data of both; one without data is the identity."""
+        if not isinstance(other, Normalizer):
+            raise TypeError(f"merge takes a Normalizer: got {type(other).__name__}.")
+        if (self.axes, self.sizes) != (other.axes, other.sizes):
+            raise ValueError(f"merged Normalizers must have the same axes: got {self._described()} and {other._described()}.")
+        if self._state.summaries and other._state.summaries:
+            self._check_leaves(other._state.summaries)
+        return self._with(self._joined(other._state))
+
+    # what was found ------------------------------------------------------------------------------
+
+    @property
+    def batches(self) -> int:
+        """How many batches were taken in."""
+        return self._state.batches
+
+    @property
+    def moments(self) -> Any:
+        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree of the structure of a batch."""
+        return self._tree(lambda summary: summary.moments)
+
+    @property
+    def std(self) -> Any:
+        """The deviation of each feature, in such a tree."""
+        return self._tree(lambda summary: np.sqrt(summary.moments.var))
+
+    @property
+    def min(self) -> Any:
+        """The smallest element of each feature, in such a tree."""
+        return self._tree(lambda summary: summary.min)
+
+    @property
+    def max(self) -> Any:
+        """The largest element of each feature, in such a tree."""
+        return self._tree(lambda summary: summary.max)
+
+    # applying ------------------------------------------------------------------------------------
+
+    def normalize(self, tree, *, clip: float | None = None, floor: float = 1e-6, dtype=None) -> Any:
+        """``(x - mean) / max(deviation, floor)`` of each leaf that was fitted; the others stay as they are.
+
+        A pure function: JAX arrays come back as JAX arrays, within ``jit`` and ``grad`` too, NumPy arrays as NumPy arrays.
+
+        Args:
+          tree: a batch or a part of one; a single example, without its leading reduction axes, too.
+          clip: the largest absolute value of the result.
+          floor: the smallest deviation to divide by; that of a constant feature is 0.
+          dtype: of the result: that of the leaf by default, and float32 of integers.
+        """
+        floor, clip = transform.positive("floor", floor), clip if clip is None else transform.positive("clip", clip)
+        return self._applied(
+            tree, lambda x, summary, axes: transform.normalize(x, summary, axes, self._sizes(axes), clip=clip, floor=floor, dtype=dtype)
+        )
+
+    def denormalize(self, tree, *, floor: float = 1e-6, dtype=None) -> Any:
+        """``y * max(deviation, floor) + mean``: what :meth:`normalize` undoes, but for clipping."""
+        floor = transform.positive("floor", floor)
+        return self._applied(
+            tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, self._sizes(axes), floor=floor, dtype=dtype)
+        )
+
+    # files ---------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes a ``.safetensors`` or ``.json`` file, replacing what is there in one step."""
+        facts = {
+            "axes": files.encode(self.axes),
+            "sizes": self.sizes,
+            "batches": self.batches,
+            "structure": files.encode(self._state.structure),
+        }
+        files.write(path, facts, files.named_arrays(self._state.summaries))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Normalizer":
+        """Reads what :meth:`save` wrote, equal to the bit.
+
+        Raises:
+          FileNotFoundError: nothing is there.
+          ValueError: the file holds something else, or is damaged.
+        """
+        facts, arrays = files.read(path)
+        new = cls(files.decode(facts["axes"]), **facts["sizes"])
+        structure = files.decode(facts["structure"])
+        summaries = {leaf: files.summary(path, arrays, leaf) for leaf in flatten(structure).values()}
+        new._state = _State(summaries, structure, facts["batches"])
+        return new
+
+    def __repr__(self) -> str:
+        return f"Normalizer({self._described()}: {self.batches} batches, leaves {sorted(self._state.summaries)})"
+
+    # within --------------------------------------------------------------------------------------
+
+    def _sizes(self, axes: Axes) -> dict[str, int]:
+        """Those that a pattern names; the others are for other leaves."""
+        return {name: size for name, size in self.sizes.items() if isinstance(axes, str) and name in re.findall(r"\w+", axes)}
+
+    def _with(self, state: _State) -> "Normalizer":
+        new = Normalizer(self.axes, **self.sizes)
+        new._state = state
+        return new
+
+    def _described(self) -> str:
+        axes = self.axes[""] if list(self.axes) == [""] else self.axes
+        return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
+
+    def _check_leaves(self, leaves: Mapping[str, Any]) -> None:
+        if not leaves and list(self.axes) == [""]:
+            raise ValueError("a batch must hold an array: this one holds none.")
+        if self._state.summaries and (differing := set(self._state.summaries) ^ set(leaves)):
+            raise ValueError(
+                f"every batch must have the same leaves: {sorted(differing)} {'is' if len(differing) == 1 else 'are'} not in all."
+            )
+        missing = [prefix for prefix in self.axes if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)]
+        if missing:
+            raise ValueError(f"axes must name leaves of the batch: {missing} {'is' if len(missing) == 1 else 'are'} not among them.")
+
+    def _summarized(self, path: str, leaf, where, threads: int) -> host.Summary:
+        try:
+            x = host.numbers(leaf)
+            if np.iscomplexobj(x):
+                raise TypeError(f"x must be real: got {x.dtype}. Split it into its real and imaginary parts.")
+            axes = self.axes[str(of_prefix(self.axes, path))]
+            new = host.summarize(x, resolve(axes, x.shape, self._sizes(axes)), host.mask(where, x.shape), threads=threads)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
+        old = self._state.summaries.get(path)
+        if old is not None and old.min.shape != new.min.shape:
+            shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
+            raise ValueError(f"{_label(path)} must keep its shape but for the reduction axes: got {shapes}.")
+        return new
+
+    def _joined(self, new: _State) -> _State:
+        old = self._state
+        both = {path: _join(old.summaries[path], summary) if path in old.summaries else summary for path, summary in new.summaries.items()}
+        structure = new.structure if old.structure is None else old.structure
+        return _State(both or old.summaries, structure, old.batches + new.batches)
+
+    def _tree(self, function: Callable[[host.Summary], Any]) -> Any:
+        self._check_fitted()
+        return map_leaves(lambda _, path: function(self._state.summaries[path]), self._state.structure)
+
+    def _check_fitted(self) -> None:
+        if not self._state.summaries:
+            raise ValueError("a Normalizer must have been fitted: no batch was taken in. Use fit or update.")
+
+    def _applied(self, tree, function: Callable) -> Any:
+        self._check_fitted()
+        if not any(path in self._state.summaries for path in flatten(tree)):
+            raise ValueError(
+                f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted {sorted(self._state.summaries)}."
+            )
+
+        def leaf(path: str, x) -> Any:
+            if path not in self._state.summaries:
+                return x
+            try:
+                return function(x, self._state.summaries[path], self.axes[str(of_prefix(self.axes, path))])
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
+
+        return map_leaves(leaf, tree)
+
+    def _resume(self, state, begun: int) -> None:
+        saved = Normalizer.load(state)
+        if (saved.axes, saved.sizes) != (self.axes, self.sizes):
+            raise ValueError(f"the state to go on with must have the same axes: {state} has {saved._described()}, not {self._described()}.")
+        if saved.batches < begun:
+            raise ValueError(f"the state to go on with must hold what is fitted already: {state} has {saved.batches} batches of {begun}.")
+        self._state = saved._state
+
+
+def _join(old: host.Summary, new: host.Summary) -> host.Summary:
+    return host.Summary(host.merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
+
+
+def _after(batches: Iterable, seen: int) -> Iterator:
+    if seen and hasattr(batches, "skip"):
+        return iter(batches.skip(seen))
+    return islice(iter(batches), seen, None)
+
+
+def _label(path: str) -> str:
+    return f"leaf {path!r}" if path else "a batch"

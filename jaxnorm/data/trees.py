@@ -1,0 +1,96 @@
+"""Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses. JAX's own need JAX."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from jaxnorm.axes import Axes
+
+
+def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
+    """The tree with ``function(path, leaf)`` in place of each leaf; None stays None. Paths are keys with ``/`` between them.
+
+    >>> map_leaves(lambda path, leaf: path, {"image": 1, "state": (2, None, 3)})
+    {'image': 'image', 'state': ('state/0', None, 'state/2')}
+    """
+    deeper = lambda key, value: map_leaves(function, value, f"{path}/{key}" if path else str(key))  # noqa: E731
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        mapped = {key: deeper(key, value) for key, value in tree.items()}
+        return mapped if isinstance(tree, dict) and type(tree) is dict else type(tree)(mapped)  # type: ignore[call-arg]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(deeper, tree._fields, tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(deeper(index, value) for index, value in enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in dataclasses.fields(tree)]
+        return dataclasses.replace(tree, **{name: deeper(name, getattr(tree, name)) for name in names})
+    return function(path, tree)
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """The leaves by their paths.
+
+    >>> flatten({"a": {"b": 1, "c": 2}})
+    {'a/b': 1, 'a/c': 2}
+    """
+    leaves: dict[str, Any] = {}
+
+    def collect(path: str, leaf: Any) -> None:
+        if path in leaves:
+            raise ValueError(f"every leaf must have a path of its own: {path!r} stands twice. Rename a key that holds '/'.")
+        leaves[path] = leaf
+
+    map_leaves(collect, tree)
+    return leaves
+
+
+def of_prefix(prefixes: Mapping[str, Any], path: str) -> str | None:
+    """Which of the prefixes leads to the path: the path itself, or the nearest tree that holds it.
+
+    >>> of_prefix({"observation": 0}, "observation/image")
+    'observation'
+    """
+    while path not in prefixes:
+        if not path:
+            return None
+        path = path.rpartition("/")[0]
+    return path
+
+
+def plain(tree: Any) -> Any:
+    """The tree of dicts, lists and tuples: what named tuples and dataclasses are after they have been saved and loaded.
+
+    >>> plain({"a": [1, (2, None)]})
+    {'a': [1, (2, None)]}
+    """
+    if isinstance(tree, Mapping):
+        return {str(key): plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return dict(zip(tree._fields, map(plain, tree), strict=True))
+    if isinstance(tree, list | tuple):
+        return (list if isinstance(tree, list) else tuple)(map(plain, tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: plain(getattr(tree, field.name)) for field in dataclasses.fields(tree)}
+    return tree
+
+
+def masks_by_path(where, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The mask of each leaf that has one: of a mapping from paths, or the same for all."""
+    if where is None:
+        return {}
+    if not isinstance(where, Mapping | list | tuple):
+        return dict.fromkeys(leaves, where)
+    masks = flatten(where)
+    if unknown := sorted(prefix for prefix in masks if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)):
+        raise ValueError(f"where must name leaves that are fitted: got {unknown}, fitted are {sorted(leaves)}.")
+    return {path: masks[prefix] for path in leaves if (prefix := of_prefix(masks, path)) is not None}
+
+
+def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
+    """Axes by paths, as they are compared and saved: ints, tuples of ints, patterns. One for all leaves has the path of the whole tree."""
+    if isinstance(axes, Mapping):
+        parts = [axes_by_path(value, f"{path}/{key}" if path else str(key)) for key, value in axes.items() if value is not None]
+        return {key: value for part in parts for key, value in part.items()}
+    return {path: tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else axes}
