@@ -105,6 +105,7 @@ class Normalizer:
             with progress.shown(show_progress, total, seen) as advance:
                 for batch in _after(batches, seen):
                     self.update(batch, where=None if where is None else where(batch), threads=threads)
+                    del batch  # before the next one is read
                     advance()
                     if state is not None and (self.batches - begun) % every == 0:
                         self.save(state)
