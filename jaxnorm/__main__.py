@@ -1,4 +1,4 @@
-"""``python -m jaxnorm``: the experiments' command line."""
+"""``python -m jaxnorm``: the command line of data sets, ``fit``, and that of the experiments."""
 
 import importlib.util
 import sys
@@ -14,6 +14,8 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:  # at once, and without what the experiments need
         print(f"jaxnorm {__version__}")
         return 0
+    if sys.argv[1:2] == ["fit"]:  # needs nothing of what the experiments do, not even JAX
+        return interrupts.command(_fit)
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         *others, last = missing
@@ -21,6 +23,12 @@ def main() -> int:
         print(f"jaxnorm: the experiments need {named} not installed: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
         return 1
     return interrupts.command(_run)
+
+
+def _fit() -> int:
+    from jaxnorm.data.command import main
+
+    return main(sys.argv[2:])
 
 
 def _run() -> int:

@@ -1,7 +1,6 @@
 """The statistics of a data set's features: fitted batch by batch, merged, saved, applied."""
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from jaxnorm import host
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data import files, progress, transform
-from jaxnorm.data.trees import axes_by_path, flatten, map_leaves, masks_by_path, of_prefix, plain
+from jaxnorm.data.trees import axes_by_path, flatten, map_leaves, masks_by_path, of_prefix, plain, sizes_in
 
 
 class _State(NamedTuple):
@@ -48,7 +47,7 @@ class Normalizer:
         self.axes = axes_by_path(axes)
         self.sizes = sizes
         for name in sizes:
-            if not any(name in self._sizes(axes) for axes in self.axes.values()):
+            if not any(name in sizes_in(axes, self.sizes) for axes in self.axes.values()):
                 raise TypeError(f"{name!r} is neither an argument nor a name in a pattern of {self._described()}.")
         self._state = _State({}, None, 0)
 
@@ -156,6 +155,11 @@ class Normalizer:
         return self._state.batches
 
     @property
+    def summaries(self) -> Mapping[str, host.Summary]:
+        """Moments and extremes of each leaf that is fitted, by its path."""
+        return dict(self._state.summaries)
+
+    @property
     def moments(self) -> Any:
         """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree of the structure of a batch."""
         return self._tree(lambda summary: summary.moments)
@@ -190,14 +194,15 @@ class Normalizer:
         """
         floor, clip = transform.positive("floor", floor), clip if clip is None else transform.positive("clip", clip)
         return self._applied(
-            tree, lambda x, summary, axes: transform.normalize(x, summary, axes, self._sizes(axes), clip=clip, floor=floor, dtype=dtype)
+            tree,
+            lambda x, summary, axes: transform.normalize(x, summary, axes, sizes_in(axes, self.sizes), clip=clip, floor=floor, dtype=dtype),
         )
 
     def denormalize(self, tree, *, floor: float = 1e-6, dtype=None) -> Any:
         """``y * max(deviation, floor) + mean``: what :meth:`normalize` undoes, but for clipping."""
         floor = transform.positive("floor", floor)
         return self._applied(
-            tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, self._sizes(axes), floor=floor, dtype=dtype)
+            tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, sizes_in(axes, self.sizes), floor=floor, dtype=dtype)
         )
 
     # files ---------------------------------------------------------------------------------------
@@ -232,10 +237,6 @@ class Normalizer:
 
     # within --------------------------------------------------------------------------------------
 
-    def _sizes(self, axes: Axes) -> dict[str, int]:
-        """Those that a pattern names; the others are for other leaves."""
-        return {name: size for name, size in self.sizes.items() if isinstance(axes, str) and name in re.findall(r"\w+", axes)}
-
     def _with(self, state: _State) -> "Normalizer":
         new = Normalizer(self.axes, **self.sizes)
         new._state = state
@@ -262,7 +263,7 @@ class Normalizer:
             if np.iscomplexobj(x):
                 raise TypeError(f"x must be real: got {x.dtype}. Split it into its real and imaginary parts.")
             axes = self.axes[str(of_prefix(self.axes, path))]
-            new = host.summarize(x, resolve(axes, x.shape, self._sizes(axes)), host.mask(where, x.shape), threads=threads)
+            new = host.summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), host.mask(where, x.shape), threads=threads)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
         old = self._state.summaries.get(path)

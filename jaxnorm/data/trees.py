@@ -1,6 +1,7 @@
 """Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses. JAX's own need JAX."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -94,3 +95,8 @@ def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
         parts = [axes_by_path(value, f"{path}/{key}" if path else str(key)) for key, value in axes.items() if value is not None]
         return {key: value for part in parts for key, value in part.items()}
     return {path: tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else axes}
+
+
+def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Those that a pattern names; the others are for other leaves."""
+    return {name: size for name, size in sizes.items() if isinstance(axes, str) and name in re.findall(r"\w+", axes)}

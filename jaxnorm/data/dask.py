@@ -1,0 +1,100 @@
+"""Fitting a Normalizer to what Dask holds: arrays, data frames, delayed batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import dask
+from dask.array import Array
+
+from jaxnorm.axes import Axes, resolve
+from jaxnorm.data.normalizer import Normalizer
+from jaxnorm.data.sources import Piece, masks
+from jaxnorm.data.trees import of_prefix, sizes_in
+
+MERGED = 8  # at a time: the tree of merges is as deep as the logarithm
+
+
+def fit(collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int) -> Normalizer:
+    """The Normalizer of a collection, computed by the scheduler that Dask is configured for.
+
+    Args:
+      collection: a Dask array, a mapping from names to arrays, a data frame (each column is a leaf), or a sequence of delayed
+        batches. Arrays of a mapping are as long as each other along the first axis that is reduced.
+      axes: the reduction axes, as of :class:`jaxnorm.data.Normalizer`.
+      where: from a batch, as the worker sees it, to its masks.
+      **sizes: sizes of split axes in patterns.
+    """
+    empty = Normalizer(axes, **sizes)
+    fit_one = dask.delayed(_fit_one, pure=False)
+    parts = [fit_one(empty, batch, where) for batch in _batches(collection, empty)]
+    return _merged(parts, empty).compute()
+
+
+def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
+    """The Normalizer of pieces of files."""
+    read = dask.delayed(Piece.read, pure=False)
+    return fit([read(piece) for piece in pieces], empty.axes, where=masks, **empty.sizes)
+
+
+def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
+    if hasattr(batch, "columns"):  # a partition of a data frame
+        batch = {str(name): batch[name].to_numpy() for name in batch.columns}
+    new = Normalizer(empty.axes, **empty.sizes)
+    return new.update(batch, where=None if where is None else where(batch), threads=1)
+
+
+def _merge(parts: list[Normalizer], empty: Normalizer) -> Normalizer:
+    return reduce(Normalizer.merge, parts, empty)
+
+
+def _merged(parts: list, empty: Normalizer) -> Any:
+    merge = dask.delayed(_merge, pure=False)
+    while len(parts) > MERGED:
+        parts = [merge(parts[start : start + MERGED], empty) for start in range(0, len(parts), MERGED)]
+    return merge(parts, empty)
+
+
+def _batches(collection, empty: Normalizer) -> list:
+    if isinstance(collection, Array):
+        return _blocks("", collection, empty, None).ravel().tolist()
+    if isinstance(collection, Mapping):
+        return _together(collection, empty)
+    return list(collection.to_delayed()) if hasattr(collection, "to_delayed") else list(collection)
+
+
+def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
+    """Batches of all arrays, cut in the same places."""
+    blocks: dict[str, list] = {}
+    chunks = None
+    for name, array in arrays.items():
+        if of_prefix(empty.axes, name) is None:
+            continue
+        along = _along(name, array, empty)[0]
+        array = array.rechunk({axis: -1 for axis in range(array.ndim) if axis != along})
+        chunks = chunks or array.chunks[along]
+        if sum(chunks) != array.shape[along]:
+            raise ValueError(
+                f"arrays must be equally long along the first axis that is reduced: {name!r} has {array.shape[along]} of {sum(chunks)}."
+            )
+        blocks[name] = _blocks(name, array, empty, (along, chunks)).ravel().tolist()
+    return [dict(zip(blocks, parts, strict=True)) for parts in zip(*blocks.values(), strict=True)]
+
+
+def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> Any:
+    """Delayed blocks, whole along the axes that are kept or split."""
+    along = _along(name, array, empty)
+    whole = {axis: -1 for axis in range(array.ndim) if axis not in along and array.numblocks[axis] > 1}
+    array = array.rechunk(whole | ({} if cut is None else dict([cut]))) if whole or cut else array
+    return array.to_delayed()
+
+
+def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
+    """The axes that are reduced as a whole."""
+    axes = empty.axes[str(of_prefix(empty.axes, name))]
+    reduction = resolve(axes, array.shape, sizes_in(axes, empty.sizes))
+    starts = [sum(map(len, reduction.parts[:axis])) for axis in range(array.ndim)]
+    found = [axis for axis, start in enumerate(starts) if len(reduction.parts[axis]) == 1 and start in reduction.axes]
+    if not found:
+        raise ValueError(f"one axis must be reduced as a whole, to be read in pieces: {axes!r} has none.")
+    return found
