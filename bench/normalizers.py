@@ -172,10 +172,11 @@ def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
         wrong = "no digit right" if row["var_error"] > 0.5 else f"{row['var_error']:.0e}"
         times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
         lines.append(f"| {name} | {row['mean_error']:.0e} | {wrong} | {times} | {row['chunks_held']:.1f} |")
+    runs = "one run" if facts["runs"] == 1 else f"median of {facts['runs']} runs in turn"
     head = (
         f"Fitting {gib:g} GiB of float32, mean 1000, deviation 1, 256 features, in chunks of 64 MiB (python -m bench.normalizers).\n"
-        "Errors: the largest of all features, relative to two passes in float64. Time: without reading, median of "
-        f"{facts['runs']} runs in turn, beside other work on the machine, which CPU seconds show less of; {facts['processor']}, "
+        "Errors: the largest of all features, relative to two passes in float64. Time: without reading, "
+        f"{runs}, beside other work on the machine, which CPU seconds show less of; {facts['processor']}, "
         f"{facts['cores']} cores. Memory: the most beyond what was held before the first chunk, the chunk itself included, in chunks.\n"
     )
     return head + "\n" + "\n".join(lines) + "\n"
