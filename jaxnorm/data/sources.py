@@ -274,7 +274,7 @@ def _values(column) -> tuple[np.ndarray, np.ndarray | None]:
             raise ValueError(f"lists must have one length and no nulls: lengths are {lengths.to_pylist()[:5]}")
         inner, mask = _values(column.flatten())
         rows = len(column)
-        return (a if a is None else a.reshape(rows, -1) for a in (inner, mask))  # type: ignore[return-value]
+        return inner.reshape(rows, -1), mask if mask is None else mask.reshape(rows, -1)
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
     return column.fill_null(0).to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())

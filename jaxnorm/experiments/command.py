@@ -62,7 +62,11 @@ def _explain(options: argparse.Namespace, console: Console, resume_command: str)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jaxnorm", description="Normalization for JAX and Flax: experiments on real data.")
+    parser = argparse.ArgumentParser(
+        prog="jaxnorm",
+        description="Normalization for JAX and Flax: experiments on real data.",
+        epilog="jaxnorm fit FILES fits the statistics of a data set: jaxnorm fit --help.",
+    )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add = commands.add_parser(
