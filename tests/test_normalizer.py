@@ -1,6 +1,7 @@
 """jaxnorm.data.Normalizer: fitted in one pass, exact, resumable; applied on the host and within jit; saved to the bit."""
 
 import pickle
+import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -358,3 +359,10 @@ def test_moments_are_mergeable_values(rng):
 def test_progress_is_shown_on_terminals_only(capsys, rng):
     Normalizer.fit(list(batches(rng)), AXES, show_progress=True)
     assert capsys.readouterr() == ("", "")
+
+
+def test_on_a_terminal_the_bar_says_how_far_it_is(rng, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    Normalizer.fit(list(batches(rng)), AXES, show_progress=True)
+    assert "7/7" in capsys.readouterr().err
