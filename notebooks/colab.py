@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 from glob import glob
+from pathlib import Path
 
 JAXNORM = os.environ.get("JAXNORM", "")
 
@@ -26,12 +27,13 @@ on_tpu = bool(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*"))
 for_tpu = ["jax[tpu]"] if on_tpu else []
 
 
-def install(package: str) -> bool:
-    return subprocess.run([sys.executable, "-m", "pip", "install", "-qq", package, *for_tpu]).returncode == 0
+def install(place: str) -> bool:
+    address = place if "://" in place else Path(place).resolve().as_uri()
+    return subprocess.run([sys.executable, "-m", "pip", "install", "-qq", f"jaxnorm[flax] @ {address}", *for_tpu]).returncode == 0
 
 
 candidates = [JAXNORM] if JAXNORM else glob("jaxnorm-*.whl")
-if not any(install(package) for package in [*candidates, *glob("jaxnorm-*.tar.gz")]):
+if not any(install(place) for place in [*candidates, *glob("jaxnorm-*.tar.gz")]):
     raise SystemExit("Put the address of a wheel into JAXNORM, or upload a wheel or a source distribution.")
 
 # %% [markdown]
