@@ -9,11 +9,10 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm import linen as linen
     from jaxnorm import nnx as nnx
     from jaxnorm import recurrent
-    from jaxnorm.engine.collectives import AxisGroups
     from jaxnorm.engine.plan import Plan
     from jaxnorm.normalization import normalize, plan, standardize
     from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
-    from jaxnorm.options import NormOptions
+    from jaxnorm.options import AxisGroups, NormOptions
     from jaxnorm.statistics import Low, Moments, ema, merge, moments
     from jaxnorm.switchable import switchable_norm
     from jaxnorm.weights import spectral_norm, weight_norm
@@ -43,7 +42,7 @@ __all__ = [
     "weight_norm",
 ]
 _MODULES = ("data", "host", "linen", "nnx", "recurrent")
-_HOMES = ("engine.collectives", "engine.plan", "options", "statistics", "normalization", "norms", "switchable", "weights")
+_HOMES = ("options", "engine.plan", "statistics", "normalization", "norms", "switchable", "weights")
 
 
 if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name

@@ -1,7 +1,10 @@
-"""The dtypes of statistics."""
+"""The dtypes of statistics and of outputs."""
 
+from functools import reduce
+
+import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 
 def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
@@ -17,3 +20,12 @@ def real(dtype: DTypeLike) -> jnp.dtype:
 def needs_power(dtype: DTypeLike) -> bool:
     """Whether squares of elements of this dtype overflow in the dtype of the statistics: bfloat16."""
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
+
+
+def promoted(dtype: DTypeLike | None, *arrays: ArrayLike | DTypeLike | None) -> jnp.dtype:
+    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax module's output."""
+    if dtype is not None:
+        return jnp.dtype(dtype)
+    with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
+        found = reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
+        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)

@@ -3,12 +3,10 @@
 from collections.abc import Iterable
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.statistics import Moments
 
 
 def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLike | None) -> list[jax.Array | None]:
@@ -50,15 +48,3 @@ def spatial_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name
             f"{name} must have an axis to reduce beside batch and features: x has shape {shape}. Use layer_norm for plain features."
         )
     return features, reduced
-
-
-def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
-    """Running Moments of the shape of the features or of the batch's, as the batch's."""
-    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
-    sizes = tuple(shape[axis] for axis in features)
-    for name in ("mean", "var"):
-        given = jnp.shape(getattr(running, name))
-        if given not in (target, sizes):
-            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
-    shape = jnp.shape(running.mean)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)

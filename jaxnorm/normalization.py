@@ -17,8 +17,9 @@ from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.spec import Spec
-from jaxnorm.options import AxisName, EpsilonIn, Param
-from jaxnorm.statistics import Moments, assemble, in_shape, moments_of
+from jaxnorm.features import aligned
+from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
+from jaxnorm.statistics import Moments, from_numbers, like_batch, moments_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -190,6 +191,37 @@ def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, 
     return _fused(spec, selected, x, where, scale, bias, moments=moments)
 
 
+def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
+    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
+
+    ``reduction`` may have no axes: every element is then a group of its own.
+    """
+    return fused(*norm_operands(x, reduction, features, *options, **own), moments=True)
+
+
+def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
+    """:func:`norm_over_with_moments` without the Moments."""
+    return fused(*norm_operands(x, reduction, features, *options, **own))[0]
+
+
+def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, **own) -> tuple:
+    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
+    if unknown := options.keys() - NormOptions.__annotations__.keys():
+        raise TypeError(
+            f"options must be those of the norm, or {', '.join(NormOptions.__annotations__)}: got {', '.join(sorted(unknown))}."
+        )
+    implementation = options.get("implementation")
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
+
+
+def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
+    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
+    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
+
+
 def _selected(spec: Spec, x, where, scale, bias, implementation: str | None) -> Plan:
     return select(implementation, NORM_KERNELS, x, spec, where, scale, bias)
 
@@ -225,8 +257,8 @@ def _blocks(moments: Moments, shape: tuple[int, ...]) -> Reduction:
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
     reduction = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
-    y, stats = forward(implementation, spec, x, where, scale, bias, moments=moments)
-    return y, in_shape(spec, assemble(spec, stats, where)) if moments else None
+    y, numbers = forward(implementation, spec, x, where, scale, bias, moments=moments)
+    return y, from_numbers(numbers) if moments else None
 
 
 @partial(jax.jit, static_argnums=0)

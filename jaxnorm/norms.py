@@ -15,36 +15,11 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Reduction, canonical_axes, in_groups, other_axes, resolve, unsplit
-from jaxnorm.features import aligned, check_groups, like_batch, spatial_axes
-from jaxnorm.normalization import fused, make_spec, normalize
+from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.features import check_groups, spatial_axes
+from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
-
-
-def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
-    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
-
-    ``reduction`` may have no axes: every element is then a group of its own.
-    """
-    return fused(*norm_operands(x, reduction, features, *options, **own), moments=True)
-
-
-def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments."""
-    return fused(*norm_operands(x, reduction, features, *options, **own))[0]
-
-
-def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, **own) -> tuple:
-    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
-    if unknown := options.keys() - NormOptions.__annotations__.keys():
-        raise TypeError(
-            f"options must be those of the norm, or {', '.join(NormOptions.__annotations__)}: got {', '.join(sorted(unknown))}."
-        )
-    implementation = options.get("implementation")
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
 
 
 def batch_norm(
@@ -91,12 +66,6 @@ def batch_norm(
     if not reduced and options.get("axis_name") is None:
         raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
     return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
-
-
-def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
-    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 
 
 def layer_norm(

@@ -1,11 +1,17 @@
 """The options that every norm takes, and the types of what callers pass."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxnorm.engine.collectives import AxisGroups
+
+class AxisGroups(NamedTuple):
+    """An ``axis_name`` whose devices share statistics in groups, as ``axis_index_groups`` of :func:`jax.lax.psum`."""
+
+    axis_name: str | tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+
 
 Param = ArrayLike | None
 AxisName = str | Sequence[str] | AxisGroups | None

@@ -14,15 +14,14 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
-from jaxnorm.engine.collectives import across, devices
-from jaxnorm.engine.groups import Frame, count_elements, hide, scale_down, total_weight
-from jaxnorm.engine.plan import statistics
-from jaxnorm.engine.reference import Stats, abs_squared
+from jaxnorm.engine.collectives import across, vary, varying_axes
+from jaxnorm.engine.groups import Frame, hide, scale_down
+from jaxnorm.engine.plan import find_numbers
+from jaxnorm.engine.reference import abs_squared
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
 from jaxnorm.engine.xla import reduce_axes
-from jaxnorm.kernels.placement import vary, varying_axes
 from jaxnorm.options import AxisName, Param
 
 
@@ -196,35 +195,14 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
     return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
 
 
-def assemble(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moments:
-    """The public value, split: the mean as two words, powers of two put back."""
-    frame, offset, var = stats
-    mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
-    up = None if frame.power is None else -frame.power
-    count = jnp.full_like(var, total_weight(spec, frame))
-    second, third = (jnp.broadcast_to(word, var.shape) for word in _further_words(spec, frame, where, count))
-    low = Low((second, third), scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
-    return Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
-
-
-def in_shape(spec: Spec, moments: Moments) -> Moments:
-    """Moments of the split shape in that of the statistics."""
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), moments)
-
-
-def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
-    """What a count of elements is short of in one word: 0 of weights, whose sum is rounded anyway."""
-    if frame.n is None:
-        size = spec.reduction.group_size * devices(spec.axis_name)
-        rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
-        return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    if where is None or where.dtype != jnp.bool_:
-        return (np.zeros((), count.dtype),) * 2
-    return beyond(words_total(of_integers(count_elements(spec, where), count.dtype), (), spec.axis_name), count)
+def from_numbers(numbers: Any) -> Moments:
+    """The public value of what the engine found, see engine/numbers.py."""
+    count, mean, var, low_count, low_mean = numbers
+    return Moments(count, mean, var, Low(low_count, low_mean, jnp.zeros_like(var)))
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
-    """The inverse of :func:`assemble`: the Moments in the units of the frame, relative to its pivot."""
+    """The Moments in the units of the frame, relative to its pivot."""
     mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
     var = scale_down(scale_down(moments.var, frame.power), frame.power)
     return Moments(moments.count, (mean if frame.pivot is None else mean - frame.pivot) + low, var)
@@ -234,7 +212,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    return in_shape(spec, assemble(spec, statistics(spec, x, where), where))
+    return from_numbers(find_numbers(spec, x, where))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -260,7 +238,8 @@ def _merge(spec: Spec, parts: Moments) -> Moments:
     (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
     low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
-    return in_shape(spec, Moments(whole[0], mean, jnp.maximum(var, 0), low))
+    merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
+    return jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), merged)
 
 
 def _count_words(parts: Moments, dtype: jnp.dtype) -> Words:
@@ -317,3 +296,15 @@ def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:
     """The smallest step from ``old`` towards ``new``."""
     old, new = lax.stop_gradient(old), lax.stop_gradient(new)
     return jnp.nextafter(old, new) - old
+
+
+def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
+    """Running Moments of the shape of the features or of the batch's, as the batch's."""
+    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
+    sizes = tuple(shape[axis] for axis in features)
+    for name in ("mean", "var"):
+        given = jnp.shape(getattr(running, name))
+        if given not in (target, sizes):
+            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
+    shape = jnp.shape(running.mean)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)

@@ -10,17 +10,17 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import unsplit
+from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.groups import Frame, rstd, scale_down, total_weight
-from jaxnorm.engine.plan import select, statistics
+from jaxnorm.engine.numbers import assemble
+from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved
 from jaxnorm.engine.spec import Spec
-from jaxnorm.features import like_batch, spatial_axes
-from jaxnorm.normalization import fused
-from jaxnorm.norms import norm_operands
+from jaxnorm.features import spatial_axes
+from jaxnorm.normalization import fused, norm_operands
 from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, assemble, into_frame
+from jaxnorm.statistics import Moments, from_numbers, into_frame, like_batch
 
 
 def switchable_norm(
@@ -98,7 +98,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, mean_logits,
     """
     own = Spec(unsplit(x.shape, spatial), full_range=spec.lowest_power(x.dtype) is not None)
     where = None if where is None else where.reshape(own.reduction.fit(where.shape))
-    own_frame, offset, own_var = statistics(own, x, where, implementation)
+    own_frame, offset, own_var = find_stats(own, x, where, implementation)
     power, down = _common_power(spec, own_frame.power)
     pivot, offset, var = scale_down(jnp.asarray(own_frame.pivot), down), scale_down(offset, down), scale_down(own_var, down)
     n, var = jnp.asarray(total_weight(own, own_frame), var.dtype), scale_down(var, down)
@@ -117,7 +117,8 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, mean_logits,
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
     y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), x, where, gain, shift, implementation)
-    return y, assemble(spec, Stats(frame._replace(n=batch.count), batch.mean, batch.var))
+    of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
+    return y, from_numbers(assemble(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var)))
 
 
 def _common_power(spec: Spec, powers: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:

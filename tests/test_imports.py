@@ -17,17 +17,18 @@ import jaxnorm
 ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
-    ["axes", "validation", "dtypes"],
+    ["axes", "validation", "dtypes", "options"],
     ["host", "engine.collectives", "engine.xla"],
-    ["engine.spec", "engine.words", "options"],
+    ["engine.spec", "engine.words"],
     ["engine.groups"],
     ["engine.reference"],
+    ["engine.numbers"],
     ["kernels"],
     ["engine.derivatives", "engine.plan"],
     ["statistics"],
-    ["normalization", "features"],
-    ["norms"],
-    ["switchable", "weights", "modules"],
+    ["features"],
+    ["normalization"],
+    ["norms", "switchable", "weights", "modules"],
     ["recurrent"],
     ["linen", "nnx", "data"],
     ["experiments"],

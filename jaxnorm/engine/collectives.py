@@ -1,17 +1,10 @@
 """Device and vmap axes that are reduced beside those of an array, whole or in groups of devices."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-
-class AxisGroups(NamedTuple):
-    """An ``axis_name`` whose devices share statistics in groups, as ``axis_index_groups`` of :func:`jax.lax.psum`."""
-
-    axis_name: str | tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...]
+from jaxnorm.options import AxisGroups
 
 
 def across(collective, value, axis_name):
@@ -36,3 +29,19 @@ def devices(axis_name) -> int | jax.Array:
     if len(set(sizes.values())) == 1:
         return len(axis_name.groups[0])
     return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]
+
+
+def varying_axes(a: jax.Array) -> frozenset:
+    """Empty outside of shard_map."""
+    kind = jax.typeof(a)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+
+
+def vary(a: jax.Array, axes: frozenset) -> jax.Array:
+    """The array, varying over these axes; its cotangents are summed over them."""
+    missing = tuple(sorted(axes - varying_axes(a), key=str))
+    if not missing:
+        return a
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(a, missing, to="varying")
+    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, split
+from jaxnorm.engine.numbers import Numbers, assemble
 from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, like, nothing_saved, statistics, tangent
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import separate
@@ -21,11 +22,11 @@ from jaxnorm.engine.xla import separate
 __all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
 
 
-def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
-    """Output and statistics."""
+def forward(spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Array, Numbers | None]:
+    """The output and, if asked for, the statistics."""
     frame = find_frame(spec, x, where)
     y, offset, var = normalized(spec, x, where, frame, scale, bias)
-    return y, Stats(frame, offset, var)
+    return y, assemble(spec, Stats(frame, offset, var), where) if moments else None
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

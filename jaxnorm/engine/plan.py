@@ -16,7 +16,8 @@ from jaxnorm.kernels.placement import known
 
 PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
 IMPLEMENTATIONS = (*PLAIN, "native")
-PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native"  # modules, loaded when one first runs
+# Modules, loaded when one first runs.
+PLAIN_JAX, NORM_KERNELS, NUMBERS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native", "jaxnorm.engine.numbers"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -96,15 +97,21 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
 
 
 def forward(implementation: str, spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Array, Any]:
-    """The output and, if asked for, the Stats, by what :func:`select` names; all but x are split."""
+    """The output and, if asked for, the Numbers, by what :func:`select` names; all but x are split."""
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), x, where, scale, bias)
+        spec = for_plain_jax(spec, implementation, where, scale, bias)
+        return import_module(PLAIN_JAX).forward(spec, x, where, scale, bias, moments=moments)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
 
 
-def statistics(spec: Spec, x, where, implementation: str = "xla") -> Any:
+def find_stats(spec: Spec, x, where, implementation: str = "xla") -> Any:
     """The Stats, in plain JAX."""
     return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where)
+
+
+def find_numbers(spec: Spec, x, where) -> Any:
+    """The Numbers, in plain JAX."""
+    return import_module(NUMBERS).assemble(spec, find_stats(spec, x, where), where)
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:

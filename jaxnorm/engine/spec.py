@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxnorm.axes import Reduction, number
 from jaxnorm.dtypes import compute_dtype, needs_power
-from jaxnorm.engine.collectives import AxisGroups
+from jaxnorm.options import AxisGroups
 
 
 @dataclass(frozen=True)

@@ -81,19 +81,3 @@ def alike(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSh
 
 def _names(entry) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-
-
-def varying_axes(a: jax.Array) -> frozenset:
-    """Empty outside of shard_map."""
-    kind = jax.typeof(a)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
-
-
-def vary(a: jax.Array, axes: frozenset) -> jax.Array:
-    """The array, varying over these axes; its cotangents are summed over them."""
-    missing = tuple(sorted(axes - varying_axes(a), key=str))
-    if not missing:
-        return a
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(a, missing, to="varying")
-    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxnorm.kernels.placement import vary, varying_axes
+from jaxnorm.engine.collectives import vary, varying_axes
 
 
 def linear(

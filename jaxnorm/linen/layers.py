@@ -6,8 +6,9 @@ import jax
 from flax import linen as nn
 
 from jaxnorm.axes import Reduction, in_groups, unsplit
-from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes, promoted
-from jaxnorm.norms import norm_over, norm_over_with_moments
+from jaxnorm.dtypes import promoted
+from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
+from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.statistics import Moments
 
 __all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]

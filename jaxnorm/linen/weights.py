@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxnorm.modules.arguments import promoted
+from jaxnorm.dtypes import promoted
 from jaxnorm.weights import kernel_features, spectral_norm, weight_norm
 
 

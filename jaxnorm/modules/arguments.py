@@ -1,6 +1,5 @@
 """What Flax's modules accept beyond the functions: the rules that linen and nnx share."""
 
-from functools import reduce
 from typing import Any
 
 import jax
@@ -8,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.collectives import AxisGroups
 from jaxnorm.features import check_groups
+from jaxnorm.options import AxisGroups
 
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -53,15 +52,6 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
     if group_size < 1 or channels % group_size:
         raise ValueError(f"group_size must be positive and divide the channels: got {group_size} for {channels} channels.")
     return channels // group_size
-
-
-def promoted(dtype, *arrays) -> jnp.dtype:
-    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax module's output."""
-    if dtype is not None:
-        return jnp.dtype(dtype)
-    with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
-        found = reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
-        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
 
 
 def inexact(x, dtype) -> jax.Array:

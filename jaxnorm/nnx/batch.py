@@ -13,7 +13,7 @@ from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.nnx.layers import across, operands
-from jaxnorm.norms import norm_over_with_moments, with_running
+from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
 

@@ -8,9 +8,9 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
-from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes, promoted
-from jaxnorm.normalization import takes_arguments_of
-from jaxnorm.norms import norm_over, norm_over_with_moments
+from jaxnorm.dtypes import promoted
+from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
+from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
 from jaxnorm.statistics import Moments
 
 __all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]

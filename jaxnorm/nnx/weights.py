@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxnorm.modules.arguments import promoted
+from jaxnorm.dtypes import promoted
 from jaxnorm.weights import spectral_norm, weight_norm
 
 

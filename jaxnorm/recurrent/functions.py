@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.dtypes import compute_dtype
+from jaxnorm.dtypes import compute_dtype, promoted
 from jaxnorm.engine.plan import select
-from jaxnorm.modules.arguments import promoted
 from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps

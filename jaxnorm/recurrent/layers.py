@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.modules.arguments import promoted
+from jaxnorm.dtypes import promoted
 from jaxnorm.options import Param
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step

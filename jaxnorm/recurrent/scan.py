@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.axes import static
-from jaxnorm.kernels.placement import vary, varying_axes
+from jaxnorm.engine.collectives import vary, varying_axes
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
 # Gives the state after the last step, and h after every step; what more of the state it gives of them need have no derivative.
