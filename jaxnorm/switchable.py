@@ -11,8 +11,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
-from jaxnorm.engine.collectives import across
-from jaxnorm.engine.groups import Frame, rstd, scale_down, total_weight
+from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved
@@ -86,25 +85,24 @@ def switchable_norm(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, x, where, scale, bias):
+    frame = find_frame(replace(spec, centered=False), x, where)
     norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
-    return norm(x, mean_logits, var_logits, running, scale, bias, where)
+    return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
 
 
-def _blended(implementation: str, spec: Spec, features, spatial, x, mean_logits, var_logits, running, scale, bias, where):
+def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame, mean_logits, var_logits, running, scale, bias, where):
     """Instance norm, whose scale and bias are those that make it one of the blended statistics.
 
-    (u - mean) * rstd = (u - instance.mean) * own_rstd * gain + shift, of whatever epsilon in own_rstd. Means are blended as
-    differences from their mean, so that no digits are lost to what all have in common.
+    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e. Means are blended as differences
+    from their mean, so that no digits are lost to what all have in common.
     """
-    own = Spec(unsplit(x.shape, spatial), full_range=spec.lowest_power(x.dtype) is not None)
+    u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
     where = None if where is None else where.reshape(own.reduction.fit(where.shape))
-    own_frame, offset, own_var = find_stats(own, x, where, implementation)
-    power, down = _common_power(spec, own_frame.power)
-    pivot, offset, var = scale_down(jnp.asarray(own_frame.pivot), down), scale_down(offset, down), scale_down(own_var, down)
-    n, var = jnp.asarray(total_weight(own, own_frame), var.dtype), scale_down(var, down)
+    own_frame, offset, var = find_stats(own, u, where, implementation)
+    n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None
     origin = lax.stop_gradient(Moments(n, pivot, var)).merge(tuple(range(x.ndim)), axis_name=axis_name).mean
-    frame, instance = Frame(None, power, origin), Moments(n, pivot - origin + offset, var)
+    frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
     running = None if running is None else into_frame(running, frame)
     layer, batch = instance.merge(features), instance.merge(0, axis_name=axis_name) if running is None else running
     mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
@@ -112,19 +110,10 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, mean_logits,
     # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
     step = sum(weight * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
     r = rstd(spec, frame, var)
-    gain, shift = scale_down(r / rstd(own, own_frame, own_var), down), step * r
+    gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
-    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), x, where, gain, shift, implementation)
+    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     return y, from_numbers(assemble(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var)))
-
-
-def _common_power(spec: Spec, powers: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    """The largest power, by which elements of every group are small, and how far each is below it."""
-    if powers is None:
-        return None, None
-    powers = powers.astype(jnp.int32)
-    power = across(lax.pmax, jnp.max(powers, keepdims=True), spec.axis_name)
-    return power, jnp.minimum(power - powers, 126)  # 2**-126 is the last that is a normal number
