@@ -8,6 +8,7 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm import host as host
     from jaxnorm import linen as linen
     from jaxnorm import nnx as nnx
+    from jaxnorm import online as online
     from jaxnorm import recurrent
     from jaxnorm.engine.plan import Plan
     from jaxnorm.normalization import normalize, plan, standardize
@@ -41,7 +42,7 @@ __all__ = [
     "switchable_norm",
     "weight_norm",
 ]
-_MODULES = ("data", "host", "linen", "nnx", "recurrent")
+_MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
 _HOMES = ("options", "engine.plan", "statistics", "normalization", "norms", "switchable", "weights")
 
 

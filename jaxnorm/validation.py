@@ -95,6 +95,11 @@ def rate(name: str, value) -> float:
     return _number(name, value, 1)
 
 
+def bound(name: str, value) -> float:
+    """A static, finite number >= 0."""
+    return _number(name, value)
+
+
 def _number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
     """A static, finite number from 0 to ``most``."""
     if isinstance(value, jax.core.Tracer):

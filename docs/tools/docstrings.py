@@ -9,8 +9,8 @@ import griffe
 ROLE = re.compile(r":(?:func|class|mod|meth):`~?([\w.]+)`")
 EXAMPLE = re.compile(r"(?:^[ ]*>>>.*\n?)(?:^[ ]*\S.*\n?)*", re.MULTILINE)
 TABLE = re.compile(r"^([ ]*)=+ [ =]*\n(?:.*\n)*?\1=+ [ =]*$", re.MULTILINE)
-PAGES = [f"jaxnorm.{name}" for name in ("linen", "nnx", "recurrent", "kernels")]
-SCOPES = ("jaxnorm", "jaxnorm.recurrent", "jaxnorm.linen")
+PAGES = [f"jaxnorm.{name}" for name in ("linen", "nnx", "online", "recurrent", "kernels")]
+SCOPES = ("jaxnorm", "jaxnorm.recurrent", "jaxnorm.online", "jaxnorm.linen")
 
 
 class Docstrings(griffe.Extension):
@@ -20,8 +20,9 @@ class Docstrings(griffe.Extension):
         if pkg.name == "jaxnorm":
             self._translate(pkg, set())
             for family in ("linen", "nnx"):
-                for name in importlib.import_module(f"jaxnorm.{family}").__all__:
-                    self._show_arguments(pkg, getattr(importlib.import_module(f"jaxnorm.{family}"), name))
+                module = importlib.import_module(f"jaxnorm.{family}")
+                for value in filter(inspect.isclass, (getattr(module, name) for name in module.__all__)):
+                    self._show_arguments(pkg, value)
 
     def _show_arguments(self, package: griffe.Module, value: type) -> None:
         """The arguments of a class, most of which are those of Flax's; what it has from a private base as its own."""

@@ -1,0 +1,9 @@
+"""Statistics beyond one batch, as pure functions: of a stream of observations, of returns.
+
+A state is a pytree of :class:`jaxnorm.Moments`: it goes through ``jit``, ``scan``, ``vmap``, ``shard_map`` and checkpoints as any other.
+"""
+
+from jaxnorm.online import returns
+from jaxnorm.online.observations import debiased, denormalize, init, normalize, update
+
+__all__ = ["debiased", "denormalize", "init", "normalize", "returns", "update"]

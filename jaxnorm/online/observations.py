@@ -1,0 +1,247 @@
+"""Statistics of everything seen so far, for pytrees of arrays."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+
+from jaxnorm import normalization, validation
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.options import AxisName
+from jaxnorm.statistics import Moments, moments
+
+Tree = Any
+
+
+def init(specs: Tree) -> Tree:
+    """The statistics of nothing yet.
+
+    Args:
+      specs: a pytree of arrays, numbers or :class:`jax.ShapeDtypeStruct`, each of the shape and dtype of *one* element, without batch axes.
+
+    Returns:
+      The same pytree with a :class:`Moments` of count 0 for each leaf, of its dtype and at least float32.
+
+    Raises:
+      TypeError: a leaf of integers or booleans.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm import online
+    >>> state = online.init({"position": jnp.zeros(3), "speed": jnp.zeros(())})
+    >>> state["position"].count.tolist()
+    [0.0, 0.0, 0.0]
+    """
+    return jax.tree_util.tree_map_with_path(_empty, specs)
+
+
+def update(state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_name: AxisName = None) -> Tree:
+    """The statistics of what was seen before and of ``batch`` together, each element counting once: a merge.
+
+    Args:
+      state: as :func:`init` or :func:`update` returned it.
+      batch: a pytree of the structure of ``specs``, whose leaves have any number of batch axes in front.
+      weights: booleans or float weights of the first batch axes, for all leaves. Floats are how much an element counts; an element with
+        weight 0 counts for nothing, even NaN.
+      axis_name: name (or names) of a device or vmap axis over which the batch is spread. All leaves take one collective together.
+
+    Returns:
+      The new state, on every device that of all devices. Counts are exact up to 2**56 elements. Where the statistics of a batch
+      are not finite, those of ``state`` stay as they were, as in :func:`jaxnorm.ema`.
+
+    Raises:
+      TypeError: leaves of integers or booleans, integer weights.
+      ValueError: another structure, other shapes, weights that do not fit.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm import online
+    >>> state = online.init(jnp.zeros(()))
+    >>> state = online.update(state, jnp.array([1.0, 2.0]))
+    >>> state = online.update(state, jnp.array([6.0]))
+    >>> float(state.count), float(state.mean)
+    (3.0, 3.0)
+    """
+    before, structure = _flatten(state)
+    leaves = _leaves(structure, before, batch)
+    weights = None if weights is None else jnp.asarray(weights)
+    masks = [_mask(weights, leaf, old) for leaf, old in zip(leaves, before, strict=True)]
+    return structure.unflatten(_update(axis_name, before, leaves, masks))
+
+
+def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: float = 1e-5) -> Tree:
+    """``(x - mean) / sqrt(var + epsilon)``, for each leaf.
+
+    Args:
+      batch: as :func:`update` takes it.
+      state: as :func:`update` returned it. A leaf of which nothing has been seen yet comes out as it went in.
+      clip: the largest absolute value of the result.
+      epsilon: added to the variance.
+
+    Returns:
+      A pytree of the shapes and dtypes of ``batch``.
+
+    Raises:
+      TypeError: leaves of integers or booleans.
+      ValueError: another structure, other shapes, a negative ``clip`` or ``epsilon``.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm import online
+    >>> state = online.update(online.init(jnp.zeros(())), jnp.array([1.0, 3.0]))
+    >>> online.normalize(jnp.array([2.0, 100.0]), state, clip=10.0).tolist()
+    [0.0, 10.0]
+    """
+    limit = None if clip is None else validation.bound("clip", clip)
+    epsilon = validation.static_epsilon(epsilon)
+
+    def apply(x, moments):
+        y = normalization.normalize(x, _known(moments, epsilon), epsilon=epsilon)
+        return y if limit is None else jnp.clip(y, -limit, limit)
+
+    return _map(apply, batch, state)
+
+
+def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
+    """The inverse of :func:`normalize` without ``clip``: ``y * sqrt(var + epsilon) + mean``, for each leaf.
+
+    Args:
+      batch: what :func:`normalize` returned, or a network's prediction of it.
+      state: as :func:`update` returned it.
+      epsilon: as in :func:`normalize`.
+
+    Returns:
+      A pytree of the shapes and dtypes of ``batch``.
+
+    Raises:
+      TypeError: leaves of integers or booleans.
+      ValueError: another structure, other shapes, a negative ``epsilon``.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm import online
+    >>> state = online.update(online.init(jnp.zeros(())), jnp.array([1.0, 3.0]))
+    >>> online.denormalize(jnp.array([0.0]), state).tolist()
+    [2.0]
+    """
+    epsilon = validation.static_epsilon(epsilon)
+
+    def apply(y, moments):
+        known = _known(moments, epsilon)
+        root = jnp.sqrt(known.var + epsilon).astype(known.mean.dtype)
+        wide = jnp.promote_types(y.dtype, root.dtype)
+        lead = (1,) * (y.ndim - root.ndim)
+        root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, known.mean, known.low.mean))
+        return (y.astype(wide) * root + low + mean).astype(y.dtype)
+
+    return _map(apply, batch, state)
+
+
+def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
+    """The momentum with which :func:`jaxnorm.ema` forgets its first value: 0 at step 1, ``momentum`` in the end.
+
+    ``momentum * (1 - momentum**(step - 1)) / (1 - momentum**step)``. The running average is then at each step what Adam makes of its own
+    by dividing it by ``1 - momentum**step`` (Kingma & Ba 2015, arXiv 1412.6980): a weighted mean of what it has seen. With
+    ``momentum`` 1 it is the plain mean of all batches.
+
+    Args:
+      momentum: weight of the old value in the end, in [0, 1].
+      step: 1 at the first batch, 2 at the second; may be traced.
+
+    Returns:
+      One float32 number.
+
+    Raises:
+      ValueError: momentum outside [0, 1].
+
+    >>> from jaxnorm import online
+    >>> [round(float(online.debiased(0.9, step)), 3) for step in (1, 2, 3)], round(float(online.debiased(1.0, 4)), 3)
+    ([0.0, 0.474, 0.631], 0.75)
+    """
+    momentum, step = jnp.asarray(validation.momentum(momentum), jnp.float32), jnp.asarray(step, jnp.float32)
+    log = jnp.log(jnp.clip(momentum, 1e-30, 1.0))
+    ratio = jnp.expm1((step - 1) * log) / jnp.where(log < 0, jnp.expm1(step * log), -1.0)  # digits of 1 - momentum**step that 1 would hide
+    return jnp.where(log < 0, momentum * ratio, (step - 1) / step)
+
+
+def _empty(path, spec) -> Moments:
+    shape, dtype = jnp.shape(spec), jnp.result_type(spec)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its observations first.")
+    dtype = compute_dtype(dtype)
+    return Moments(jnp.zeros(shape, real(dtype)), jnp.zeros(shape, dtype), jnp.zeros(shape, real(dtype)))
+
+
+def _flatten(state: Tree) -> tuple[list[Moments], Any]:
+    return jax.tree.flatten(state, is_leaf=lambda node: isinstance(node, Moments))
+
+
+def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
+    """Those of a batch, checked."""
+    if (found := jax.tree.structure(batch)) != structure:
+        raise ValueError(f"batch must have the structure of the state: got {found} for {structure}.")
+    leaves = []
+    for (path, leaf), old in zip(jax.tree_util.tree_leaves_with_path(batch), before, strict=True):
+        name, shape = f"batch{jax.tree_util.keystr(path)}", jnp.shape(old.mean)
+        leaf = validation.floating(leaf, name)
+        if leaf.ndim < len(shape) or leaf.shape[leaf.ndim - len(shape) :] != shape:
+            raise ValueError(f"{name} must end in the shape of one element, {shape}: got {leaf.shape}.")
+        if jnp.iscomplexobj(leaf) and not jnp.iscomplexobj(old.mean):
+            raise TypeError(f"{name} must be real, as in the specs: got {leaf.dtype}. Pass its real part.")
+        leaves.append(leaf)
+    return leaves
+
+
+def _map(apply, batch: Tree, state: Tree) -> Tree:
+    before, structure = _flatten(state)
+    leaves = _leaves(structure, before, batch)
+    return structure.unflatten([apply(leaf, old) for leaf, old in zip(leaves, before, strict=True)])
+
+
+def _known(moments: Moments, epsilon: float) -> Moments:
+    """With the variance that changes nothing where there is none yet."""
+    return replace(moments, var=jnp.where(moments.count > 0, moments.var, max(1 - epsilon, 0)))
+
+
+def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array | None:
+    """Weights of the first batch axes, for each element."""
+    if weights is None:
+        return None
+    if weights.shape != leaf.shape[: min(weights.ndim, leaf.ndim - old.mean.ndim)]:
+        lead = leaf.shape[: leaf.ndim - old.mean.ndim]
+        raise ValueError(f"weights must have the shape of the first batch axes, {lead}: got {weights.shape}.")
+    return validation.mask(weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape)
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(axis_name, before: list[Moments], leaves: list[jax.Array], masks: list) -> list[Moments]:
+    parts = [_of(old, leaf, mask) for old, leaf, mask in zip(before, leaves, masks, strict=True)]
+    return [merged(old, part) for old, part in zip(before, _gathered(parts, axis_name), strict=True)]
+
+
+def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
+    """The Moments of a leaf over its batch axes, of the dtypes of the state."""
+    if leaf.ndim == old.mean.ndim:  # one element
+        leaf, mask = leaf[None], None if mask is None else mask[None]
+    leaf = leaf if compute_dtype(leaf.dtype) == old.mean.dtype else leaf.astype(old.mean.dtype)
+    found = moments(leaf, tuple(range(leaf.ndim - old.mean.ndim)), where=mask)
+    return jax.tree.map(lambda new, state: new.reshape(state.shape), found, old)
+
+
+def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
+    """Those of all devices along a new first axis: one sum of arrays in which each device has a row of its own."""
+    if axis_name is None:
+        return jax.tree.map(lambda leaf: leaf[None], parts)
+    with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
+        row, restore = ravel_pytree(parts)
+        mine = jnp.arange(lax.psum(1, axis_name)) == lax.axis_index(axis_name)
+        return jax.vmap(restore)(lax.psum(jnp.where(mine[:, None], row, 0), axis_name))
+
+
+def merged(old: Moments, parts: Moments) -> Moments:
+    """``old`` and the parts along a further first axis; where the result would not be finite, ``old`` stays."""
+    stacked = jax.tree.map(lambda state, part: jnp.concatenate([state[None], part]), old, parts)
+    new = jax.tree.map(lambda leaf: leaf[0], stacked.merge(0))
+    known = jnp.isfinite(new.mean) & jnp.isfinite(new.var)
+    return jax.tree.map(lambda fresh, state: jnp.where(known, fresh, state), new, old)

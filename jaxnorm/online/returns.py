@@ -1,0 +1,117 @@
+"""Rewards divided by the standard deviation of their discounted returns, for many environments at a time."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm import validation
+from jaxnorm.online import observations
+from jaxnorm.options import AxisName
+from jaxnorm.statistics import Moments
+
+__all__ = ["Returns", "init", "normalize", "update"]
+
+
+class Returns(NamedTuple):
+    """The state of a reward normalizer.
+
+    Attributes:
+      current: the discounted return of each environment so far, 0 after the end of an episode.
+      moments: the Moments of all returns seen.
+    """
+
+    current: jax.Array
+    moments: Moments
+
+
+def init(spec: Any) -> Returns:
+    """No returns yet.
+
+    Args:
+      spec: an array, a number or a :class:`jax.ShapeDtypeStruct` of the shape and dtype of the rewards of one step, one for each
+        environment.
+
+    Returns:
+      The state, whose Moments are those of one number.
+
+    Raises:
+      TypeError: rewards of integers.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm.online import returns
+    >>> returns.init(jnp.zeros(4)).current.shape
+    (4,)
+    """
+    moments = observations.init(jax.ShapeDtypeStruct((), jnp.result_type(spec)))
+    return Returns(jnp.zeros(jnp.shape(spec), moments.mean.dtype), moments)
+
+
+def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float = 0.99, axis_name: AxisName = None) -> Returns:
+    """Follows the discounted returns, and counts each of them: ``return = gamma * (return before, 0 if that ended) + reward``.
+
+    Args:
+      state: as :func:`init` or :func:`update` returned it.
+      rewards: of one step, or of several with time as the first axis.
+      done: booleans of the same shape: whether the episode ended with this step.
+      gamma: the discount, in [0, 1].
+      axis_name: name (or names) of a device or vmap axis over which the environments are spread: one collective.
+
+    Returns:
+      The new state. Returns that are not finite start again at 0, and their batch is left out of the statistics.
+
+    Raises:
+      TypeError: integer rewards, ``done`` that is not boolean.
+      ValueError: shapes that do not fit, gamma outside [0, 1].
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm.online import returns
+    >>> rewards, done = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([[False], [True], [False]])
+    >>> state = returns.update(returns.init(jnp.zeros(1)), rewards, done, gamma=0.5)
+    >>> state.current.tolist(), round(float(state.moments.mean), 4)  # of 1, 0.5 + 2 and 3
+    ([3.0], 2.1667)
+    """
+    rewards, done, gamma = validation.floating(rewards, "rewards"), jnp.asarray(done), validation.rate("gamma", gamma)
+    shape = state.current.shape
+    if rewards.shape[rewards.ndim - len(shape) :] != shape or rewards.ndim - len(shape) not in (0, 1):
+        raise ValueError(f"rewards must have the shape of one step, {shape}, or time in front of it: got {rewards.shape}.")
+    if done.shape != rewards.shape or done.dtype != jnp.bool_:
+        raise TypeError(f"done must be booleans of the shape of the rewards, {rewards.shape}: got {done.dtype}, {done.shape}.")
+    steps = (rewards, done) if rewards.ndim > len(shape) else (rewards[None], done[None])
+    dtype = state.current.dtype
+
+    def follow(current, step):
+        reward, ended = step
+        current = jnp.asarray(gamma, dtype) * current + reward.astype(dtype)
+        return jnp.where(ended | ~jnp.isfinite(current), 0, current), current
+
+    current, found = lax.scan(follow, state.current, steps)
+    return Returns(current, observations.update(state.moments, found, axis_name=axis_name))
+
+
+def normalize(rewards: jax.Array, state: Returns, *, clip: float | None = None, epsilon: float = 1e-5) -> jax.Array:
+    """``reward / sqrt(var(returns) + epsilon)``: the scale changes, the sign does not.
+
+    Args:
+      rewards: of any shape.
+      state: as :func:`update` returned it. Before the first update rewards come out as they went in.
+      clip: the largest absolute value of the result.
+      epsilon: added to the variance.
+
+    Returns:
+      An array of the shape and dtype of ``rewards``.
+
+    Raises:
+      TypeError: integer rewards.
+      ValueError: a negative ``clip`` or ``epsilon``.
+
+    >>> import jax.numpy as jnp
+    >>> from jaxnorm.online import returns
+    >>> state = returns.update(returns.init(jnp.zeros(2)), jnp.array([0.0, 8.0]), jnp.array([False, False]))
+    >>> returns.normalize(jnp.array([8.0]), state, epsilon=0.0).tolist()
+    [2.0]
+    """
+    zero = jnp.zeros_like(state.moments.mean)
+    scale = Moments(state.moments.count, zero, state.moments.var)
+    return observations.normalize(validation.floating(rewards, "rewards"), scale, clip=clip, epsilon=epsilon)
