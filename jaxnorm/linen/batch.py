@@ -10,9 +10,12 @@ from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.linen.layers import across, operands
+from jaxnorm.modules.running import collect
 from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.statistics import Moments, ema
 from jaxnorm.switchable import switchable_norm
+
+COLLECTION = "batch_moments"  # what has been seen of the present batch: there only if asked for
 
 
 class _Running:
@@ -27,9 +30,16 @@ class _Running:
         return Moments(jnp.ones((), jnp.float32), self.mean.value, self.var.value)
 
     def update(self, batch: Moments, momentum: float) -> None:
-        if not self.module.is_initializing():
-            new = ema(self.read(), batch, momentum=momentum)
-            self.mean.value, self.var.value = new.mean, new.var
+        if self.module.is_initializing():
+            return
+        running = self.read()
+        if self.module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
+            batch = jax.tree.map(lambda leaf: leaf.reshape(running.mean.shape), batch)
+            seen = collect(self.module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch)
+            self.module.put_variable(COLLECTION, "seen", seen)
+            running, batch = Moments(running.count, seen.mean, seen.var), seen.moments
+        new = ema(running, batch, momentum=momentum)
+        self.mean.value, self.var.value = new.mean, new.var
 
 
 class BatchNorm(nn.BatchNorm):

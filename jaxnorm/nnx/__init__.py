@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.population import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
@@ -33,5 +34,9 @@ __all__ = [
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",
+    "accumulate",
+    "population",
+    "recalibrate",
+    "stop_accumulating",
 ]
 __all__ += layers.__all__

@@ -12,6 +12,7 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.modules.running import collect
 from jaxnorm.nnx.layers import across, operands
 from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.statistics import Moments, ema
@@ -19,6 +20,10 @@ from jaxnorm.switchable import switchable_norm
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
+
+
+class BatchMoments(nnx.Variable):
+    """What a norm has seen of the present batch: there only if :func:`accumulate` asked for it."""
 
 
 def _is_evaluating(module: Any, at_call: bool | None) -> bool:
@@ -37,7 +42,12 @@ def _moments(mean: jax.Array, var: jax.Array, sizes: tuple[int, ...] = (-1,)) ->
 
 def _update(module: Any, batch: Moments) -> None:
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
-    new = ema(_moments(module.mean[...], module.var[...]), flat, momentum=module.momentum)
+    mean, var = module.mean[...], module.var[...]
+    if (variable := getattr(module, "batch_moments", None)) is not None:  # a microbatch: see accumulate
+        seen = collect(variable.get_value(), mean, var, flat)
+        variable.set_value(seen)
+        mean, var, flat = seen.mean, seen.var, seen.moments
+    new = ema(_moments(mean, var), flat, momentum=module.momentum)
     module.mean[...], module.var[...] = jax.lax.stop_gradient((new.mean, new.var))
 
 

@@ -1,0 +1,86 @@
+"""Running statistics over the microbatches of a batch, and over all batches of a population."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.online.observations import merged
+from jaxnorm.statistics import Moments
+
+Seen = dict[str, Moments]  # by the path of the module that saw it
+Progress = bool | Callable[[int, Seen], Any] | None
+
+
+class Collected(NamedTuple):
+    """What a norm has seen of a batch.
+
+    Attributes:
+      moments: the Moments of its microbatches so far.
+      mean: the running mean when the batch began.
+      var: the running variance when the batch began.
+    """
+
+    moments: Moments
+    mean: jax.Array
+    var: jax.Array
+
+
+def nothing(mean: jax.Array, var: jax.Array) -> Collected:
+    """Of a norm with these running statistics."""
+    zeros = [jnp.zeros(mean.shape, dtype) for dtype in (real(compute_dtype(mean.dtype)), compute_dtype(mean.dtype))]
+    return Collected(Moments(zeros[0], zeros[1], zeros[0]), mean, var)
+
+
+def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
+    """With one more microbatch, of Moments of the shape of the running ``mean`` and ``var``."""
+    fits = jax.tree.map(lambda new, old: jnp.broadcast_to(new, old.shape).astype(old.dtype), batch, seen.moments)
+    begun = seen.moments.count > 0
+    moments = merged(seen.moments, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
+    return Collected(moments, jnp.where(begun, seen.mean, mean), jnp.where(begun, seen.var, var))
+
+
+def restart(when, fresh: Any, seen: Any) -> Any:
+    """``fresh`` where a batch begins, and else what has been seen of the present one."""
+    return jax.tree.map(lambda new, old: jnp.where(when, new, old), fresh, seen)
+
+
+def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress) -> Seen:
+    """What has been seen after all batches, each of which ``step`` takes."""
+    for number, batch in enumerate(_tracked(batches) if progress is True else batches, 1):
+        seen = step(seen, batch)
+        if callable(progress):
+            progress(number, seen)
+    if not any(bool((moments.count > 0).any()) for moments in seen.values()):
+        raise ValueError(
+            "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none has seen any. "
+            "Pass what puts the model into training mode, for example train=True, and at least one batch."
+        )
+    return seen
+
+
+def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) -> Seen:
+    """What the norms of a model, given by path, mean and variance, have seen before."""
+    fresh = {path: nothing(mean, var).moments for path, mean, var in found}
+    if seen is None:
+        return fresh
+    if fresh.keys() != seen.keys():
+        raise ValueError(f"seen must be of the norms of this model, {', '.join(fresh)}: got {', '.join(seen)}.")
+    return dict(seen)
+
+
+def replaced(moments: Moments, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of a population, of the dtypes of the running ones, which stay where nothing was seen."""
+    known = moments.count > 0
+    return jnp.where(known, moments.mean.astype(mean.dtype), mean), jnp.where(known, moments.var.astype(var.dtype), var)
+
+
+def _tracked(batches: Iterable) -> Iterable:
+    try:
+        from rich.progress import track
+    except ImportError as error:
+        raise ImportError("progress=True needs the package rich: pip install 'jaxnorm[experiments]', or pass a function.") from error
+    return track(batches, description="batches")

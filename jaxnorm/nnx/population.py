@@ -1,0 +1,135 @@
+"""Running statistics of a whole batch from its microbatches, and of a population from its batches."""
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxnorm.modules.running import Collected, Progress, Seen, begin, gather, nothing, replaced, restart
+from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm
+
+
+def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
+    """Makes the batches that follow microbatches of one batch.
+
+    Every :class:`BatchNorm` and :class:`SwitchableNorm` gets a variable ``batch_moments``, in which it merges what it sees. The running
+    statistics are then at each time the old ones blended *once* with all microbatches so far. Call this again where the next batch
+    begins, and :func:`stop_accumulating` to go back to one blend per call. With ``momentum=0`` and one call for all, the running statistics
+    are those of all elements seen: cumulative.
+
+    Args:
+      model: the model, which is modified.
+      when: whether a batch begins here; may be traced.
+
+    Raises:
+      ValueError: a model without running statistics.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> norm = nnx.BatchNorm(1, momentum=0.0, rngs=Rngs(0))
+    >>> nnx.accumulate(norm)
+    >>> for x in (jnp.array([[1.0], [2.0]]), jnp.array([[6.0]])):
+    ...     y = norm(x)
+    >>> norm.mean[...].tolist()
+    [3.0]
+    """
+    for norm in _norms(model).values():
+        fresh = nothing(norm.mean[...], norm.var[...])
+        if (variable := getattr(norm, "batch_moments", None)) is None:
+            norm.batch_moments = BatchMoments(fresh)
+        else:
+            variable.set_value(restart(when, fresh, variable.get_value()))
+
+
+def stop_accumulating(model: nnx.Module) -> None:
+    """Takes away what :func:`accumulate` added; the running statistics stay as they are."""
+    for norm in _norms(model).values():
+        if hasattr(norm, "batch_moments"):
+            del norm.batch_moments
+
+
+def population(model: nnx.Module, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments) -> Seen:
+    """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
+
+    Meanwhile these use the statistics of their batch; other modules, such as dropout, do as they are set. The running statistics of the
+    norms and their mode are afterwards what they were.
+
+    Args:
+      model: the model.
+      batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
+      progress: True shows a bar (needs the package ``rich``); a function is called as ``progress(number of batches, seen)``.
+      **arguments: further arguments of every call of the model.
+
+    Returns:
+      Moments by the path of the module, such as ``"block/norm"``: a pytree, for :func:`recalibrate`.
+
+    Raises:
+      ValueError: a model without running statistics, or one that never calls its norms; ``seen`` of another model.
+    """
+
+    @nnx.jit
+    def step(model, seen: Seen, batch) -> Seen:
+        for path, norm in _norms(model).items():
+            norm.batch_moments.set_value(Collected(seen[path], norm.mean[...], norm.var[...]))
+        model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
+        return {path: norm.batch_moments.get_value().moments for path, norm in _norms(model).items()}
+
+    before = begin(((path, norm.mean[...], norm.var[...]) for path, norm in _norms(model).items()), seen)
+    with _collecting(model):
+        return gather(lambda seen, batch: step(model, seen, batch), batches, before, progress)
+
+
+def recalibrate(model: nnx.Module, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments) -> None:
+    """Sets the running statistics to those of the population, for weights that were averaged or changed otherwise.
+
+    The Moments of all batches are merged by count, not blended; each norm uses the statistics of its batch meanwhile, so that large
+    batches are better. Arguments, and what is raised, are those of :func:`population`. With ``batches=()`` it takes what has been ``seen``.
+
+    Args:
+      model: the model, which is modified. Statistics of features that saw nothing stay as they were.
+      batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      seen: where to go on from.
+      progress: True or a function.
+      **arguments: further arguments of every call of the model.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> norm = nnx.BatchNorm(1, rngs=Rngs(0))
+    >>> nnx.recalibrate(norm, [jnp.array([[1.0], [2.0]]), jnp.array([[6.0]])])
+    >>> norm.mean[...].tolist()
+    [3.0]
+    """
+    found = population(model, batches, seen=seen, progress=progress, **arguments)
+    for path, norm in _norms(model).items():
+        norm.mean[...], norm.var[...] = replaced(found[path], norm.mean[...], norm.var[...])
+
+
+def _norms(model: nnx.Module) -> dict[str, Any]:
+    """Every norm with running statistics, by its path."""
+    found = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(model) if isinstance(node, BatchNorm | SwitchableNorm)}
+    if not found:
+        raise ValueError(f"the model must have a BatchNorm or SwitchableNorm of jaxnorm.nnx: found none in {type(model).__name__}.")
+    return found
+
+
+@contextmanager
+def _collecting(model: nnx.Module):
+    """The norms collect, and use the statistics of their batch; in the end all is as before, whatever happened."""
+    norms = _norms(model).values()
+    kept = [(norm.use_running_average, norm.mean[...], norm.var[...], getattr(norm, "batch_moments", None)) for norm in norms]
+    try:
+        for norm in norms:
+            norm.use_running_average = False
+            norm.batch_moments = BatchMoments(nothing(norm.mean[...], norm.var[...]))
+        yield
+    finally:
+        for norm, (mode, mean, var, seen) in zip(norms, kept, strict=True):
+            norm.use_running_average, norm.mean[...], norm.var[...] = mode, mean, var
+            del norm.batch_moments
+            if seen is not None:
+                norm.batch_moments = seen

@@ -1,0 +1,222 @@
+"""Running statistics over microbatches and over a population: those of all elements together, alike in linen and nnx."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxnorm as jn
+from jaxnorm import linen as jnn
+from jaxnorm import nnx as jnnx
+
+
+class Net(linen.Module):
+    momentum: float = 0.9
+
+    @linen.compact
+    def __call__(self, x, train: bool):
+        x = jnn.BatchNorm(use_running_average=not train, momentum=self.momentum)(x)
+        x = jnp.tanh(linen.Dense(5)(x))
+        x = jnn.SwitchableNorm(use_running_average=not train, momentum=self.momentum)(x[:, None])[:, 0]
+        return linen.Dense(2)(x)
+
+
+class Twin(nnx.Module):
+    def __init__(self, momentum=0.9):
+        self.first = jnnx.BatchNorm(4, momentum=momentum, rngs=nnx.Rngs(0))
+        self.dense = nnx.Linear(4, 5, rngs=nnx.Rngs(1))
+        self.block = nnx.List([jnnx.SwitchableNorm(5, momentum=momentum, rngs=nnx.Rngs(0))])
+
+    def __call__(self, x):
+        return self.block[0](jnp.tanh(self.dense(self.first(x)))[:, None])[:, 0]
+
+
+def batches(rng, sizes=(8, 8, 3)):
+    return [jnp.asarray(rng.standard_normal((size, 4)) * 2 + 5, jnp.float32) for size in sizes]
+
+
+def exact(parts):
+    whole = np.concatenate(parts).astype(np.float64)
+    return whole.mean(0), whole.var(0)
+
+
+def variables_of(x, **options):
+    return Net(**options).init(jax.random.key(0), x, train=True)
+
+
+def assert_close(found, truth, rtol=1e-6):
+    for one, other in zip(found, truth, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
+
+
+def of(stats, name="BatchNorm_0"):
+    return stats["batch_stats"][name]["mean"], stats["batch_stats"][name]["var"]
+
+
+def nnx_of(norm):
+    return norm.mean[...], norm.var[...]
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 15), max_size=3).map(sorted), st.integers(0, 9))
+def test_microbatches_blend_once_however_they_are_cut(cuts, seed):
+    """Old values 0 and 1, momentum 0.9: 0.9 old + 0.1 of all sixteen, in both families, and then the same for a second batch."""
+    data = np.random.default_rng(seed).standard_normal((2, 16, 1)).astype(np.float32) + 2
+    norm, twin = jnn.BatchNorm(use_running_average=False, momentum=0.9), jnnx.BatchNorm(1, momentum=0.9, rngs=nnx.Rngs(0))
+    variables, mean, var = norm.init(jax.random.key(0), data[0]), 0.0, 1.0
+    for batch in data:
+        variables = jnn.accumulate(variables)
+        jnnx.accumulate(twin)
+        for part in np.split(batch, cuts):  # some are empty
+            variables |= norm.apply(variables, part, mutable=["batch_stats", "batch_moments"])[1]
+            twin(jnp.asarray(part))
+        mean, var = (0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([batch]), strict=True))
+        stats = variables["batch_stats"]
+        assert_close((stats["mean"], stats["var"]), (mean, var))
+        np.testing.assert_array_equal(stats["mean"], twin.mean[...])
+        np.testing.assert_array_equal(stats["var"], twin.var[...])
+
+
+def test_without_the_collection_nothing_changes(rng):
+    parts = batches(rng)
+    variables = variables_of(parts[0])
+    assert set(variables) == {"params", "batch_stats"}
+    _, updated = Net().apply(variables, parts[0], train=True, mutable=True)
+    assert set(updated) == {"params", "batch_stats"}
+    assert set(jnn.accumulate(variables)) == {"params", "batch_stats", "batch_moments"}
+    assert set(jnn.stop_accumulating(jnn.accumulate(variables))) == {"params", "batch_stats"}
+    twin = Twin()
+    before = jax.tree.structure(nnx.state(twin))
+    jnnx.accumulate(twin)
+    assert jax.tree.structure(nnx.state(twin)) != before
+    jnnx.stop_accumulating(twin)
+    assert jax.tree.structure(nnx.state(twin)) == before
+
+
+def test_momentum_zero_and_one_batch_for_all_is_cumulative(rng):
+    parts = batches(rng, (8, 1, 5, 8))
+    variables, twin = jnn.accumulate(variables_of(parts[0], momentum=0.0)), Twin(momentum=0.0)
+    jnnx.accumulate(twin)
+    for part in parts:
+        variables |= Net(momentum=0.0).apply(variables, part, train=True, mutable=["batch_stats", "batch_moments"])[1]
+        twin(part)
+    assert_close(of(variables), exact(parts))
+    assert_close(nnx_of(twin.first), exact(parts))
+
+
+def test_within_scan_and_multisteps(rng, ordinary_promotion):
+    """Three microbatches a step: begun where the optimizer steps, which is traced."""
+    data = np.stack(batches(rng, (4,) * 6))
+    variables = variables_of(data[0])
+    optimizer = optax.MultiSteps(optax.sgd(1e-2), 3)
+    params, rest = variables["params"], {"batch_stats": variables["batch_stats"]}
+
+    def step(carry, x):
+        params, state, rest = carry
+        rest = jnn.accumulate(rest, optimizer.has_updated(state) | (state.gradient_step + state.mini_step == 0))
+
+        def loss(params):
+            y, updated = Net().apply({"params": params, **rest}, x, train=True, mutable=list(rest))
+            return (y**2).mean(), updated
+
+        gradient, rest = jax.grad(loss, has_aux=True)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state, rest), None
+
+    (_, _, rest), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, data))((params, optimizer.init(params), jnn.accumulate(rest)))
+    mean, var = 0.0, 1.0
+    for three in data.reshape(2, 12, 4):
+        mean, var = (0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([three]), strict=True))
+    assert_close(of(rest), (mean, var))
+
+
+def test_within_nnx_grad_and_jit(rng, ordinary_promotion):
+    parts, twin = batches(rng), Twin()
+    jnnx.accumulate(twin)
+    step = nnx.jit(nnx.grad(lambda model, x: (model(x) ** 2).mean()))
+    for part in parts:
+        step(twin, part)
+    mean, var = exact(parts)
+    assert_close(nnx_of(twin.first), (0.1 * mean, 0.9 + 0.1 * var))
+    nnx.jit(jnnx.accumulate)(twin, jnp.array(False))  # goes on
+    step(twin, parts[0])
+    mean, var = exact([*parts, parts[0]])
+    assert_close(nnx_of(twin.first), (0.1 * mean, 0.9 + 0.1 * var))
+
+
+def test_recalibrate_linen(rng, ordinary_promotion):
+    parts = batches(rng)
+    before = variables_of(parts[0])
+    after = jnn.recalibrate(Net(), before, iter(parts), train=True)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    assert_close(of(after), exact(parts))
+    hidden = [np.tanh(np.asarray(jn.batch_norm(x)[0] @ before["params"]["Dense_0"]["kernel"], np.float64)) for x in parts]
+    assert_close(of(after, "SwitchableNorm_0"), exact(hidden), rtol=3e-6)
+    assert_close(of(before), (np.zeros(4), np.ones(4)))
+
+
+def test_recalibrate_nnx_leaves_all_else_as_it_was(rng, ordinary_promotion):
+    parts, model = batches(rng), Twin()
+    model.eval()
+    structure, dense = jax.tree.structure(nnx.state(model)), model.dense.kernel[...]
+    hidden = [np.tanh(np.asarray(jn.batch_norm(x)[0] @ dense, np.float64)) for x in parts]
+    jnnx.recalibrate(model, parts)
+    assert_close(nnx_of(model.first), exact(parts))
+    assert_close(nnx_of(model.block[0]), exact(hidden), rtol=3e-6)
+    assert jax.tree.structure(nnx.state(model)) == structure
+    assert (model.first.use_running_average, model.block[0].use_running_average) == (True, True)
+
+
+@pytest.mark.parametrize("family", ["linen", "nnx"])
+def test_interrupted_and_resumed(family, rng, ordinary_promotion):
+    """``progress`` gets what is needed to go on: the result is that of one go."""
+    parts, calls = batches(rng), []
+    variables, model = variables_of(parts[0]), Twin()
+
+    def stop(number, seen):
+        calls.append((number, seen))
+        if number == 2:
+            raise KeyboardInterrupt
+
+    run = partial(jnn.population, Net(), variables, train=True) if family == "linen" else partial(jnnx.population, model)
+    with pytest.raises(KeyboardInterrupt):
+        run(parts, progress=stop)
+    seen = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, calls[-1][1]))  # through a file
+    assert [number for number, _ in calls] == [1, 2]
+    if family == "linen":
+        seen = run(parts[2:], seen=seen)
+        assert sorted(seen) == ["BatchNorm_0", "SwitchableNorm_0"]
+        found = of(jnn.recalibrate(Net(), variables, (), seen=seen))
+    else:
+        assert_close(nnx_of(model.first), (np.zeros(4), np.ones(4)), rtol=0)
+        seen = run(parts[2:], seen=seen)
+        assert sorted(seen) == ["block/0", "first"]
+        jnnx.recalibrate(model, (), seen=seen)
+        found = nnx_of(model.first)
+    assert_close(found, exact(parts))
+
+
+def test_a_bar_shows_progress(rng, capsys, ordinary_promotion):
+    jnnx.recalibrate(Twin(), batches(rng), progress=True)
+    assert "batches" in capsys.readouterr().out
+
+
+def test_errors(rng, ordinary_promotion):
+    parts, model = batches(rng), Twin()
+    variables = variables_of(parts[0])
+    with pytest.raises(ValueError, match="must use the statistics of its batch: none has seen any"):
+        jnn.recalibrate(Net(), variables, parts, train=False)
+    with pytest.raises(ValueError, match="at least one batch"):
+        jnnx.recalibrate(model, [])
+    with pytest.raises(ValueError, match="variables must have running statistics"):
+        jnn.accumulate({"params": variables["params"]})
+    with pytest.raises(ValueError, match="found none in Linear"):
+        jnnx.accumulate(model.dense)
+    with pytest.raises(ValueError, match="seen must be of the norms of this model, block/0, first: got other"):
+        jnnx.recalibrate(model, parts, seen={"other": jn.moments(parts[0], 0)})
