@@ -14,7 +14,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +37,7 @@ from jaxnorm import linen as jn
 from jaxnorm.experiments.report import machine
 
 DEVICES = (1, 2, 4, 8)
+QUICK = (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True))  # of machine code alone: no collectives
 AXIS = "data"
 WAYS = ("jit", "shard_map")
 PARTS = ("output", "step")
@@ -73,14 +74,14 @@ def norms_of(kind: str, way: str) -> object:
     return SimpleNamespace(BatchNorm=batch, LayerNorm=module.LayerNorm, GroupNorm=module.GroupNorm)
 
 
-@cache
-def program(name: str, kind: str, way: str, part: str, devices: int) -> tuple[jax.stages.Compiled, tuple]:
+def program(name: str, kind: str, way: str, part: str, devices: int, options: tuple = ()) -> tuple[jax.stages.Compiled, tuple]:
     """The compiled output, or step of gradient descent, over so many devices, and arrays to call it with."""
     make, _, shape = MODELS[name]
     model, x = make(norms_of(kind, way)), np.random.default_rng(0).normal(size=shape).astype(np.float32)
     mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
     total = partial(jax.lax.pmean, axis_name=AXIS) if way == "shard_map" else lambda value: value
-    variables = jax.jit(make(norms_of(kind, "jit")).init)(jax.random.key(0), jnp.asarray(x))
+    types = jax.eval_shape(make(norms_of(kind, "jit")).init, jax.random.key(0), x)
+    variables = jax.tree.map(lambda of: np.full(of.shape, 0.01, of.dtype), types)  # no count and no time depends on them
 
     def output(variables, x):
         return model.apply(variables, x, mutable=["batch_stats"])
@@ -99,7 +100,7 @@ def program(name: str, kind: str, way: str, part: str, devices: int) -> tuple[ja
     else:
         compiled = jax.jit(function, out_shardings=jax.tree.map(partial(NamedSharding, mesh), results))
     given = jax.device_put(variables, NamedSharding(mesh, P())), jax.device_put(x, NamedSharding(mesh, P(AXIS)))
-    return compiled.lower(*given).compile(), given
+    return compiled.lower(*given).compile(compiler_options=dict(options)), given
 
 
 def collectives(text: str) -> list[tuple[str, int]]:
@@ -120,7 +121,7 @@ def count(name: str, kind: str, way: str, devices: int) -> dict:
     """The collectives of the output and of the step, and the bytes of all of them."""
     found = {}
     for part in PARTS:
-        rows = collectives(program(name, kind, way, part, devices)[0].as_text())
+        rows = collectives(program(name, kind, way, part, devices, QUICK)[0].as_text())
         found[part] = {"kinds": dict(Counter(kind for kind, _ in rows)), "bytes": sum(size for _, size in rows)}
     return {"model": name, "kind": kind, "way": way, "devices": devices, **found}
 
