@@ -228,7 +228,7 @@ def _merge(spec: Spec, parts: Moments) -> Moments:
     share = weight / jnp.where(whole[0] > 0, whole[0], 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
-        return across(lax.psum, [reduce_axes(hide(a, weight) * share, spec.axes) for a in values], spec.axis_name)
+        return across(lax.psum, [reduce_axes(hide(a, weight) * share.astype(a.dtype), spec.axes) for a in values], spec.axis_name)
 
     pivots = lax.stop_gradient(averages(parts.mean, parts.var))
     apart = [hide(a - pivot + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]

@@ -109,6 +109,13 @@ def test_of_complex_numbers_the_variance_is_that_of_the_absolute_value(rng):
     np.testing.assert_allclose(gradient, jax.jit(jax.grad(plain))(x), atol=1e-5)
 
 
+def test_moments_of_complex_numbers_merge(rng):
+    x = (rng.standard_normal((8, 6)) + 1j * rng.standard_normal((8, 6)) + 3).astype(np.complex64)
+    found = jn.merge(jn.moments(x[:3], 0), jn.moments(x[3:], 0))
+    np.testing.assert_allclose(found.mean[0], x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.var[0], (np.abs(x - x.mean(0)) ** 2).mean(0), rtol=1e-6)
+
+
 def running(mean, var, count=1.0):
     return jn.Moments(jnp.float32(count), jnp.asarray(mean, jnp.float32), jnp.asarray(var, jnp.float32))
 

@@ -94,6 +94,8 @@ def test_types_are_those_of_what_runs(monkeypatch):
         jax.eval_shape(partial(names["recurrent_networks"], keep))
     jax.eval_shape(partial(names["Norms"]().init, train=True), names["key"], names["x"])
     jax.eval_shape(names["Networks"]().init, names["key"], names["x"])
+    names["nnx_population"]()
+    names["linen_population"](linen.BatchNorm(use_running_average=False).init(names["key"], names["h"]))
     written = [node for node in ast.walk(ast.parse(USE.read_text())) if isinstance(node, ast.Call) and called(node) == "assert_type"]
     assert len(asserted) >= len(written) > 70
 
@@ -116,7 +118,8 @@ def test_every_public_name_is_in_the_users_file(module, prefix):
 
 
 FUNCTIONS = [getattr(module, name) for module in (jaxnorm, recurrent) for name in module.__all__]
-CALLS = [getattr(module, name).__call__ for module in (linen, nnx) for name in module.__all__]
+MODULES = [getattr(module, name) for module in (linen, nnx) for name in module.__all__]
+CALLS = [value if inspect.isfunction(value) else value.__call__ for value in MODULES]
 
 
 @pytest.mark.parametrize("function", [*filter(inspect.isfunction, FUNCTIONS), jaxnorm.Moments.merge, *CALLS], ids=lambda f: f.__qualname__)

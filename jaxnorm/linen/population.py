@@ -53,7 +53,7 @@ def stop_accumulating(variables: Variables) -> dict[str, Any]:
 
 
 def population(
-    model: nn.Module, variables: Variables, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments
+    model: nn.Module, variables: Variables, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
 ) -> Seen:
     """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
 
@@ -86,7 +86,7 @@ def population(
 
 
 def recalibrate(
-    model: nn.Module, variables: Variables, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments
+    model: nn.Module, variables: Variables, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
 ) -> dict[str, Any]:
     """Variables whose running statistics are those of the population, for weights that were averaged or changed otherwise.
 

@@ -51,7 +51,7 @@ def stop_accumulating(model: nnx.Module) -> None:
             del norm.batch_moments
 
 
-def population(model: nnx.Module, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments) -> Seen:
+def population(model: nnx.Module, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any) -> Seen:
     """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
 
     Meanwhile these use the statistics of their batch; other modules, such as dropout, do as they are set. The running statistics of the
@@ -83,7 +83,9 @@ def population(model: nnx.Module, batches: Iterable, *, seen: Seen | None = None
         return gather(lambda seen, batch: step(model, seen, batch), batches, before, progress)
 
 
-def recalibrate(model: nnx.Module, batches: Iterable, *, seen: Seen | None = None, progress: Progress = None, **arguments) -> None:
+def recalibrate(
+    model: nnx.Module, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
+) -> None:
     """Sets the running statistics to those of the population, for weights that were averaged or changed otherwise.
 
     The Moments of all batches are merged by count, not blended; each norm uses the statistics of its batch meanwhile, so that large

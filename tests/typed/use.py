@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 import jaxnorm as jn
+from jaxnorm.modules.running import Seen
 from jaxnorm.recurrent.options import Carry
 
 Array: TypeAlias = jax.Array
@@ -146,3 +147,18 @@ def nnx_networks() -> None:
     assert_type(layer(x, initial_carry=carry, return_carry=False, rngs=rngs), Array)
     assert_type(jn.nnx.GRU(6, 3, bidirectional=True, rngs=rngs)(x, seq_lengths=np.array([5, 3, 1, 5])), Array | tuple[Carry, Array])
     assert_type(jn.nnx.SimpleRNN(6, 3, return_carry=True, rngs=rngs)(x, mask=x[..., 0] > 0), Array | tuple[Carry, Array])
+
+
+def linen_population(variables: dict[str, dict[str, Array]]) -> None:
+    norm = jn.linen.BatchNorm(use_running_average=False)
+    jn.linen.stop_accumulating(jn.linen.accumulate(variables))
+    seen = assert_type(jn.linen.population(norm, variables, [h]), Seen)
+    jn.linen.recalibrate(norm, variables, (), seen=seen)
+
+
+def nnx_population() -> None:
+    norm = jn.nnx.BatchNorm(3, rngs=flax.nnx.Rngs(0))
+    jn.nnx.accumulate(norm)
+    jn.nnx.stop_accumulating(norm)
+    seen = assert_type(jn.nnx.population(norm, [h]), Seen)
+    jn.nnx.recalibrate(norm, (), seen=seen)
