@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 from jaxnorm.linen import layers
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
-from jaxnorm.linen.population import accumulate, population, recalibrate, stop_accumulating
+from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.linen.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 

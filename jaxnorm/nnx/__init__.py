@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
-from jaxnorm.nnx.population import accumulate, population, recalibrate, stop_accumulating
+from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
