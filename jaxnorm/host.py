@@ -20,9 +20,10 @@ from jaxnorm.axes import Axes, Reduction, resolve, unsplit
 
 __all__ = ["Moments", "merge", "moments"]
 
-TILE = 1 << 16  # elements: half a MiB of float64, which the cache of one core holds
-ROWS = 16  # of a tile at least, where a row is longer than a tile: what is done once for each tile is then little beside it
+TILE = 1 << 18  # elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile shows
+ROWS = 16  # of a tile at least, where a row is longer than a tile
 COLUMNS = 64  # from this many groups side by side NumPy's loops run along them; fewer are transposed
+LONG = 2048  # elements of a row from which on what NumPy does once for each is little
 QUIET = np.errstate(invalid="ignore", over="ignore")  # what is not finite shows in the result
 PARTS = 8  # of large arrays, for threads to share; the same number on every machine, so that the result is the same
 
@@ -220,7 +221,7 @@ class _Arrange:
         sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
         if where is None:
             count: Any = float(d.shape[axis])
-            low, high = (d.min(axis), d.max(axis)) if extremes else (None, None)
+            low, high = (_reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)) if extremes else (None, None)
             weigh, n = (lambda a: a), count
         else:
             w = self.matrix("w", where[tile])
@@ -230,12 +231,21 @@ class _Arrange:
             weigh, n = (lambda a: w * a), np.where(count > 0, count, 1)
         if not centered:
             return count, 0.0, np.einsum(sums, weigh(d), d), low, high
-        mean = weigh(d).sum(axis) / n
+        mean = _reduced(np.add, weigh(d), axis) / n
         d -= along(mean)
         weighted = weigh(d)
-        rounding = weighted.sum(axis) / n
+        rounding = _reduced(np.add, weighted, axis) / n
         squares = np.maximum(np.einsum(sums, weighted, d) - rounding * rounding * n, 0)
         return count, mean + rounding, squares, low, high
+
+
+def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
+    """Reduces columns several rows at a time: NumPy starts anew with each row, which takes long if rows are short."""
+    rows, columns = d.shape
+    fold = LONG // max(columns, 1)
+    if axis == 1 or fold < 2 or rows % fold:
+        return function.reduce(d, axis)
+    return function.reduce(function.reduce(d.reshape(rows // fold, fold * columns), 0).reshape(fold, columns), 0)
 
 
 def _extremes(d: np.ndarray, w: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -172,8 +172,9 @@ def test_what_holds_no_numbers_is_refused_by_its_dtype(x):
 
 @pytest.mark.parametrize("offset", [0, 1e3, 1e6, 1e7])
 @pytest.mark.parametrize("order", ["as drawn", "sorted", "outlier first"])
-def test_no_offset_costs_accuracy(offset, order, rng):
+def test_no_offset_costs_accuracy(offset, order, rng, monkeypatch):
     """Against twice the precision, in several tiles and parts, and merged from small batches."""
+    monkeypatch.setattr(host, "TILE", 1 << 13)
     x = rng.standard_normal((200_000, 2)) + offset
     x = np.sort(x, 0) if order == "sorted" else x
     x[0] += 1e4 if order == "outlier first" else 0
@@ -202,7 +203,9 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("shape", "pattern", "sizes"), LAYOUTS, ids=[f"{shape} {pattern}" for shape, pattern, _ in LAYOUTS])
 @pytest.mark.parametrize("masked", [False, True])
-def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, rng):
+@pytest.mark.parametrize("tile", [1 << 12, 1 << 18])
+def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, rng, monkeypatch):
+    monkeypatch.setattr(host, "TILE", tile)
     x = rng.standard_normal(shape, np.float32) * 3 + 50
     reduction = resolve(pattern, shape, sizes)
     where = rng.random(shape) < 0.6 if masked else None

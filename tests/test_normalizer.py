@@ -341,7 +341,8 @@ def test_a_state_of_other_axes_is_refused(tmp_path):
         Normalizer.fit([X], 1, state=tmp_path / "state.json")
 
 
-def test_threads_change_no_bit(rng):
+def test_threads_change_no_bit(rng, monkeypatch):
+    monkeypatch.setattr(host, "TILE", 1 << 15)
     x = rng.standard_normal((60_000, 64)).astype(np.float32)
     results = [Normalizer().update(x, threads=threads).moments for threads in (1, 2, 5)]
     for other in results[1:]:
