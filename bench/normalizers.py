@@ -130,6 +130,7 @@ PEERS: dict[str, Callable[[], Callable[[Chunks], Found]]] = {
     "E[x²] − E[x]², float64": squares(np.float64),
     "two passes, float64": lambda: two_pass,
 }
+TRUTH = "two passes, float64"
 
 
 def measure(peer: str, path: str) -> dict:
@@ -167,16 +168,15 @@ def summarize(runs: list[dict], truth: dict) -> dict:
 
 
 def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
-    lines = ["| | mean's error | variance's error | seconds | CPU seconds | memory, chunks |", "|---|---|---|---|---|---|"]
+    lines = ["| | mean's error | variance's error | seconds | CPU seconds | memory, chunks | runs |", "|---|---|---|---|---|---|---|"]
     for name, row in rows.items():
         wrong = "no digit right" if row["var_error"] > 0.5 else f"{row['var_error']:.0e}"
         times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
-        lines.append(f"| {name} | {row['mean_error']:.0e} | {wrong} | {times} | {row['chunks_held']:.1f} |")
-    runs = "one run" if facts["runs"] == 1 else f"median of {facts['runs']} runs in turn"
+        lines.append(f"| {name} | {row['mean_error']:.0e} | {wrong} | {times} | {row['chunks_held']:.1f} | {row['runs']} |")
     head = (
         f"Fitting {gib:g} GiB of float32, mean 1000, deviation 1, 256 features, in chunks of 64 MiB (python -m bench.normalizers).\n"
         "Errors: the largest of all features, relative to two passes in float64. Time: without reading, "
-        f"{runs}, beside other work on the machine, which CPU seconds show less of; {facts['processor']}, "
+        f"median of the runs, beside other work on the machine, which CPU seconds show less of; {facts['processor']}, "
         f"{facts['cores']} cores. Memory: the most beyond what was held before the first chunk, the chunk itself included, in chunks.\n"
     )
     return head + "\n" + "\n".join(lines) + "\n"
@@ -186,8 +186,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--peer", choices=PEERS)
-    parser.add_argument("--file")
+    parser.add_argument("--only", nargs="+", choices=PEERS, metavar="PEER", help="measure these anew; the rows of others stay as they are")
+    parser.add_argument("--peer", choices=PEERS, help="measure this one over --file, in this process")
+    parser.add_argument("--file", help="the data: kept, and not written again if it is there")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     if options.peer:
@@ -197,22 +198,31 @@ def main() -> None:
     from jaxnorm.experiments.report import machine
 
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "data.f32")
-        write(path, math.ceil(options.gib * 2**30 / CHUNK))
-        runs: dict[str, list[dict]] = {name: [] for name in PEERS}
-        for _ in range(options.runs):
-            for name in PEERS:
-                command = [sys.executable, "-m", "bench.normalizers", "--peer", name, "--file", path]
-                runs[name].append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]))
-                print(name, {key: round(value, 2) for key, value in runs[name][-1].items() if isinstance(value, float)}, flush=True)
-    truth = runs["two passes, float64"][0]
-    rows = {name: summarize(found, truth) for name, found in runs.items()}
-    facts = machine() | versions() | {"commit": commit(), "runs": options.runs, "gib": options.gib}
+        path = options.file or os.path.join(folder, "data.f32")
+        if not os.path.exists(path):
+            write(path, math.ceil(options.gib * 2**30 / CHUNK))
+        runs = measure_in_turn(options.only or list(PEERS), path, options.runs)
+    result = options.out / "normalizers.json"
+    rows = json.loads(result.read_text())["rows"] if options.only else {}
+    truth = runs[TRUTH][0]
+    rows |= {name: summarize(found, truth) | {"commit": commit(), "runs": options.runs} for name, found in runs.items()}
+    facts = machine() | versions() | {"gib": options.gib}
     options.out.mkdir(exist_ok=True)
-    (options.out / "normalizers.json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    text = report(rows, options.gib, facts)
+    result.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    text = report({name: rows[name] for name in PEERS}, options.gib, facts)
     (options.out / "normalizers.md").write_text(text)
     print(text)
+
+
+def measure_in_turn(peers: list[str], path: str, times: int) -> dict[str, list[dict]]:
+    """Each in a process of its own; the truth is measured with them."""
+    runs: dict[str, list[dict]] = {name: [] for name in dict.fromkeys((*peers, TRUTH))}
+    for _ in range(times):
+        for name, found in runs.items():
+            command = [sys.executable, "-m", "bench.normalizers", "--peer", name, "--file", path]
+            found.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]))
+            print(name, {key: round(value, 2) for key, value in found[-1].items() if isinstance(value, float)}, flush=True)
+    return runs
 
 
 if __name__ == "__main__":
