@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, resolve, static
+from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
 from jaxnorm.engine.collectives import across, vary, varying_axes
 from jaxnorm.engine.groups import Frame, hide, scale_down
@@ -89,7 +89,8 @@ class Moments:
 def _zero(value: Any) -> Any:
     """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
     if isinstance(value, jax.Array):
-        zeros: Any = (np if static(value.shape) else jnp).zeros(value.shape, value.dtype)
+        make = jnp if isinstance(value, jax.core.Tracer) else np  # in a trace NumPy's would be constants, which a backward pass keeps
+        zeros: Any = make.zeros(value.shape, value.dtype)
         return vary(zeros, varying_axes(value))
     if isinstance(value, np.ndarray | np.generic):
         return np.zeros_like(value)
