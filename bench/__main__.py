@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bench import speed, speed_report
 from bench.peers import OTHERS, installed
-from bench.shapes import SHAPES
+from bench.shapes import LARGE, SHAPES
 from bench.stamp import allocator, commit, versions
 from jaxnorm import kernels
 from jaxnorm.experiments import interrupts, report
@@ -48,13 +48,22 @@ def main() -> int:
         _build(console)
     if options.check or options.write_bounds:
         return check(console, options.write_bounds)
-    peers = tuple(peer for peer in options.peers if platform == "cpu" or peer != "torch")  # which is measured on the CPU
-    settings = speed.Settings(options.only, options.shapes, options.dtypes, peers, options.rounds)
+    elsewhere = () if platform == "cpu" else ("torch", speed_report.PLAIN)  # one is measured on the CPU, the other differs there alone
+    peers = tuple(peer for peer in options.peers if peer not in elsewhere)
+    shapes = options.shapes or (tuple(SHAPES) if platform == "cpu" else (*LARGE, *SHAPES))
+    settings = speed.Settings(options.only, shapes, options.dtypes, peers, options.rounds)
     measure = partial(_measure, peers=settings.peers, rounds=settings.rounds)
     missing = [peer for peer in OTHERS if not installed(peer)]
     if missing:
         console.print(f"Not installed, and left out: {', '.join(missing)}.")
-    facts = {"commit": commit(), "packages": versions(), "native": kernels.built(), "imports": speed.imports(), "allocator": allocator()}
+    facts = {
+        "platform": platform,
+        "commit": commit(),
+        "packages": versions(),
+        "native": kernels.built(),
+        "imports": speed.imports(),
+        "allocator": allocator(),
+    }
     try:
         facts |= {"resume": options.resume, "resume_command": to_resume()}
         results = carry_out(settings, ("norm", "shape", "dtype"), measure, speed_report.summarize, options.out, console, **facts)
@@ -66,7 +75,7 @@ def main() -> int:
     text = speed_report.page(results, options.out)
     (options.out / "README.md").write_text(text)
     files = speed_report.plot(options.out, results)
-    console.print(speed_report.goals(results), markup=False)
+    console.print(speed_report.summary(results), markup=False)
     console.print(f"Written: {', '.join(str(path) for path in (options.out / report.RESULTS, options.out / 'README.md', *files))}")
     return 0
 
@@ -125,8 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     usual = speed.Settings()
     add("--only", metavar="NORMS", type=_some_of(speed.NORMS), default=usual.norms, help=f"of {', '.join(speed.NORMS)}")
-    shapes = "; ".join(f"{name} ({shape.where})" for name, shape in SHAPES.items())
-    add("--shapes", type=_some_of(tuple(SHAPES)), default=usual.shapes, help=f"of {shapes}")
+    shapes = "; ".join(f"{name} ({shape.where})" for name, shape in (SHAPES | LARGE).items())
+    add("--shapes", type=_some_of((*SHAPES, *LARGE)), help=f"of {shapes}; by default all but the last two, which are for accelerators")
     add("--dtypes", type=_some_of(speed.DTYPES), default=usual.dtypes, help=f"of {', '.join(speed.DTYPES)}")
     add("--peers", type=_some_of(speed.PEERS), default=usual.peers, help=f"with semicolons between them, of {'; '.join(speed.PEERS)}")
     add("--rounds", type=int, default=usual.rounds, help=f"measured rounds; {usual.rounds} by default")

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 from rich.progress import track
 
 from bench.peers import JAX_PEERS, installed
-from bench.shapes import IMAGES, ROWS
+from bench.shapes import LARGE, Shape
 from bench.speed import DTYPES, with_gradients
 from bench.stamp import commit, versions
 from bench.transfers import COLLECTIVE, cycles, kernels, transferred
@@ -61,7 +61,7 @@ unless another is named.
 
 {collectives}
 """
-SHAPES = {**dict.fromkeys(ROWS, (32768, 4096)), **dict.fromkeys(IMAGES, (256, 56, 56, 256))}
+SHAPES = {norm: Shape.sizes(name) for name, shape in LARGE.items() for norm in shape.norms}
 PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer))  # kernels are for CPUs
 H100 = """
 gpu_device_info {

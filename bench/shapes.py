@@ -31,3 +31,9 @@ SHAPES = {
     "32x7x7x512": Shape("last stage of ResNet-18", IMAGES),
     "8x64": Shape("small: the cost of a call", (*ROWS, "batch")),
 }
+
+# On accelerators, which the shapes above do not fill: nor could a CPU's tests afford these.
+LARGE = {
+    "32768x4096": Shape("8 sequences of 4096 tokens in Llama 7B", ROWS),
+    "256x56x56x256": Shape("256 images in the first stage of ResNet-50", IMAGES),
+}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.peers import JAX_PEERS, installed, torch_cpu
-from bench.shapes import IMAGES, ROWS, SHAPES, Shape
+from bench.shapes import IMAGES, LARGE, ROWS, SHAPES, Shape
 from jaxnorm.experiments.runs import OnProgress
 
 NORMS = (*ROWS, *IMAGES)
@@ -44,7 +44,11 @@ class Settings:
     def runs(self) -> list[Case]:
         """Those norms that a shape is for."""
         return [
-            Case(norm, shape, dtype) for dtype in self.dtypes for shape in self.shapes for norm in self.norms if norm in SHAPES[shape].norms
+            Case(norm, shape, dtype)
+            for dtype in self.dtypes
+            for shape in self.shapes
+            for norm in self.norms
+            if norm in (LARGE | SHAPES)[shape].norms
         ]
 
 

@@ -99,6 +99,25 @@ def goals(results: dict) -> str:
     return "\n".join(lines)
 
 
+def _on_cpu(results: dict) -> bool:
+    return results.get("platform", "cpu") == "cpu"
+
+
+def summary(results: dict) -> str:
+    """Goals on a CPU, for which they are set; elsewhere how each norm compares with Flax, and with copies of the bytes."""
+    if _on_cpu(results):
+        return goals(results)
+    lines = ["| | time / | cases | median | least | most |", "|---|---|---|---|---|---|"]
+    for norm in (*ALL, "switchable"):
+        for kind in ("forward", "gradients"):
+            for other in ("flax", COPY):
+                values = list(ratios(results, OURS, (norm,), kind, "ms", other).values())
+                if values:
+                    spread = f"{np.median(values):.2f} | {min(values):.2f} | {max(values):.2f}"
+                    lines.append(f"| {norm}: {TITLES[kind].lower()} | {other} | {len(values)} | {spread} |")
+    return "\n".join(lines)
+
+
 def _counter_goals(cases: dict[str, dict], ours: str) -> list[str]:
     """Rows for temporaries and bytes kept."""
     lines, whose = [], f"{PLAIN}: " if ours == PLAIN else ""
@@ -172,16 +191,18 @@ def page(results: dict, folder: Path) -> str:
         f"{name} {version}" for name, version in (("jax", machine["jax"]), ("flax", machine["flax"]), *results["packages"].items())
     )
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
+    on_cpu = _on_cpu(results)
+    kernels = f" Kernels {'built' if results['native'] else 'not built'}." if on_cpu else ""
     parts = [
-        "# Speed of the norms",
-        f"`{in_front(results.get('allocator', {}))}python -m bench --rounds {settings['rounds']} --out {folder}`, in turn in one process; "
+        "# Speed of the norms" + ("" if on_cpu else f" on an {machine['device']}"),
+        f"`{in_front(results.get('allocator', {}))}python -m bench{'' if on_cpu else ' --platform ' + results['platform']} "
+        f"--rounds {settings['rounds']} --out {folder}`, in turn in one process; "
         f"{machine['cores']} cores "
         f"({machine['processor']}), "
-        f"{packages}, commit {results['commit']}. Kernels {'built' if results['native'] else 'not built'}. Import: {imports}.",
-        "## Goals",
-        goals(results),
-        "## What is missed, and why",
-        missed(results),
+        f"{packages}, commit {results['commit']}.{kernels} Import: {imports}.",
+        *(["## Goals"] if on_cpu else []),
+        summary(results),
+        *(["## What is missed, and why", missed(results)] if on_cpu else []),
         "![](relative.png)",
         "![](bandwidth.png)",
     ]
