@@ -1,9 +1,11 @@
 """Normalizing data with given Moments or with its own: the public functions."""
 
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -15,7 +17,10 @@ from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
-from jaxnorm.engine.reference import Stats, apply, nothing_saved
+from jaxnorm.engine.reference import Stats, apply, cast_once, nothing_saved, with_epsilon
+from jaxnorm.engine.segments import Along, Parts, Segments, along
+from jaxnorm.engine.segments import apply as apply_segments
+from jaxnorm.engine.segments import statistics as statistics_of_segments
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
@@ -37,6 +42,9 @@ def normalize(
     correction: float = 0,
     epsilon_in: EpsilonIn = "var",
     dtype: DTypeLike | None = None,
+    segments: ArrayLike | None = None,
+    axes: Axes | None = None,
+    **sizes: int,
 ) -> jax.Array:
     """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running average.
 
@@ -51,28 +59,43 @@ def normalize(
       correction: 0 uses the biased variance, 1 the unbiased one (needs ``moments.count``).
       epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``.
       dtype: dtype of the result; that of ``x`` by default.
+      segments: ids along the first of ``axes``, as in :func:`moments`: each position is normalized by the Moments of its segment.
+      axes: the reduction axes of the Moments of segments; ``moments`` has a size of its own along the first of them.
+      **sizes: sizes of split axes in a pattern.
 
     Returns:
       An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns them have a mean of two words,
       and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype.
 
     Raises:
-      TypeError: integer or boolean ``x``.
+      TypeError: integer or boolean ``x``; ``segments`` without ``axes``.
       ValueError: shapes that do not fit, negative ``epsilon`` or variance.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> x = jnp.array([[1.0, 3.0], [5.0, 9.0]])
     >>> jn.normalize(x, jn.moments(x, "n [c]"), epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
+    >>> x, ids = jnp.array([1.0, 3.0, 10.0, 30.0]), jnp.array([0, 0, 1, 1])
+    >>> m = jn.moments(x, "[n]", segments=ids, num_segments=2)
+    >>> jn.normalize(x, m, segments=ids, axes="[n]", epsilon=0.0).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
     validation.variance(moments.var)
-    spec = make_spec(_blocks(moments, x.shape), x, epsilon=epsilon, correction=correction, epsilon_in=epsilon_in, dtype=dtype)
+    at = _along(moments, x.shape, segments, axes, sizes)
+    spec = make_spec(
+        _blocks(_shape(moments), x.shape) if at is None else at[0],
+        x,
+        epsilon=epsilon,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        dtype=dtype,
+    )
     where = validation.mask(where, x.shape)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return _normalize(*_static(spec, moments), x, where, scale, bias)
+    return _normalize(*_static(spec, moments), x, where, scale, bias, *(() if at is None else at[1:]))
 
 
 def standardize(
@@ -91,6 +114,8 @@ def standardize(
     full_range: bool = False,
     implementation: str | None = None,
     dtype: DTypeLike | None = None,
+    segments: ArrayLike | None = None,
+    num_segments: int | None = None,
     **sizes: int,
 ) -> jax.Array:
     """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
@@ -116,22 +141,29 @@ def standardize(
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
         ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops of them fast.
       dtype: dtype of the result; that of ``x`` by default.
+      segments: ids along the first reduction axis, as in :func:`moments`: each segment is normalized by itself, in plain JAX.
+      num_segments: how many segments there are.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
       An array of the shape of ``x``.
 
     Raises:
-      TypeError: integer or boolean ``x``.
-      ValueError: axes, pattern, mask or parameters that do not fit ``x``; a negative ``epsilon``.
+      TypeError: integer or boolean ``x``; ids that are no integers.
+      ValueError: axes, pattern, mask, parameters or ids that do not fit ``x``; a negative ``epsilon``; ids out of range (in ``jit``
+        found under checkify; otherwise their positions give NaN).
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
+    >>> ids = jnp.array([0, 1, 0, 1])
+    >>> jn.standardize(jnp.array([1.0, 10.0, 3.0, 30.0]), "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
+    [-1.0, -1.0, 1.0, 1.0]
     """
     own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
     options = {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
-    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options))[0]
+    named = {"segments": segments, "num_segments": num_segments}
+    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options, **named))[0]
 
 
 def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
@@ -163,12 +195,13 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     return _selected(*_validated(**given.arguments))
 
 
-def _validated(x, axes, scale, bias, where, implementation, sizes, **options) -> tuple[Spec, jax.Array, Any, Any, Any, str | None]:
+def _validated(x, axes, scale, bias, where, implementation, sizes, *, segments=None, num_segments=None, **options) -> tuple:
     """The operands of :func:`fused`."""
     x = validation.floating(x)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
     spec = make_spec(resolve(axes, x.shape, sizes), x, **options)
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
+    at = along(spec.reduction, segments, num_segments)
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, at
 
 
 def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options) -> Spec:
@@ -181,12 +214,15 @@ def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0,
     return spec
 
 
-def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, *, moments: bool = False) -> tuple[jax.Array, Any]:
+def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, at: Along = None, *, moments: bool = False) -> tuple:
     """The output, and the Moments if asked for, of arguments that have been validated."""
-    selected = _selected(spec, x, where, scale, bias, implementation).implementation
+    selected = _selected(spec, x, where, scale, bias, implementation, at).implementation
+    if at is not None:
+        spec, added = static_epsilon(spec)
+        return _of_segments(spec, at[0], x, where, scale, bias, at[1], added), None
     if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
         found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
-        two_step = replace(spec, reduction=_blocks(found, x.shape), axis_name=None)
+        two_step = replace(spec, reduction=_blocks(_shape(found), x.shape), axis_name=None)
         return _normalize(*_static(two_step, found), x, where, scale, bias), found
     return _fused(spec, selected, x, where, scale, bias, moments=moments)
 
@@ -204,7 +240,7 @@ def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, 
     return fused(*norm_operands(x, reduction, features, *options, **own))[0]
 
 
-def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, **own) -> tuple:
+def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, segments=None, num_segments=None, **own) -> tuple:
     """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
     if unknown := options.keys() - NormOptions.__annotations__.keys():
         raise TypeError(
@@ -213,7 +249,7 @@ def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, 
     implementation = options.get("implementation")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, along(reduction, segments, num_segments)
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -222,8 +258,8 @@ def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, s
     return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 
 
-def _selected(spec: Spec, x, where, scale, bias, implementation: str | None) -> Plan:
-    return select(implementation, NORM_KERNELS, x, spec, where, scale, bias)
+def _selected(spec: Spec, x, where, scale, bias, implementation: str | None, at: Along = None) -> Plan:
+    return select(implementation, NORM_KERNELS if at is None else None, x, spec, where, scale, bias)
 
 
 def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
@@ -234,6 +270,11 @@ def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
     return replace(spec, epsilon=0.0), replace(moments, var=var + spec.epsilon.astype(var.dtype))
 
 
+def static_epsilon(spec: Spec) -> tuple[Spec, Any]:
+    """The spec with a static epsilon, and a traced one by itself, to be added :func:`with_epsilon`."""
+    return (replace(spec, epsilon=0.0), spec.epsilon) if isinstance(spec.epsilon, jax.core.Tracer) else (spec, None)
+
+
 def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     if value is None:
         return None
@@ -242,15 +283,34 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def _blocks(moments: Moments, shape: tuple[int, ...]) -> Reduction:
-    """How ``shape`` splits so that every axis of the Moments broadcasts against it."""
-    given = jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+def _shape(moments: Moments) -> tuple[int, ...]:
+    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+
+
+def _blocks(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
+    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against it."""
     padded = (1,) * (len(shape) - len(given)) + given
     divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
     if not divides:
         validation.fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
     return Reduction(shape, parts, ())
+
+
+def _along(moments: Moments, shape: tuple[int, ...], segments, axes, sizes) -> tuple[Reduction, Segments, jax.Array] | None:
+    """How ``shape`` splits so that all axes of the Moments but that of segments broadcast against it; the segments, and their ids."""
+    if segments is None or axes is None:
+        if segments is not axes:
+            alone, missing = ("axes", "segments") if segments is None else ("segments", "axes")
+            raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
+        return None
+    own, given = resolve(axes, shape, sizes), _shape(moments)
+    first = bisect(list(accumulate(map(len, own.parts))), own.axes[0])
+    if len(given) != len(shape):
+        raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
+    blocks = _blocks((*given[:first], shape[first], *given[first + 1 :]), shape)
+    at, ids = cast(tuple[Segments, jax.Array], along(own, segments, given[first]))
+    return blocks, replace(at, axis=sum(map(len, blocks.parts[:first]))), ids
 
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
@@ -261,14 +321,29 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
     return y, from_numbers(numbers) if moments else None
 
 
-@partial(jax.jit, static_argnums=0)
-def _normalize(spec: Spec, moments: Moments, x, where, scale, bias):
+@partial(jax.jit, static_argnums=(0, 1))
+def _of_segments(spec: Spec, at: Segments, x, where, scale, bias, ids, added):
+    where, scale, bias = (None if a is None else a.reshape(spec.reduction.fit(a.shape)) for a in (where, scale, bias))
+    places = at.places(ids)
+
+    def run(spec: Spec, x, scale, bias, added):
+        stats, _ = statistics_of_segments(spec, at, Parts(x), where, places)
+        stats = stats if added is None else with_epsilon(stats, added)
+        return nothing_saved(partial(apply_segments, spec, at))(x, where, places, stats, scale, bias)
+
+    return cast_once(run, spec, x, scale, bias, added)
+
+
+@partial(jax.jit, static_argnums=(0, 6))
+def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, at: Segments | None = None, ids=None):
     blocks = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
     n, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean, offset = (_fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
     stats = Stats(Frame(n, None, mean), offset, var)
+    if at is not None:
+        return nothing_saved(partial(apply_segments, spec, at))(x, where, at.places(ids), stats, scale, bias)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
 

@@ -18,6 +18,8 @@ from jaxnorm.engine.collectives import across, vary, varying_axes
 from jaxnorm.engine.groups import Frame, hide, scale_down
 from jaxnorm.engine.plan import find_numbers
 from jaxnorm.engine.reference import abs_squared
+from jaxnorm.engine.segments import Parts, Segments, along, in_words
+from jaxnorm.engine.segments import statistics as statistics_of_segments
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
@@ -71,19 +73,32 @@ class Moments:
             count, mean, var = map(_zero, (self.count, self.mean, self.var))
             object.__setattr__(self, "low", Low((count, count), mean, var))
 
-    def merge(self, axes: Axes, *, axis_name: AxisName = None, **sizes: int) -> "Moments":
-        """Reduces further axes: the groups along ``axes`` become one.
+    def merge(
+        self,
+        axes: Axes,
+        *,
+        axis_name: AxisName = None,
+        segments: Param = None,
+        num_segments: int | None = None,
+        **sizes: int,
+    ) -> "Moments":
+        """Reduces further axes: the groups along ``axes`` become one, or one for each segment.
 
         Args:
           axes: ints or a pattern over the shape of ``mean``.
           axis_name: device or vmap axes to reduce over as well.
+          segments: ids along the first reduction axis, as in :func:`moments`.
+          num_segments: how many segments there are.
           **sizes: sizes of split axes in a pattern.
 
         Raises:
-          ValueError: the axes do not fit.
+          TypeError: ids that are no integers.
+          ValueError: the axes or the ids do not fit.
         """
         mean = validation.floating(self.mean, "mean")
-        return _merge(Spec(resolve(axes, mean.shape, sizes), axis_name), replace(self, mean=mean))
+        spec = Spec(resolve(axes, mean.shape, sizes), axis_name)
+        at = along(spec.reduction, segments, num_segments)
+        return _merge(spec, replace(self, mean=mean)) if at is None else _regroup(spec, at[0], replace(self, mean=mean), at[1])
 
 
 def _zero(value: Any) -> Any:
@@ -100,7 +115,16 @@ def _zero(value: Any) -> Any:
 
 
 def moments(
-    x: ArrayLike, /, axes: Axes, *, where: Param = None, centered: bool = True, axis_name: AxisName = None, **sizes: int
+    x: ArrayLike,
+    /,
+    axes: Axes,
+    *,
+    where: Param = None,
+    centered: bool = True,
+    axis_name: AxisName = None,
+    segments: Param = None,
+    num_segments: int | None = None,
+    **sizes: int,
 ) -> Moments:
     """Count, mean and variance of ``x`` over ``axes``.
 
@@ -111,25 +135,33 @@ def moments(
         NaN, and gets gradient 0. Weights are constants under differentiation.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
       axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
+      segments: integers, in any order, from 0 to ``num_segments - 1``: which positions along the first reduction axis form a group,
+        for example the nodes of a graph or the tokens of a document. Of the shape ``(n,)`` of that axis or, where each row has
+        its own, of the shape of the axes of ``x`` up to it: ``(b, t)`` for ``"b [t] c"``. Further reduction axes are reduced whole.
+      num_segments: how many segments there are, static; one that no id names is an empty group.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at least
-      float32. The variance is biased, and computed from deviations from the mean, corrected for its rounding: an
+      Moments whose reduced axes have size one, or ``num_segments`` (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at
+      least float32. The variance is biased, and computed from deviations from the mean, corrected for its rounding: an
       offset of 1e7 standard deviations costs no accuracy. Of complex numbers it is the variance of the absolute value.
 
     Raises:
-      TypeError: integer or boolean ``x``; a mask that is neither boolean nor float.
-      ValueError: axes, pattern or mask that do not fit ``x``.
+      TypeError: integer or boolean ``x``; a mask that is neither boolean nor float; ids that are no integers.
+      ValueError: axes, pattern, mask or ids that do not fit ``x``; ids out of range (in ``jit`` found under checkify; otherwise their
+        positions count for nothing).
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.moments(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]").var.tolist()
     [[1.0], [4.0]]
+    >>> jn.moments(jnp.array([1.0, 3.0, 7.0]), "[n]", segments=jnp.array([0, 0, 2]), num_segments=3).mean.tolist()
+    [2.0, 0.0, 7.0]
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    reduction = resolve(axes, x.shape, sizes)
-    return moments_of(Spec(reduction, axis_name, centered), x, where)
+    spec = Spec(resolve(axes, x.shape, sizes), axis_name, centered)
+    at = along(spec.reduction, segments, num_segments)
+    return moments_of(spec, x, where) if at is None else _moments_of_segments(spec, at[0], x, where, at[1])
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -214,6 +246,23 @@ def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
     where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
     return from_numbers(find_numbers(spec, x, where))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _moments_of_segments(spec: Spec, at: Segments, x: jax.Array, where: jax.Array | None, ids: jax.Array) -> Moments:
+    where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
+    return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, Parts(x), where, at.places(ids))))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _regroup(spec: Spec, at: Segments, parts: Moments, ids: jax.Array) -> Moments:
+    """Merging, where groups become one for each segment."""
+    shape, dtype = parts.mean.shape, real(parts.mean.dtype)
+    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(spec.reduction.split_shape), parts)
+    words, places = _count_words(parts, dtype), at.places(ids)
+    whole = words_total(words, tuple(axis for axis in spec.axes if axis != at.axis), spec.axis_name, lambda word: at.total(word, places))
+    taken = Parts(parts.mean, parts.low.mean, parts.var + parts.low.var)
+    return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, taken, lax.stop_gradient(words[0]), places, whole)))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -75,7 +75,7 @@ def switchable_norm(
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.static_epsilon(epsilon)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
-    spec, *operands, implementation = norm_operands(x, everything, features, options, **given)
+    spec, *operands, implementation, _ = norm_operands(x, everything, features, options, **given)
     if running is not None:
         running = like_batch(running, x.shape, features)
     selected = select(implementation, None, operands[0]).implementation

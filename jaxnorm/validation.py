@@ -44,6 +44,28 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     return where
 
 
+def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array | None:
+    """Ids in [0, num_segments) along the last axis of ``shape``, or for each row of all of it; None where none are given."""
+    if ids is None or num_segments is None:
+        if ids is not num_segments:
+            given, missing = ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
+            raise TypeError(f"segments and num_segments must be given together: got {given} alone. Pass {missing}=..., too.")
+        return None
+    if isinstance(num_segments, bool) or not hasattr(num_segments, "__index__") or isinstance(num_segments, jax.core.Tracer):
+        raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
+    if num_segments < 1:
+        raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
+    ids = ids if isinstance(ids, jax.Array) else jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"segments must be integers, an id for each position: got {ids.dtype}. Cast them first, .astype(jnp.int32).")
+    by_row = len(ids.shape) == len(shape) and all(s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False))
+    if ids.shape[-1:] != shape[-1:] or not (len(ids.shape) == 1 or by_row):
+        both = f"{shape[-1:]}" if len(shape) == 1 else f"{shape[-1:]} or {shape}"
+        raise ValueError(f"segments must have the shape of the axes of x up to the first reduction axis, {both}: got {ids.shape}.")
+    values(ids, lambda i: (i >= 0) & (i < num_segments), f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}")
+    return ids if len(ids.shape) == 1 else jnp.broadcast_to(ids, shape)
+
+
 def variance(var) -> None:
     """Raises for a negative variance; NaN and Inf pass, they show in the output."""
     values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")

@@ -114,7 +114,11 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
 def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
-    largest = across(lax.pmax, reduce_groups(spec, size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name)
+    return power_of_elements(across(lax.pmax, reduce_groups(spec, size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name), lowest)
+
+
+def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:
+    """The exponent of the largest element, within the limits of its dtype."""
     limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)

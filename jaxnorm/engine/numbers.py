@@ -26,14 +26,19 @@ class Numbers(NamedTuple):
 
 def assemble(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Numbers:
     """The mean as two words, powers of two put back."""
+    count = jnp.full_like(stats.var, total_weight(spec, stats.frame))
+    return from_stats(stats, count, _further_words(spec, stats.frame, where, count), spec.reduction.stats_shape)
+
+
+def from_stats(stats: Stats, count: jax.Array, further: tuple, shape: tuple[int, ...]) -> Numbers:
+    """:func:`assemble` for a known count, of which there are two further words."""
     frame, offset, var = stats
     mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
     up = None if frame.power is None else -frame.power
-    count = jnp.full_like(var, total_weight(spec, frame))
-    second, third = (jnp.broadcast_to(word, var.shape) for word in _further_words(spec, frame, where, count))
+    first, second, third = (jnp.broadcast_to(word, var.shape) for word in (count, *further))
     low_mean = scale_down(lax.stop_gradient(low_mean), up)
-    found = Numbers(count, scale_down(mean, up), scale_down(scale_down(var, up), up), (second, third), low_mean)
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.reduction.stats_shape), found)
+    found = Numbers(first, scale_down(mean, up), scale_down(scale_down(var, up), up), (second, third), low_mean)
+    return jax.tree.map(lambda leaf: leaf.reshape(shape), found)
 
 
 def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import compute_dtype
+from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.groups import (
     Frame,
     apart,
@@ -124,8 +124,13 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
+    return apply_rstd(spec, x, where, frame, offset, rstd(spec, frame, var), scale, bias)
+
+
+def apply_rstd(spec: Spec, x, where, frame: Frame, offset, r, scale, bias) -> jax.Array:
+    """The output for a given 1 / sqrt(var + epsilon)."""
     y = elements(spec, x, where, frame, offset)
-    y = y * spread(spec, rstd(spec, frame, var)).astype(y.dtype)
+    y = y * spread(spec, r).astype(y.dtype)
     if scale is not None:
         y = y * spread(spec, scale).astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:
@@ -137,6 +142,24 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
 def _at_least(dtype, other):
     """``dtype``, made complex where ``other`` is."""
     return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
+
+
+def with_epsilon(stats: Stats, epsilon: jax.Array) -> Stats:
+    """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
+    return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
+
+
+def cast_once(run: Callable, spec: Spec, x: jax.Array, *more) -> jax.Array:
+    """``run(spec, x, *more)``, which reads x in several places.
+
+    Half precision is cast before, so that the gradients of all places are summed and rounded once, and recomputed, so that no copy
+    of x in another dtype is among the residuals.
+    """
+    dtype = compute_dtype(x.dtype)
+    if x.dtype == dtype:
+        return run(spec, x, *more)
+    spec = replace(spec, dtype=x.dtype if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(x.dtype))
+    return nothing_saved(lambda x, *more: run(spec, x.astype(dtype), *more))(x, *more)
 
 
 def known(spec: Spec, residuals: Residuals) -> Stats:

@@ -3,6 +3,8 @@
 Counts of up to 2**56 stay exact in float32, and a mean that is followed over many merges does not stop short.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,8 +43,8 @@ def of_integers(count: jax.Array, dtype) -> Words:
     return distilled([(count - low).astype(dtype), low.astype(dtype), jnp.zeros(count.shape, dtype)])
 
 
-def total(words: Words, axes: tuple[int, ...], axis_name=None) -> Words:
-    """The sum over axes, which keep size one, and over devices: exact for integers, of 2**16 parts at most.
+def total(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
+    """The sum over axes, which keep size one, or another sum, and over devices: exact for integers, of 2**16 parts at most.
 
     Each word is split into digits of a few bits, whose sums need no rounding.
     """
@@ -53,6 +55,7 @@ def total(words: Words, axes: tuple[int, ...], axis_name=None) -> Words:
     digits = whole - jnp.concatenate([jnp.zeros_like(whole[:1]), whole[:-1]]) * 2.0**DIGIT
     parts = jnp.concatenate([digits * units, stacked - jnp.floor(stacked)])
     sums = parts.sum((1, *(axis + 2 for axis in axes)), keepdims=True)[:, 0]
+    sums = sums if by is None else jax.vmap(by)(sums)
     return distilled(list(across(lax.psum, sums, axis_name)))
 
 
