@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm import online as online
     from jaxnorm import recurrent
     from jaxnorm.engine.plan import Plan
+    from jaxnorm.graphs import graph_norm, pair_norm
     from jaxnorm.normalization import normalize, plan, standardize
     from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
     from jaxnorm.options import AxisGroups, NormOptions
@@ -27,12 +28,14 @@ __all__ = [
     "Plan",
     "batch_norm",
     "ema",
+    "graph_norm",
     "group_norm",
     "instance_norm",
     "layer_norm",
     "merge",
     "moments",
     "normalize",
+    "pair_norm",
     "plan",
     "positional_norm",
     "recurrent",
@@ -43,7 +46,7 @@ __all__ = [
     "weight_norm",
 ]
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
-_HOMES = ("options", "engine.plan", "statistics", "normalization", "norms", "switchable", "weights")
+_HOMES = ("options", "engine.plan", "statistics", "normalization", "norms", "graphs", "switchable", "weights")
 
 
 if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name

@@ -48,3 +48,11 @@ def spatial_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name
             f"{name} must have an axis to reduce beside batch and features: x has shape {shape}. Use layer_norm for plain features."
         )
     return features, reduced
+
+
+def packed_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes, and those between them and the batch; beside which there need be no batch."""
+    features = canonical_axes(feature_axes, len(shape), "feature_axes")
+    if other_axes(features, len(shape)) == (0,):
+        return features, (0,)
+    return spatial_axes(shape, feature_axes, name)

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
-from jaxnorm.features import check_groups, spatial_axes
+from jaxnorm.features import check_groups, packed_axes, spatial_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
@@ -79,6 +79,8 @@ def layer_norm(
     where: Param = None,
     correction: float = 0,
     epsilon_in: EpsilonIn = "var",
+    segments: ArrayLike | None = None,
+    num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
@@ -95,6 +97,9 @@ def layer_norm(
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
+      segments: ids along the first of the axes, see :func:`moments`: with ``axes=(-2, -1)`` statistics are those of the positions and
+        channels of each document of a packed sequence, or of each graph. Scale and bias have the shape of the other axes.
+      num_segments: how many segments there are.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -110,8 +115,9 @@ def layer_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    own = {"correction": correction, "epsilon_in": epsilon_in}
-    return norm_over(x, unsplit(x.shape, reduced), reduced, options, scale=scale, bias=bias, epsilon=epsilon, where=where, **own)
+    own = {"correction": correction, "epsilon_in": epsilon_in, "segments": segments, "num_segments": num_segments}
+    features = reduced if segments is None else reduced[1:]
+    return norm_over(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where, **own)
 
 
 def positional_norm(
@@ -206,6 +212,8 @@ def instance_norm(
     bias: Param = None,
     epsilon: ArrayLike = 1e-6,
     where: Param = None,
+    segments: ArrayLike | None = None,
+    num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
@@ -219,6 +227,9 @@ def instance_norm(
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      segments: ids along the first axis between batch and features, see :func:`moments`: statistics are those of the positions of
+        each document of a packed sequence. ``x`` may then be ``(N, C)``, without a batch, for example the nodes of graphs.
+      num_segments: how many segments there are.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -231,10 +242,14 @@ def instance_norm(
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.instance_norm(jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]]), epsilon=0.0)[..., 0].tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
+    >>> packed, ids = jnp.array([[1.0], [3.0], [10.0], [30.0]]), jnp.array([0, 0, 1, 1])
+    >>> jn.instance_norm(packed, segments=ids, num_segments=2, epsilon=0.0)[..., 0].tolist()
+    [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
-    features, reduced = spatial_axes(x.shape, feature_axes, "instance norm")
-    return norm_over(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    features, reduced = (spatial_axes if segments is None else packed_axes)(x.shape, feature_axes, "instance norm")
+    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
+    return norm_over(x, unsplit(x.shape, reduced), features, options, **given)
 
 
 def group_norm(

@@ -112,6 +112,10 @@ def group(x, *, groups, **options):
     return jn.group_norm(x, groups, **options)
 
 
+def graph(x, **options):
+    return jn.graph_norm(x, jnp.ones(x.shape[-1:]), **options)  # all of the mean: what is said of shifts holds
+
+
 SWITCHABLE = tuple(
     Part(axes, *w) for axes, *w in zip(((1, 2), (1, 2, 3), (0, 1, 2)), softmax(MEAN_LOGITS), softmax(VAR_LOGITS), strict=True)
 )
@@ -128,6 +132,8 @@ CASES = [
     Case("group_nchw", partial(group, groups=2, feature_axes=1), (3, 8, 5), (2, 3), (8,), split=(3, 2, 4, 5), param_split=(1, 2, 4, 1)),
     Case("positional", positional, (3, 4, 5, 24), (3,), (24,), param_split=(1, 1, 1, 24)),
     Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE, kernel=False),
+    Case("graph", graph, (3, 30, 4), (1,), (4,), param_split=(1, 1, 4), kernel=False),
+    Case("pair", jn.pair_norm, (3, 30, 4), (1, 2), (4,), param_split=(1, 1, 4), parts=(Part((1,), summed=(2,)),), kernel=False),
 ]
 VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long
 DISTINCT = [case for case in CASES if case.name not in VARIANTS]
@@ -160,6 +166,8 @@ TWINS = [
     ("RMSNorm", {}),
     ("InstanceNorm", {}),
     ("GroupNorm", {"num_groups": 4}),
+    ("GraphNorm", {}),
+    ("PairNorm", {"length": 2.0}),
     ("PositionalNorm", {"use_scale": True, "use_bias": True}),
     ("BatchNorm", {"use_running_average": False}),
     ("BatchNorm", {"use_running_average": True}),

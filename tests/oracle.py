@@ -7,11 +7,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """Statistics over ``axes``, with their weight in the mean and in the variance (one part with 1, 1 but for SN)."""
+    """Statistics over ``axes``, with their weight in the mean and in the variance (one part with 1, 1 but for SN).
+
+    The variance is summed over the axes ``summed``, and holds the square of what is ``kept`` of the mean.
+    """
 
     axes: tuple[int, ...]
     mean_weight: float = 1.0
     var_weight: float = 1.0
+    kept: float = 0.0
+    summed: tuple[int, ...] = ()
 
 
 @dataclass
@@ -34,7 +39,7 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
     wide = np.longdouble if given.dtype == np.float64 else np.float64
     w = np.ones(given.shape, wide) if where is None else np.broadcast_to(np.asarray(where), given.shape).astype(wide)
     x = np.where(w > 0, given, 0).astype(wide)
-    if centered and w.any():  # exact, and no digit is lost to a large mean
+    if centered and w.any() and not any(part.kept for part in parts):  # exact, and no digit is lost to a large mean
         x = np.where(w > 0, x - x[w > 0].flat[0], 0)
     scale, bias, cotangent = (np.asarray(a).astype(wide) for a in (scale, bias, cotangent))
 
@@ -47,7 +52,7 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
         m = total(w * x, part.axes) / n if centered else np.zeros_like(n)
         m = m + (total(w * (x - m), part.axes) / n if centered else 0)
         v = total(w * (x - m) ** 2, part.axes) / np.maximum(n - correction, 1e-300)
-        stats.append((part, n, m, v))
+        stats.append((part, n, m, total(v + (part.kept * m) ** 2, part.summed)))
     mean = sum(p.mean_weight * m for p, _, m, _ in stats)
     var = sum(p.var_weight * v for p, _, _, v in stats)
     root = np.sqrt(var + epsilon) if epsilon_in == "var" else np.sqrt(var) + epsilon
@@ -61,8 +66,8 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
     for part, n, m, _ in stats:
         if centered:
             dx = dx - part.mean_weight * w * total(g * r, part.axes) / n
-        inner = part.var_weight * total(g * (x - mean) * slope, part.axes) / np.maximum(n - correction, 1e-300)
-        dx = dx + 2 * w * (x - m) * inner
+        inner = part.var_weight * total(g * (x - mean) * slope, (*part.axes, *part.summed)) / np.maximum(n - correction, 1e-300)
+        dx = dx + 2 * w * (x - m + part.kept**2 * m) * inner
     y = np.where(live, hat * scale + bias, 0)
     return Result(y, np.where(live, dx, 0), np.where(live, cotangent * hat, 0), np.where(live, cotangent, 0) + 0 * hat)
 

@@ -9,14 +9,14 @@ import pytest
 from cases import CASES, TWINS
 
 import jaxnorm
-from jaxnorm import linen, nnx, norms, switchable
+from jaxnorm import graphs, linen, nnx, norms, switchable
 
 ROOT = Path(__file__).parent.parent
 OPTIONS = {"scale", "bias", "epsilon", "where", "axis_name", "dtype", "full_range", "implementation"}
 SAID = ("sqrt(", "floating dtype", "boolean mask or float", "arXiv", "Args:", "Returns:", "Raises:", ">>>")
 NAMES = sorted(
     name
-    for module in (norms, switchable)
+    for module in (norms, graphs, switchable)
     for name, function in vars(module).items()
     if name.endswith("_norm") and inspect.isfunction(function) and function.__module__ == module.__name__
 )
@@ -35,7 +35,7 @@ def module_of(package, name):
 
 def missing(name):
     """What is left to do, by file."""
-    parameters, text = inspect.signature(function := getattr(norms, name, None) or getattr(switchable, name)).parameters, function.__doc__
+    parameters, text = inspect.signature(function := getattr(jaxnorm, name)).parameters, function.__doc__
     ours = {option for option, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
     if "options" in parameters and parameters["options"].annotation == Unpack[jaxnorm.NormOptions]:
         ours |= jaxnorm.NormOptions.__annotations__.keys()

@@ -24,6 +24,7 @@ PICTURES = {
     "layer-image": ("n [h w c]", {}, IMAGES, OVER_IMAGES),
     "instance": ("n [h w] c", {}, IMAGES, OVER_IMAGES),
     "group": ("n [h w] (g [c])", {"g": 2}, IMAGES, OVER_IMAGES),
+    "nodes": ("b [n] c", {}, SEQUENCES, ("graphs", "nodes", "c")),
     "weight": ("[i] o", {}, (6, 5), ("in", "", "out")),
     "spectral": ("[i o]", {}, (6, 5), ("in", "", "out")),
     "steps": ("n t [c]", {}, SEQUENCES, OVER_SEQUENCES),

@@ -1,17 +1,21 @@
-"""Norms without state: layer, RMS, instance and group norm."""
+"""Norms without state: layer, RMS, instance, group, graph and pair norm."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from flax import linen as nn
+from jax.nn import initializers
+from jax.nn.initializers import Initializer
 
-from jaxnorm.axes import Reduction, in_groups, unsplit
+from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
+from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments
+from jaxnorm.options import SegmentOptions
 from jaxnorm.statistics import Moments
 
-__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]
+__all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any], Any]:
@@ -56,9 +60,9 @@ class LayerNorm(nn.LayerNorm):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=True)
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
+        return over_axes(self, x, mask, centered=True, **kwargs)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -116,10 +120,10 @@ class InstanceNorm(nn.InstanceNorm):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, reduced = instance_axes(self.feature_axes, x.ndim)
-        return over(self, x, unsplit(x.shape, reduced), features, mask)
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
+        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=kwargs.get("segments") is not None)
+        return over(self, x, unsplit(x.shape, reduced), features, mask, **kwargs)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -142,3 +146,56 @@ class GroupNorm(nn.GroupNorm):
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
         return over(self, x, reduction, (x.ndim - 1,), mask)
+
+
+class GraphNorm(nn.InstanceNorm):
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see :func:`jaxnorm.graph_norm`.
+
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale, bias and
+    mean_scale of the shape of ``feature_axes``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> nodes, ids = jnp.array([[1.0], [3.0], [10.0], [30.0]]), jnp.array([0, 0, 1, 1])
+    >>> y, variables = nn.GraphNorm().init_with_output(jax.random.key(0), nodes, segments=ids, num_segments=2)
+    >>> y[:, 0].round(3).tolist(), sorted(variables["params"])
+    ([-1.0, 1.0, -1.0, 1.0], ['bias', 'mean_scale', 'scale'])
+    """
+
+    epsilon: float = 1e-5
+    mean_scale_init: Initializer = initializers.ones
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        sizes = tuple(x.shape[axis] for axis in features)
+        mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
+        x, params, dtype = operands(self, x, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
+
+
+class PairNorm(nn.InstanceNorm):
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see :func:`jaxnorm.pair_norm`.
+
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> nn.PairNorm(length=2.0).apply({}, jnp.array([[3.0, 0.0], [-3.0, 0.0]])).round(3).tolist()
+    [[2.0, 0.0], [-2.0, 0.0]]
+    """
+
+    epsilon: float = 1e-5
+    use_bias: bool = False
+    use_scale: bool = False
+    length: float = 1.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        x, params, dtype = operands(self, x, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

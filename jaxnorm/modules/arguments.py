@@ -16,15 +16,16 @@ def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...
     return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(module.reduction_axes, rank, "reduction_axes")
 
 
-def instance_axes(feature_axes, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm."""
+def instance_axes(feature_axes, rank: int, *, packed: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm; of packed ``x`` there need be no batch."""
     features = canonical_axes(feature_axes, rank, "feature_axes")
     if 0 in features:  # Flax's own tests look for its words
         raise ValueError(
             "The channel axes cannot include the leading dimension as this is assumed to be the batch axis. "
             f"Got feature_axes={feature_axes} for rank {rank}."
         )
-    return features, other_axes((0, *features), rank)
+    reduced = other_axes((0, *features), rank)
+    return features, reduced if reduced or not packed else (0,)
 
 
 def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:

@@ -1,19 +1,22 @@
-"""Norms without state: layer, RMS, instance and group norm."""
+"""Norms without state: layer, RMS, instance, group, graph and pair norm."""
 
 from functools import wraps
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
+from jax.nn import initializers
 
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
+from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
+from jaxnorm.options import SegmentOptions
 from jaxnorm.statistics import Moments
 
-__all__ = ["GroupNorm", "InstanceNorm", "LayerNorm", "PositionalNorm", "RMSNorm"]
+__all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
 
 
 def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any], Any]:
@@ -58,9 +61,9 @@ class LayerNorm(nnx.LayerNorm):
     [[-1.0, 1.0]]
     """
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=True)
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
+        return over_axes(self, x, mask, centered=True, **kwargs)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -119,10 +122,10 @@ class InstanceNorm(nnx.InstanceNorm):
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, reduced = instance_axes(self.feature_axes, x.ndim)
-        return over(self, x, unsplit(x.shape, reduced), features, mask)
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
+        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=kwargs.get("segments") is not None)
+        return over(self, x, unsplit(x.shape, reduced), features, mask, **kwargs)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -151,3 +154,56 @@ class GroupNorm(nnx.GroupNorm):
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
         reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups)
         return over(self, x, reduction, features, mask)
+
+
+class GraphNorm(nnx.InstanceNorm):
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see :func:`jaxnorm.graph_norm`.
+
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale, bias and
+    mean_scale ``(num_features,)`` along ``feature_axes``.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> nodes, ids = jnp.array([[1.0], [3.0], [10.0], [30.0]]), jnp.array([0, 0, 1, 1])
+    >>> nnx.GraphNorm(1, rngs=Rngs(0))(nodes, segments=ids, num_segments=2)[:, 0].round(3).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
+    """
+
+    def __init__(self, num_features: int, *, epsilon: float = 1e-5, mean_scale_init=initializers.ones, **options):
+        super().__init__(num_features, epsilon=epsilon, **options)
+        self.mean_scale = nnx.Param(mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype))
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        mean_scale = self.mean_scale[...].reshape(tuple(x.shape[axis] for axis in features))
+        (x,), params, dtype = operands(self, x, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
+
+
+class PairNorm(nnx.InstanceNorm):
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see :func:`jaxnorm.pair_norm`.
+
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> nnx.PairNorm(2, length=2.0, rngs=Rngs(0))(jnp.array([[3.0, 0.0], [-3.0, 0.0]])).round(3).tolist()
+    [[2.0, 0.0], [-2.0, 0.0]]
+    """
+
+    def __init__(
+        self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, length: float = 1.0, **options
+    ):
+        super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
+        self.length = length
+
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
+        (x,), params, dtype = operands(self, x, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

@@ -30,6 +30,8 @@ def statistics() -> None:
     assert_type(jn.merge(m, m, m), jn.Moments)
     assert_type(jn.ema(m, m, momentum=0.9, unbiased=True), jn.Moments)
     assert_type(jn.ema(m, jn.Moments(count=m.count, mean=m.mean, var=m.var), momentum=np.float32(0.9)), jn.Moments)
+    by = jn.moments(x, "[n] t c", segments=np.zeros(4, int), num_segments=1).merge(2)
+    assert_type(jn.normalize(x, by, segments=np.zeros(4, int), axes="[n] t c"), Array)
     assert_type(jn.normalize(x, m, scale=ones, bias=0.0, epsilon=1e-3, correction=1, epsilon_in="std", dtype="bfloat16"), Array)
 
 
@@ -49,6 +51,9 @@ def norms() -> None:
     assert_type(jn.positional_norm(x, scale=ones, epsilon=np.float32(1e-3)), tuple[Array, jn.Moments])
     assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, full_range=True), Array)
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
+    assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
+    assert_type(jn.graph_norm(x[0], ones, segments=np.zeros(5, int), num_segments=1, scale=ones), Array)
+    assert_type(jn.pair_norm(x[0], 2.0, where=x[0] > 0), Array)
     assert_type(jn.group_norm(x, 2, feature_axes=-1, axes=(1,), dtype="bfloat16"), Array)
     y, batch = assert_type(jn.switchable_norm(x, np.zeros(3), np.zeros(3)), tuple[Array, jn.Moments])
     assert_type(jn.switchable_norm(y, np.zeros(3), np.zeros(3), running=batch, scale=ones)[0], Array)
@@ -93,6 +98,10 @@ class Norms(flax.linen.Module):
         x = assert_type(jn.linen.LayerNorm(epsilon=1e-5)(x, mask=mask), Array)
         x = assert_type(jn.linen.RMSNorm(dtype="float32")(x), Array)
         x = assert_type(jn.linen.InstanceNorm(feature_axes=-1)(x), Array)
+        x = assert_type(
+            jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(x, segments=np.zeros(5, int), num_segments=1), Array
+        )
+        x = assert_type(jn.linen.PairNorm(length=2.0)(x, mask=mask), Array)
         x = assert_type(jn.linen.GroupNorm(num_groups=None, group_size=3)(x), Array)
         x, m = assert_type(jn.linen.PositionalNorm(use_scale=True)(x), tuple[Array, jn.Moments])
         x = assert_type(jn.linen.BatchNorm(momentum=0.9, axis_name="data")(x + m.mean, use_running_average=not train, mask=mask), Array)
@@ -124,6 +133,8 @@ def nnx_norms() -> None:
     assert_type(jn.nnx.LayerNorm(6, use_bias=False, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.RMSNorm(6, dtype="float32", rngs=rngs)(x, mask), Array)
     assert_type(jn.nnx.InstanceNorm(6, feature_axes=-1, rngs=rngs)(x), Array)
+    assert_type(jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1), Array)
+    assert_type(jn.nnx.PairNorm(6, length=2.0, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.GroupNorm(6, num_groups=None, group_size=3, rngs=rngs)(x), Array)
     assert_type(jn.nnx.GroupNorm(6, 2, epsilon=1e-5, rngs=rngs), jn.nnx.GroupNorm)
     assert_type(jn.nnx.PositionalNorm(6, use_scale=True, dtype="float32", rngs=rngs)(x), tuple[Array, jn.Moments])
