@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from oracle import Part, oracle
 
 import jaxnorm as jn
 
+HOST = jax.devices("cpu")  # eight, whatever devices there are besides
 MEAN_LOGITS = np.array([0.3, -0.5, 0.8], np.float32)
 VAR_LOGITS = np.array([-0.2, 0.4, 0.1], np.float32)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import long_sweep
+from cases import HOST, long_sweep
 from derivatives import check_derivatives
 from jax.sharding import PartitionSpec as P
 from test_transforms import shard_map, ulps
@@ -61,7 +61,7 @@ def test_vmap_and_shard_map_and_scan_equal_a_loop(name, rng):
     expected = jax.tree.map(lambda *leaves: np.stack(leaves), *(gradients(one, scale, bias) for one in x))
     same(jax.vmap(gradients, (0, None, None))(x, scale, bias), expected)
     same(jax.lax.scan(lambda c, one: (c, gradients(one, scale, bias)), 0, x)[1], expected)
-    mesh = jax.make_mesh((2,), ("n",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((2,), ("n",), devices=HOST[:2], axis_types=(jax.sharding.AxisType.Auto,))
     both = jax.jit(shard_map(gradients, mesh=mesh, in_specs=(P("n"), P(), P()), out_specs=(P("n"), P(), P())))
     whole = x.reshape(-1, *SHAPE[1:])
     same(both(whole, scale, bias), gradients(whole, scale, bias))
@@ -69,7 +69,7 @@ def test_vmap_and_shard_map_and_scan_equal_a_loop(name, rng):
 
 def test_positions_over_devices_are_pooled(rng):
     x, scale, bias = given(rng, (2, 8, 4, 12))
-    mesh = jax.make_mesh((2,), ("h",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((2,), ("h",), devices=HOST[:2], axis_types=(jax.sharding.AxisType.Auto,))
     norm = partial(NORMS["group"], axis_name="h")
     whole = shard_map(norm, mesh=mesh, in_specs=(P(None, "h"), P(), P()), out_specs=P(None, "h"))
     np.testing.assert_allclose(whole(x, scale, bias), NORMS["group"](x, scale, bias), atol=1e-6)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import long_sweep
+from cases import HOST, long_sweep
 from flax import nnx, serialization
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -165,7 +165,7 @@ def test_an_axis_name_that_is_not_bound_is_ignored(rng):
 
 
 @pytest.mark.parametrize(
-    "transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica")], ids=["vmap", "pmap"]
+    "transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica", devices=HOST)], ids=["vmap", "pmap"]
 )
 @pytest.mark.parametrize("axis_name", ["data", ("replica", "data")])
 def test_an_axis_name_beside_those_that_are_bound_is_a_mistake(axis_name, transform):
@@ -175,7 +175,7 @@ def test_an_axis_name_beside_those_that_are_bound_is_a_mistake(axis_name, transf
         variables = transform(lambda x, norm=norm: norm.init(KEY, x))(x)  # where Flax's batch norm shares nothing either
         with pytest.raises(ValueError, match="among the axes that are bound here, 'replica': got"):
             transform(lambda v, x, norm=norm: norm.apply(v, x, mutable=["batch_stats"])[0])(variables, x)
-    jax.pmap(lambda x: jn_nn.LayerNorm(axis_name="data").init_with_output(KEY, x)[0])(x)  # a pmap without a name binds none
+    jax.pmap(lambda x: jn_nn.LayerNorm(axis_name="data").init_with_output(KEY, x)[0], devices=HOST)(x)  # a pmap without a name binds none
 
 
 def test_replicas_share_their_statistics(rng):
@@ -188,7 +188,7 @@ def test_replicas_share_their_statistics(rng):
     np.testing.assert_allclose(y.reshape(8, 3), whole, atol=1e-6)
     np.testing.assert_allclose(state["batch_stats"]["mean"][1], truth["batch_stats"]["mean"], atol=1e-7)
     groups = jn_nn.BatchNorm(False, axis_name="d", axis_index_groups=[[0], [1]])
-    y = jax.pmap(lambda x: groups.apply(variables, x, mutable=["batch_stats"])[0], axis_name="d")(x)
+    y = jax.pmap(lambda x: groups.apply(variables, x, mutable=["batch_stats"])[0], axis_name="d", devices=HOST)(x)
     np.testing.assert_allclose(y[0], jn_nn.BatchNorm(False).apply(variables, x[0], mutable=["batch_stats"])[0], atol=1e-6)
 
 
@@ -196,7 +196,7 @@ def test_groups_of_replicas_share_the_statistics_of_switchable_norm(rng):
     x = jnp.asarray(rng.standard_normal((4, 2, 5, 3)), jnp.float32)
     norm = jn_nn.SwitchableNorm(False, axis_name="d", axis_index_groups=[[0, 3], [1, 2]])
     variables = norm.init(KEY, x[0])
-    y, state = jax.pmap(partial(norm.apply, variables, mutable=["batch_stats"]), axis_name="d")(x)
+    y, state = jax.pmap(partial(norm.apply, variables, mutable=["batch_stats"]), axis_name="d", devices=HOST)(x)
     for group in map(np.array, ([0, 3], [1, 2])):
         whole, truth = jn_nn.SwitchableNorm(False).apply(variables, x[group].reshape(4, 5, 3), mutable=["batch_stats"])
         np.testing.assert_allclose(y[group].reshape(4, 5, 3), whole, atol=1e-6)
@@ -212,7 +212,7 @@ EACH_TWICE = [row for row in EXPLICIT if (row[0] == "linen") ^ (row[1] == "Batch
 def test_training_where_channels_are_explicitly_sharded(family, name, state, rng):
     """Output, gradient and state as on one device; the state lies as it did."""
     of_state = P("model") if state == "sharded" else P(None)
-    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = jax.make_mesh((4, 2), ("data", "model"), devices=HOST, axis_types=(AxisType.Explicit,) * 2)
     x = rng.standard_normal((8, 4, 6)).astype(np.float32)
     nnx_norm = getattr(jn_nnx, name)(6, use_running_average=False, rngs=nnx.Rngs(0))
     graph, variables = nnx.split(nnx_norm)

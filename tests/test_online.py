@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import HOST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
@@ -124,7 +125,7 @@ def test_complex_and_half_precision(rng):
     assert [y.dtype for y in online.normalize(data, state)] == [jnp.complex64, jnp.bfloat16]
 
 
-MESH = Mesh(np.array(jax.devices()), ("data",))
+MESH = Mesh(np.array(HOST), ("data",))
 
 
 def spread(state, batch, weights):

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import long_sweep
+from cases import HOST, long_sweep
 from jax.sharding import NamedSharding, PartitionSpec
 from recurrent_cases import FEW, sequences
 
 pytestmark = pytest.mark.usefixtures("several_chunks")
 
-MESH = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+MESH = jax.make_mesh((8,), ("data",), devices=HOST, axis_types=(jax.sharding.AxisType.Auto,))
 ROWS = PartitionSpec("data")
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, CASES, DISTINCT, KERNELS, laws, long_sweep
+from cases import BY_NAME, CASES, DISTINCT, HOST, KERNELS, laws, long_sweep
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle
@@ -117,7 +117,7 @@ def wide_input(case, rng):
 def test_sharded_jit_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    mesh = Mesh(np.array(HOST), ("data",))
     sharded = jax.device_put(x, NamedSharding(mesh, P("data")))
     function = jax.jit(jax.value_and_grad(partial(loss, case), (0, 1, 2)))
     value, gradients = function(sharded, scale, bias)
@@ -137,7 +137,7 @@ SHARED = [BY_NAME["batch_conv"], BY_NAME["switchable"], *LARGE]
 def test_shard_map_equals_one_device(case, rng):
     x = wide_input(case, rng)
     scale, bias = case.params(rng)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    mesh = Mesh(np.array(HOST), ("data",))
 
     @partial(shard_map, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P("data"))
     def mapped(x, scale, bias):
@@ -194,7 +194,7 @@ def test_groups_of_replicas(groups, masked, rng):
     x, cotangent = rng.standard_normal((2, sum(map(len, groups)), 6, 2)).astype(np.float32)
     where = rng.uniform(size=x.shape) < 0.8 if masked else np.ones(x.shape, bool)
 
-    @partial(jax.pmap, axis_name="d")
+    @partial(jax.pmap, axis_name="d", devices=HOST)
     def run(x, where, cotangent):
         options = {"where": where if masked else None, "axis_name": jn.AxisGroups("d", groups), "epsilon": 1e-5}
         y, pullback, found = jax.vjp(lambda x: jn.batch_norm(x, **options), x, has_aux=True)
@@ -211,7 +211,7 @@ def test_groups_of_replicas(groups, masked, rng):
 
 
 def test_groups_of_replicas_where_devices_are_told_apart():
-    mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
+    mesh = Mesh(np.array(HOST[:4]), ("d",))
     across = jn.AxisGroups("d", ((0, 1), (2, 3)))
     mapped = shard_map(lambda x: jn.moments(x, 0, axis_name=across).mean, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     with pytest.raises(NotImplementedError, match=r"groups of devices.*check_vma=False"):

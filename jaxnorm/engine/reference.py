@@ -42,7 +42,7 @@ from jaxnorm.engine.groups import (
     weigh,
 )
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import divide, flat, reduce_axes
+from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
 
 nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
@@ -99,7 +99,7 @@ def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) ->
 
 def find_offset(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return mean(spec, elements(spec, x, where, frame), where, frame, frame.pivot)
+    return without_last_bits(mean(spec, elements(spec, x, where, frame), where, frame, frame.pivot))
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
