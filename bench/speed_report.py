@@ -193,9 +193,10 @@ def page(results: dict, folder: Path) -> str:
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
     on_cpu = _on_cpu(results)
     kernels = f" Kernels {'built' if results['native'] else 'not built'}." if on_cpu else ""
+    chosen = "" if on_cpu else f" --platform {results['platform']} --peers '{'; '.join(settings['peers'])}'"
     parts = [
         "# Speed of the norms" + ("" if on_cpu else f" on an {machine['device']}"),
-        f"`{in_front(results.get('allocator', {}))}python -m bench{'' if on_cpu else ' --platform ' + results['platform']} "
+        f"`{in_front(results.get('allocator', {}))}python -m bench{chosen} "
         f"--rounds {settings['rounds']} --out {folder}`, in turn in one process; "
         f"{machine['cores']} cores "
         f"({machine['processor']}), "
