@@ -70,7 +70,6 @@ CASES = [
     Case("lstm", None, projection=3),
 ]
 FEW = [Case("lstm"), Case("lstm", "rms", "gate"), Case("gru"), Case("rnn", "layer", "sum"), Case("lstm", None, projection=3)]
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
 by_few = pytest.mark.parametrize("case", FEW, ids=str)
 OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do not see each other
 

@@ -34,6 +34,7 @@ def network(norm, variant="conv"):
     return model, variables["params"], variables.get("batch_stats", {}), batch
 
 
+@pytest.mark.slow
 def test_along_the_gradient_are_losses_and_gradients_there():
     model, params, stats, batch = network("none")
     found = probes.along_gradient(model, params, stats, batch, 0.1)

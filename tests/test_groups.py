@@ -48,13 +48,13 @@ def test_values_and_gradients_are_those_of_the_reference(name, masked, rng, x64)
 
 
 @pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
-@pytest.mark.parametrize("name", long_sweep(NORMS, quick=list(NORMS)[::2]))
+@pytest.mark.parametrize("name", long_sweep(NORMS, quick=list(NORMS)[::3]))
 def test_derivatives_of_both_modes_and_two_orders(name, masked, rng, x64):
     where = mask(rng) if masked else None
     check_derivatives(lambda *a: jnp.sin(NORMS[name](*a, where=where)), given(rng))
 
 
-@pytest.mark.parametrize("name", [name for name in NORMS if name != "of a batch"])
+@pytest.mark.parametrize("name", long_sweep([name for name in NORMS if name != "of a batch"], quick=list(NORMS)[::3]))
 def test_vmap_and_shard_map_and_scan_equal_a_loop(name, rng):
     x, scale, bias = given(rng, (2, *SHAPE))
     gradients = jax.jit(jax.grad(lambda *a: jnp.sin(NORMS[name](*a)).sum(), (0, 1, 2)))

@@ -12,6 +12,7 @@ from typing import Unpack
 
 import numpy
 import pytest
+from cases import long_sweep
 
 import jaxnorm
 
@@ -110,7 +111,7 @@ def test_the_modules_are_reached_from_the_package():
 
 
 @pytest.mark.parametrize("statement", ["import jaxnorm.{0}", "from jaxnorm import {0}", "jaxnorm.{0}.LayerNorm"])
-@pytest.mark.parametrize("module", ["linen", "nnx"])
+@pytest.mark.parametrize("module", long_sweep(["linen", "nnx"], quick=["linen"]))
 def test_without_flax_its_modules_alone_are_missing(module, statement):
     code = f"import sys; sys.modules['flax'] = None; import jaxnorm; from jaxnorm import *; {statement.format(module)}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -59,7 +59,7 @@ def test_values_are_those_of_the_equations(case, epsilon, rng):
     close((state, outputs), truth, 2e-6)
 
 
-@pytest.mark.parametrize("case", long_sweep(OURS, quick=OURS[::4]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(OURS, quick=OURS[:1]), ids=str)
 def test_gradients_are_those_of_plain_jax(case, rng):
     """Of blocks of sequences that are full and not, and of a batch that several threads share; in plain JAX the last are left out."""
     x, params = sequences(rng, 40, 7), wide(rng, case)
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_plain_jax(case, rng):
         jax.tree.map(np.testing.assert_array_equal, found, again)
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:2]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:2]), ids=str)
 def test_zeros_are_harmless_for_any_epsilon(case, rng):
     """A norm of nothing: finite, and no gradient passes."""
     x = sequences(rng, 2, 6).at[0].set(0)
@@ -93,7 +93,7 @@ def test_zeros_are_harmless_for_any_epsilon(case, rng):
         close(found, plain, 2e-5)
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:3]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:2]), ids=str)
 def test_lengths_and_gaps_hide_what_is_there(case, rng):
     """NaN where steps are not taken; zeros, which pass no gradient through a norm of nothing."""
     x, params = sequences(rng, 9, 8), wide(rng, case)
@@ -108,7 +108,7 @@ def test_lengths_and_gaps_hide_what_is_there(case, rng):
     assert (np.asarray(found[1][0])[~np.asarray(taken)] == 0).all()
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:1]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=()), ids=str)
 def test_transformations(case, rng, gates_from):
     """Forward mode, second order, vmap over x and parameters, remat: of plain JAX."""
     if case.norm is None:
@@ -248,7 +248,7 @@ def test_without_a_norm_wide_networks_keep_their_gates(rng, gates_from):
     assert kept_by(Case("lstm", None), 63, rng) == 2 + FEATURES / 63
 
 
-@pytest.mark.parametrize("steps", long_sweep([5, 7], quick=[7]))
+@pytest.mark.parametrize("steps", long_sweep([5, 7], quick=()))
 def test_gates_that_were_kept_give_the_same_gradients(steps, rng, gates_from):
     """To the bit, of sequences cut evenly and not, with steps that are not taken."""
     case = Case("lstm", None)

@@ -43,6 +43,7 @@ def assert_is(moments, values, weights=None, rtol=3e-7):
     np.testing.assert_allclose(moments.var, var, rtol=3 * rtol)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 24), max_size=4), st.integers(0, 9))
 def test_however_a_stream_is_cut(cuts, seed):
@@ -135,6 +136,7 @@ def spread(state, batch, weights):
     return jax.shard_map(update, mesh=MESH, in_specs=(P(), P("data"), P("data")), out_specs=P())(state, batch, weights)
 
 
+@pytest.mark.slow
 def test_several_devices_take_one_collective(rng, x64):
     """Of leaves of several dtypes; each device has another number of elements, one has none and one has NaN."""
     specs = {**SPECS, "wide": jax.ShapeDtypeStruct((2,), jnp.float64), "wave": jax.ShapeDtypeStruct((2,), jnp.complex64)}
@@ -156,6 +158,7 @@ def test_several_devices_take_one_collective(rng, x64):
         np.testing.assert_allclose(one.var, other.var, rtol=3 * rtol, atol=rtol)
 
 
+@pytest.mark.slow
 def test_under_vmap(rng):
     """A state for each of several agents; and one state of all of them, over a named axis."""
     data = draw(rng, 4, 6)

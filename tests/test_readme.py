@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from cases import long_sweep
 from pages import PAGES, ROOT, blocks, run
 
 import jaxnorm as jn
@@ -19,7 +20,10 @@ def test_the_readme_computes_what_it_says():
     assert (recurrent["outputs"].shape, recurrent["both_ways"].shape) == ((4, 20, 16), (4, 20, 32))
 
 
-@pytest.mark.parametrize(("page", "number"), [(page, i) for page in PAGES if page != "README.md" for i in range(len(blocks(page)))])
+BLOCKS = [(page, i) for page in PAGES if page != "README.md" for i in range(len(blocks(page)))]
+
+
+@pytest.mark.parametrize(("page", "number"), long_sweep(BLOCKS, quick=[block for block in BLOCKS if block[1] == 0]))
 def test_every_block_of_code_runs_by_itself(page, number):
     run(blocks(page)[number])
 

@@ -110,6 +110,7 @@ def test_momentum_zero_and_one_batch_for_all_is_cumulative(rng):
     assert_close(nnx_of(twin.first), exact(parts))
 
 
+@pytest.mark.slow
 def test_within_scan_and_multisteps(rng, ordinary_promotion):
     """Three microbatches a step: begun where the optimizer steps, which is traced."""
     data = np.stack(batches(rng, (4,) * 6))
@@ -136,6 +137,7 @@ def test_within_scan_and_multisteps(rng, ordinary_promotion):
     assert_close(of(rest), (mean, var))
 
 
+@pytest.mark.slow
 def test_within_nnx_grad_and_jit(rng, ordinary_promotion):
     parts, twin = batches(rng), Twin()
     jnnx.accumulate(twin)

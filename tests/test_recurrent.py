@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrent_cases import FEATURES, HIDDEN, OF_ONE, by_case, by_few, sequences, small_chunks
+from cases import long_sweep
+from recurrent_cases import CASES, FEATURES, HIDDEN, OF_ONE, by_few, sequences, small_chunks
 
 import jaxnorm as jn
 from jaxnorm import recurrent
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("several_chunks")
 CHUNK_LENGTH = scan.chunk_length
 
 
-@by_case
+@pytest.mark.parametrize("case", long_sweep(CASES, quick=CASES[::3]), ids=str)
 def test_values_are_those_of_the_equations(case, rng):
     x, params = sequences(rng, 5, 7), case.params()
     state, outputs = case.call(x, params)
@@ -84,7 +85,7 @@ def test_time_may_come_first(case, rng):
     np.testing.assert_array_equal(swapped_state[0], state[0])
 
 
-@pytest.mark.parametrize("case", OF_ONE, ids=str)
+@pytest.mark.parametrize("case", long_sweep(OF_ONE, quick=OF_ONE[::3]), ids=str)
 def test_reverse_is_the_reversed_sequence(case, rng):
     x, params = sequences(rng, 2, 5), case.params()
     state, y = case.call(x, params, reverse=True)

@@ -18,7 +18,7 @@ IMPLEMENTATIONS = ("xla", "reference")
 OFTEN = [*FEW, Case("lstm", "batch"), Case("lstm", "layer", "carried_cell")]
 
 
-@pytest.mark.parametrize("case", long_sweep(CASES, quick=OFTEN), ids=str)
+@pytest.mark.parametrize("case", long_sweep(CASES, quick=OFTEN[::2]), ids=str)
 def test_gradients_are_differences_of_the_equations(case, rng, x64):
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, x, params, np.float64)
@@ -61,7 +61,7 @@ def test_an_input_of_zeros_has_its_gradient(case, rng, x64):
         assert abs(slope) > 0.1
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[::2]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:1]), ids=str)
 def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()
     weights = weights_for(case, rng, x, params)
@@ -73,7 +73,7 @@ def test_both_implementations_are_the_same(case, rng):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()))
 
 
-@pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2]], quick=FEW[:1]), ids=str)
+@pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2]], quick=()), ids=str)
 def test_second_order(case, rng, x64):
     """Forward over reverse and reverse over reverse are the difference of two gradients."""
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
@@ -94,7 +94,7 @@ def test_second_order(case, rng, x64):
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6 * largest), way, difference)
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW[::2], quick=FEW[:1]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW[::2], quick=()), ids=str)
 def test_transformations_are_a_loop(case, rng):
     """vmap over x and over parameters, jit, checkpoint and scan."""
     x, params = sequences(rng, 3, 2, 5), [case.params(seed=seed) for seed in range(3)]

@@ -37,7 +37,7 @@ def test_shard_map(case, rng):
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), gradient, truth)
 
 
-@pytest.mark.parametrize("case", FEW[:2], ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW[:2], quick=FEW[1:2]), ids=str)
 def test_sharded_jit(case, rng):
     x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))
     call = jax.jit(jax.value_and_grad(partial(loss, case), argnums=(1, 2)))

@@ -136,6 +136,7 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
 
 
 @pytest.mark.usefixtures("ordinary_promotion")
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
     small = ["compare", "sequential", "--epochs", "1", "--train-examples", "64", "--batch-sizes", "32", "--variants", "rnn-rows"]
     for jobs in "12":

@@ -115,10 +115,11 @@ def running(found):
 
 
 EIGHT = [3, 6, 9, 12, 15, 18, 22]  # six of three, then four and two; in the last of MORE all sizes differ
-MORE = [pytest.param(bounds, marks=pytest.mark.slow) for bounds in ([], [11], EIGHT, [1, 3, 6, 10, 15, 16, 22])]
+MORE = ([], [11], EIGHT, [1, 3, 6, 10, 15, 16, 22])
 
 
 @pytest.mark.parametrize("bounds", [[5, 6, 20], *MORE], ids=str)
+@pytest.mark.slow
 def test_lists_of_unequal_microbatches(bounds, rng):
     params, batch = weights(rng), draw(rng)
     found, truth = (with_gradients(loss, params, batch) for loss in (cut(bounds), at_once))
@@ -156,6 +157,7 @@ def oracle(params, batch):
     return ((h @ params[-1]["w"] - np.asarray(batch["target"])) ** 2).sum(1).mean(), found
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, BATCH - 1), unique=True, max_size=3).map(sorted), st.integers(0, 9))
 def test_however_the_batch_is_cut(bounds, seed):
@@ -170,6 +172,7 @@ def test_however_the_batch_is_cut(bounds, seed):
         np.testing.assert_allclose(moments.var[0], var, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_microbatch(rng, usual_compile_of_class):
     """Temporaries of value and gradient: with 8 microbatches a quarter at most of those of the whole batch."""
     sizes = [32] * 5

@@ -111,7 +111,7 @@ SHORT = ["--epochs", "1", "--seeds", "2", "--train-examples", "8", "--norms", "l
 TRAINED = ["vowels --variants rnn", "text --variants gru", "handwriting --variants rnn", "draw", "pimnist"]
 
 
-@pytest.mark.parametrize("task", long_sweep(TRAINED, quick=TRAINED[:1]))
+@pytest.mark.parametrize("task", long_sweep(TRAINED, quick=()))
 def test_a_task_trains_and_its_first_seed_shows_samples(task, folder, capsys):
     name, *options = task.split()
     arguments = ["compare", name, "--data-dir", str(folder), *options, *SHORT, "--batch-sizes", "4", "--out", str(folder / "o")]
@@ -134,6 +134,7 @@ def test_batch_norm_reads_utterances_longer_than_any_in_training(folder):
     assert set(found["epochs"][0]) == {"train_loss", "test_loss", "test_accuracy", "batch_test_loss", "batch_test_accuracy"}
 
 
+@pytest.mark.slow
 def test_three_batch_sizes_are_an_axis(tmp_path):
     arguments = ["compare", "--norms", "none", "--train-examples", "16", "--epochs", "1", "--seeds", "1", "--batch-sizes", "8,4,2"]
     assert main([*arguments, "--optimizer", "sgd", "--out", str(tmp_path)]) == 0
@@ -221,7 +222,7 @@ def test_networks_that_always_tell_the_same_make_it(folder):
     assert found == ["0" * 28 + "9" + "0" * 755] * 8
 
 
-@pytest.mark.parametrize("task", long_sweep(["text --variants rnn", "handwriting --variants rnn", "draw"], quick=["draw"]))
+@pytest.mark.parametrize("task", long_sweep(["text --variants rnn", "handwriting --variants rnn", "draw"], quick=()))
 def test_a_network_that_diverged_is_shown_too(task, folder):
     """Blank images, drawings of nothing, any text; after steps of such a length no sampled number is finite."""
     arguments = [
@@ -284,7 +285,7 @@ def test_the_order_of_permuted_pixels_is_the_same_for_all(rng):
     np.testing.assert_array_equal(jnp.sort(permuted(pixels), 1), jnp.sort(pixels, 1))
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn"])
+@pytest.mark.parametrize("cell", long_sweep(["lstm", "gru", "rnn"], quick=["rnn"]))
 def test_blank_margins_do_not_make_the_gradients_of_batch_norm_explode(cell, rng):
     """In them all images are equal but for one, and so were all states: noise at the start takes the variance from 0."""
     blank = rng.random((32, 14, 14, 1), np.float32)
