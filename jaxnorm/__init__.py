@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm.normalization import normalize, plan, standardize
     from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
     from jaxnorm.options import AxisGroups, NormOptions
-    from jaxnorm.statistics import Low, Moments, ema, merge, moments
+    from jaxnorm.running import ema
+    from jaxnorm.statistics import Low, Moments, merge, moments
     from jaxnorm.switchable import switchable_norm
     from jaxnorm.weights import spectral_norm, weight_norm
 
@@ -46,7 +47,7 @@ __all__ = [
     "weight_norm",
 ]
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
-_HOMES = ("options", "engine.plan", "statistics", "normalization", "norms", "graphs", "switchable", "weights")
+_HOMES = ("options", "engine.plan", "statistics", "running", "normalization", "norms", "graphs", "switchable", "weights")
 
 
 if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name

@@ -1,11 +1,9 @@
 """Normalizing data with given Moments or with its own: the public functions."""
 
-from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from itertools import accumulate
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
@@ -14,17 +12,17 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
+from jaxnorm.blocks import blocks_along, blocks_of, fit_blocks, like_batch, shape_of
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.groups import Frame
-from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
-from jaxnorm.engine.reference import Stats, apply, cast_once, nothing_saved, with_epsilon
-from jaxnorm.engine.segments import Along, Parts, Segments, along
+from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, forward_segments, select
+from jaxnorm.engine.reference import Stats, apply, nothing_saved
+from jaxnorm.engine.segments import Along, Segments, along
 from jaxnorm.engine.segments import apply as apply_segments
-from jaxnorm.engine.segments import statistics as statistics_of_segments
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, like_batch, moments_of
+from jaxnorm.statistics import Moments, from_numbers, moments_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -84,9 +82,9 @@ def normalize(
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
     validation.variance(moments.var)
-    at = _along(moments, x.shape, segments, axes, sizes)
+    at = blocks_along(moments, x.shape, segments, axes, sizes)
     spec = make_spec(
-        _blocks(_shape(moments), x.shape) if at is None else at[0],
+        blocks_of(shape_of(moments), x.shape) if at is None else at[0],
         x,
         epsilon=epsilon,
         correction=correction,
@@ -222,7 +220,7 @@ def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, 
         return _of_segments(spec, at[0], x, where, scale, bias, at[1], added), None
     if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
         found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
-        two_step = replace(spec, reduction=_blocks(_shape(found), x.shape), axis_name=None)
+        two_step = replace(spec, reduction=blocks_of(shape_of(found), x.shape), axis_name=None)
         return _normalize(*_static(two_step, found), x, where, scale, bias), found
     return _fused(spec, selected, x, where, scale, bias, moments=moments)
 
@@ -283,36 +281,6 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def _shape(moments: Moments) -> tuple[int, ...]:
-    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
-
-
-def _blocks(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
-    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against it."""
-    padded = (1,) * (len(shape) - len(given)) + given
-    divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
-    if not divides:
-        validation.fits("moments", given, shape)
-    parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
-    return Reduction(shape, parts, ())
-
-
-def _along(moments: Moments, shape: tuple[int, ...], segments, axes, sizes) -> tuple[Reduction, Segments, jax.Array] | None:
-    """How ``shape`` splits so that all axes of the Moments but that of segments broadcast against it; the segments, and their ids."""
-    if segments is None or axes is None:
-        if segments is not axes:
-            alone, missing = ("axes", "segments") if segments is None else ("segments", "axes")
-            raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
-        return None
-    own, given = resolve(axes, shape, sizes), _shape(moments)
-    first = bisect(list(accumulate(map(len, own.parts))), own.axes[0])
-    if len(given) != len(shape):
-        raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
-    blocks = _blocks((*given[:first], shape[first], *given[first + 1 :]), shape)
-    at, ids = cast(tuple[Segments, jax.Array], along(own, segments, given[first]))
-    return blocks, replace(at, axis=sum(map(len, blocks.parts[:first]))), ids
-
-
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
     reduction = spec.reduction
@@ -324,14 +292,7 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
 @partial(jax.jit, static_argnums=(0, 1))
 def _of_segments(spec: Spec, at: Segments, x, where, scale, bias, ids, added):
     where, scale, bias = (None if a is None else a.reshape(spec.reduction.fit(a.shape)) for a in (where, scale, bias))
-    places = at.places(ids)
-
-    def run(spec: Spec, x, scale, bias, added):
-        stats, _ = statistics_of_segments(spec, at, Parts(x), where, places)
-        stats = stats if added is None else with_epsilon(stats, added)
-        return nothing_saved(partial(apply_segments, spec, at))(x, where, places, stats, scale, bias)
-
-    return cast_once(run, spec, x, scale, bias, added)
+    return forward_segments(spec, at, x, where, scale, bias, ids, added)
 
 
 @partial(jax.jit, static_argnums=(0, 6))
@@ -339,17 +300,9 @@ def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, at: Segments
     blocks = spec.reduction
     where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
     dtype = compute_dtype(x.dtype)
-    n, var = (_fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
-    mean, offset = (_fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+    n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
+    mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
     stats = Stats(Frame(n, None, mean), offset, var)
     if at is not None:
         return nothing_saved(partial(apply_segments, spec, at))(x, where, at.places(ids), stats, scale, bias)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
-
-
-def _fit_blocks(blocks: Reduction, leaf) -> jax.Array:
-    """Moments of blocks, reshaped to broadcast against the split shape."""
-    leaf = jnp.asarray(leaf)
-    padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
-    parts = zip(padded, blocks.shape, blocks.parts, strict=True)
-    return leaf.reshape([s for size, full, part in parts for s in (part if size == full else (size, *(1,) * (len(part) - 1)))])

@@ -29,7 +29,7 @@ LAYERS = [
     ["kernels"],
     ["engine.derivatives", "engine.plan"],
     ["statistics"],
-    ["features"],
+    ["features", "running", "blocks"],
     ["normalization"],
     ["norms", "graphs", "switchable", "weights", "online"],
     ["modules"],

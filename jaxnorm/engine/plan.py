@@ -18,6 +18,7 @@ PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with 
 IMPLEMENTATIONS = (*PLAIN, "native")
 # Modules, loaded when one first runs.
 PLAIN_JAX, NORM_KERNELS, NUMBERS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native", "jaxnorm.engine.numbers"
+SEGMENTS = "jaxnorm.engine.segments"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -102,6 +103,11 @@ def forward(implementation: str, spec: Spec, x, where, scale, bias, *, moments: 
         spec = for_plain_jax(spec, implementation, where, scale, bias)
         return import_module(PLAIN_JAX).forward(spec, x, where, scale, bias, moments=moments)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
+
+
+def forward_segments(spec: Spec, at: Any, x, where, scale, bias, ids, epsilon) -> jax.Array:
+    """The output, in plain JAX, of groups that ids name; ``epsilon`` is a traced one, which the spec then has not."""
+    return import_module(SEGMENTS).forward(spec, at, x, where, scale, bias, ids, epsilon)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla") -> Any:

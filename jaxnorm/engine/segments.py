@@ -26,7 +26,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.groups import Frame, elements, hide, power_of_elements, rstd, scaled, split, weigh
 from jaxnorm.engine.numbers import Numbers, from_stats
-from jaxnorm.engine.reference import Stats, abs_squared, apply_rstd, nothing_saved
+from jaxnorm.engine.reference import Stats, abs_squared, apply_rstd, cast_once, nothing_saved, with_epsilon
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, of_integers
 from jaxnorm.engine.words import total as words_total
@@ -265,6 +265,18 @@ def _tangent(spec: Spec, at: Segments, parts: Parts, where, places, frame: Frame
     slope = 2 * jnp.real(jnp.conj(deviation) * du)
     dvar = mean(slope if step.var is None else slope + hide(step.var, where))
     return mean(du) if spec.centered else jnp.zeros_like(offset), dvar
+
+
+def forward(spec: Spec, at: Segments, x, where, scale, bias, ids: jax.Array, epsilon) -> jax.Array:
+    """The output, normalized by the statistics of each segment; a traced epsilon is added to their variance."""
+    places = at.places(ids)
+
+    def run(spec: Spec, x, scale, bias, epsilon):
+        stats, _ = statistics(spec, at, Parts(x), where, places)
+        stats = stats if epsilon is None else with_epsilon(stats, epsilon)
+        return nothing_saved(partial(apply, spec, at))(x, where, places, stats, scale, bias)
+
+    return cast_once(run, spec, x, scale, bias, epsilon)
 
 
 def apply(spec: Spec, at: Segments, x: jax.Array, where, places: Places, stats: Stats, scale, bias) -> jax.Array:

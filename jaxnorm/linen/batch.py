@@ -12,7 +12,8 @@ from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.linen.layers import across, operands
 from jaxnorm.modules.running import collect
 from jaxnorm.normalization import norm_over_with_moments, with_running
-from jaxnorm.statistics import Moments, ema
+from jaxnorm.running import ema
+from jaxnorm.statistics import Moments
 from jaxnorm.switchable import switchable_norm
 
 COLLECTION = "batch_moments"  # what has been seen of the present batch: there only if asked for

@@ -1,0 +1,66 @@
+"""The shapes of Moments beside that of the array that they are applied to: an axis of g of them belongs to g blocks."""
+
+from bisect import bisect
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm import validation
+from jaxnorm.axes import Reduction, resolve
+from jaxnorm.engine.segments import Segments, along
+from jaxnorm.statistics import Moments
+
+
+def shape_of(moments: Moments) -> tuple[int, ...]:
+    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+
+
+def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
+    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against it."""
+    padded = (1,) * (len(shape) - len(given)) + given
+    divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
+    if not divides:
+        validation.fits("moments", given, shape)
+    parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
+    return Reduction(shape, parts, ())
+
+
+def blocks_along(
+    moments: Moments, shape: tuple[int, ...], segments: Any, axes: Any, sizes: dict[str, int]
+) -> tuple[Reduction, Segments, jax.Array] | None:
+    """How ``shape`` splits so that all axes of the Moments but that of segments broadcast against it; the segments, and their ids."""
+    if segments is None or axes is None:
+        if segments is not axes:
+            alone, missing = ("axes", "segments") if segments is None else ("segments", "axes")
+            raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
+        return None
+    own, given = resolve(axes, shape, sizes), shape_of(moments)
+    first = bisect(list(accumulate(map(len, own.parts))), own.axes[0])
+    if len(given) != len(shape):
+        raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
+    blocks = blocks_of((*given[:first], shape[first], *given[first + 1 :]), shape)
+    at, ids = cast(tuple[Segments, jax.Array], along(own, segments, given[first]))
+    return blocks, replace(at, axis=sum(map(len, blocks.parts[:first]))), ids
+
+
+def fit_blocks(blocks: Reduction, leaf: Any) -> jax.Array:
+    """Moments of blocks, reshaped to broadcast against the split shape."""
+    leaf = jnp.asarray(leaf)
+    padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
+    parts = zip(padded, blocks.shape, blocks.parts, strict=True)
+    return leaf.reshape([s for size, full, part in parts for s in (part if size == full else (size, *(1,) * (len(part) - 1)))])
+
+
+def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
+    """Running Moments of the shape of the features or of the batch's, as the batch's."""
+    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
+    sizes = tuple(shape[axis] for axis in features)
+    for name in ("mean", "var"):
+        given = jnp.shape(getattr(running, name))
+        if given not in (target, sizes):
+            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
+    shape = jnp.shape(running.mean)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)

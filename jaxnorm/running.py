@@ -1,0 +1,102 @@
+"""Running statistics: Moments that follow those of the batches."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
+from jax.typing import ArrayLike
+
+from jaxnorm import validation
+from jaxnorm.statistics import Moments
+
+
+def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbiased: bool = False) -> Moments:
+    """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
+
+    A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds anything that is not
+    finite, that group of ``running`` stays as it was. What is finite enters, outliers too: after one element of 1e17 the variance
+    is 1e31 and more for a thousand steps. Mask such elements out in the norm, ``where=abs(x) <= limit``, or such a batch
+    from the average: a batch whose ``count`` is 0 leaves it as it was.
+
+    Args:
+      running: the old values; the result has their dtype, so float32 state stays float32.
+      batch: the new ones, of shapes that fit.
+      momentum: weight of the old value, in [0, 1], as in Flax and Keras. PyTorch's ``momentum`` is one minus this.
+      unbiased: average ``var * n / (n - 1)``, as PyTorch does; Flax and Keras average the biased variance.
+        Of a single element it is unknown, and leaves ``running`` as it was.
+
+    Returns:
+      Moments of the shapes of ``running``. An update too small for the dtype moves the value by its last bit, so that
+      the average reaches what it follows instead of stopping short of it.
+
+    Raises:
+      TypeError: arguments that are no Moments.
+      ValueError: momentum outside [0, 1], shapes that differ.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> old = jn.Moments(count=jnp.array(8.0), mean=jnp.array(0.0), var=jnp.array(1.0))
+    >>> new = jn.Moments(count=jnp.array(8.0), mean=jnp.array(4.0), var=jnp.array(3.0))
+    >>> float(jn.ema(old, new, momentum=0.75).mean)
+    1.0
+    >>> accepted = jnp.where(new.var < 2.0, new.count, 0)  # this batch is not
+    >>> float(jn.ema(old, jn.Moments(accepted, new.mean, new.var), momentum=0.75).mean)
+    0.0
+    """
+    for name, value in (("running", running), ("batch", batch)):
+        if not isinstance(value, Moments):
+            raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+    momentum = validation.momentum(momentum)
+    _same_shape(running, batch)
+    return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
+
+
+@partial(jax.jit, static_argnums=0)
+def _ema(unbiased: bool, running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
+    count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
+    if unbiased:
+        n = count.astype(var.dtype)
+        var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
+    known = (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
+    fresh = (jnp.broadcast_to(count, known.shape), mean, var)
+    old = map(jnp.asarray, (running.count, running.mean, running.var))
+    count, mean, var = (_blend(a, b, momentum, weight, known) for a, b in zip(old, fresh, strict=True))
+    return Moments(count, mean, var)
+
+
+def _same_shape(running: Moments, batch: Moments) -> None:
+    for name in ("mean", "var"):
+        old, new = jnp.shape(getattr(running, name)), jnp.shape(getattr(batch, name))
+        if [size for size in old if size != 1] != [size for size in new if size != 1]:
+            raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
+
+
+def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLike, known: jax.Array) -> jax.Array:
+    if old.ndim == 0 and known.size != 1:  # one count for all groups
+        new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
+    new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))
+    dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+    if jnp.iscomplexobj(new):
+        dtype = new.dtype
+    old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
+    momentum, weight = (jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, weight))
+    step = new - old
+    result = old + weight.astype(dtype) * step  # in this form a value equal to the batch stays what it is
+    result = jnp.where(jnp.isfinite(step), result, momentum.astype(dtype) * old + weight.astype(dtype) * new)  # -3e38 and 3e38
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
+    result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
+    return jnp.where(known, result, old)
+
+
+def _sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
+    """In explicit sharding ``new`` lying as ``old`` does: the state goes on as it began, whatever the batch is sharded over."""
+    explicit = AxisType.Explicit in jax.typeof(old).sharding.mesh.axis_types
+    return jax.sharding.reshard(new, jax.typeof(old).sharding) if explicit else new
+
+
+def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:
+    """The smallest step from ``old`` towards ``new``."""
+    old, new = lax.stop_gradient(old), lax.stop_gradient(new)
+    return jnp.nextafter(old, new) - old
