@@ -117,7 +117,9 @@ def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
 
 def _described(fitted: Normalizer) -> Iterator[str]:
     for leaf, summary in fitted.summaries.items():
-        yield f"{leaf or 'an array'}: {summary.moments.mean.size} features, {int(summary.moments.count.max(initial=0))} elements each"
+        size = summary.moments.mean.size
+        features = f"{size} feature" if size == 1 else f"{size} features"
+        yield f"{leaf or 'an array'}: {features}, {int(summary.moments.count.max(initial=0))} elements each"
 
 
 def _size(text: str) -> tuple[str, int]:

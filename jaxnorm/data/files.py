@@ -17,6 +17,7 @@ SUFFIXES = (".safetensors", ".json")
 
 def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -> None:
     """Replaces the file in one step: whoever reads it finds the old or the new one whole."""
+    writable(path)
     path = Path(path)
     facts = {"format": FORMAT} | facts
     if known(path) == ".json":
@@ -69,6 +70,14 @@ def summary(path: str | os.PathLike, arrays: dict[str, np.ndarray], leaf: str) -
 
 def _named(leaf: str, field: str) -> str:
     return f"{leaf}/{field}" if leaf else field
+
+
+def writable(path: str | os.PathLike) -> None:
+    """Refuses what could not be written, before there is something to write."""
+    path = Path(path)
+    known(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} must lie in a folder that exists: {path.parent} is none. Make it first.")
 
 
 def known(path: Path) -> str:

@@ -1,8 +1,7 @@
 """The statistics of a data set's features: fitted batch by batch, merged, saved, applied."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +44,8 @@ class Normalizer:
 
     def __init__(self, axes: Axes | Mapping = 0, **sizes: int):
         self.axes = axes_by_path(axes)
+        if not self.axes:
+            raise ValueError(f"axes must name at least one leaf: got {axes!r}.")
         self.sizes = sizes
         for name in sizes:
             if not any(name in sizes_in(axes, self.sizes) for axes in self.axes.values()):
@@ -83,7 +84,7 @@ class Normalizer:
         """Goes on with further batches, in one pass.
 
         Args:
-          batches: any iterable. Where it has ``len`` the bar shows how much is left; where it has ``skip(n)``, that passes over
+          batches: any iterable of batches. Where it has ``len`` the bar shows how much is left; where it has ``skip(n)``, that passes over
             batches that a resumed fit has seen already.
           where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state": batch["mask"]}``.
           state: a file for the state, saved every ``every`` batches, at the end, and when an error or interrupt ends the pass.
@@ -95,6 +96,9 @@ class Normalizer:
         Returns:
           self.
         """
+        progress.check(batches, every)
+        if state is not None:
+            files.writable(state)
         begun = self.batches
         if state is not None and Path(state).exists():
             self._resume(state, begun)
@@ -102,7 +106,7 @@ class Normalizer:
         total = len(batches) if isinstance(batches, Sized) else None
         try:
             with progress.shown(show_progress, total, seen) as advance:
-                for batch in _after(batches, seen):
+                for batch in progress.after(batches, seen):
                     self.update(batch, where=None if where is None else where(batch), threads=threads)
                     del batch  # before the next one is read
                     advance()
@@ -145,6 +149,8 @@ class Normalizer:
             raise ValueError(f"merged Normalizers must have the same axes: got {self._described()} and {other._described()}.")
         if self._state.summaries and other._state.summaries:
             self._check_leaves(other._state.summaries)
+            for path, summary in other._state.summaries.items():
+                self._check_shape(path, summary)
         return self._with(self._joined(other._state))
 
     # what was found ------------------------------------------------------------------------------
@@ -199,7 +205,7 @@ class Normalizer:
         )
 
     def denormalize(self, tree, *, floor: float = 1e-6, dtype=None) -> Any:
-        """``y * max(deviation, floor) + mean``: what :meth:`normalize` undoes, but for clipping."""
+        """``y * max(deviation, floor) + mean``: undoes :meth:`normalize`, but for clipping. To an integer ``dtype`` it rounds."""
         floor = transform.positive("floor", floor)
         return self._applied(
             tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, sizes_in(axes, self.sizes), floor=floor, dtype=dtype)
@@ -266,11 +272,14 @@ class Normalizer:
             new = host.summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), host.mask(where, x.shape), threads=threads)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
+        self._check_shape(path, new)
+        return new
+
+    def _check_shape(self, path: str, new: host.Summary) -> None:
         old = self._state.summaries.get(path)
         if old is not None and old.min.shape != new.min.shape:
             shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
             raise ValueError(f"{_label(path)} must keep its shape but for the reduction axes: got {shapes}.")
-        return new
 
     def _joined(self, new: _State) -> _State:
         old = self._state
@@ -314,12 +323,6 @@ class Normalizer:
 
 def _join(old: host.Summary, new: host.Summary) -> host.Summary:
     return host.Summary(host.merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
-
-
-def _after(batches: Iterable, seen: int) -> Iterator:
-    if seen and hasattr(batches, "skip"):
-        return iter(batches.skip(seen))
-    return islice(iter(batches), seen, None)
 
 
 def _label(path: str) -> str:

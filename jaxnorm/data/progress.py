@@ -1,8 +1,26 @@
-"""A bar that shows how far a pass through the batches is."""
+"""A pass through batches: what it takes, where it goes on, and a bar that shows how far it is."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
+
+
+def check(batches: Iterable, every: int) -> None:
+    """Refuses a batch by itself, whose rows or names would be taken for batches."""
+    array = hasattr(batches, "shape") and hasattr(batches, "dtype")
+    if array or isinstance(batches, Mapping | str | bytes):
+        kind = f"array, of shape {tuple(batches.shape)}" if array else type(batches).__name__  # type: ignore[attr-defined]
+        raise TypeError(f"batches must be an iterable of batches: got one {kind}. Put it in a list.")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be an integer >= 1: got {every!r}.")
+
+
+def after(batches: Iterable, seen: int) -> Iterator:
+    """The batches that have not been seen yet."""
+    if seen and hasattr(batches, "skip"):
+        return iter(batches.skip(seen))
+    return islice(iter(batches), seen, None)
 
 
 @contextmanager

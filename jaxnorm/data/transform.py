@@ -20,6 +20,8 @@ class Fit(NamedTuple):
 def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: float | None, floor: float, dtype) -> Any:
     """``(x - mean) / max(deviation, floor)``."""
     xp, x, wide, own = _opened(x, dtype)
+    if own.kind in "iub":
+        raise TypeError(f"dtype must be floating point: got {own}.")
     fit, shape = _fit(summary, x.shape, axes, sizes, floor, wide)
     y = ((x.astype(wide).reshape(shape) - fit.mean) - fit.rest) / fit.deviation
     if clip is not None:
@@ -28,11 +30,11 @@ def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: f
 
 
 def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: float, dtype) -> Any:
-    """``y * max(deviation, floor) + mean``."""
-    _, y, wide, own = _opened(y, dtype)
+    """``y * max(deviation, floor) + mean``, rounded where integers are asked for."""
+    xp, y, wide, own = _opened(y, dtype)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
     x = (y.astype(wide).reshape(shape) * fit.deviation + fit.rest) + fit.mean
-    return x.reshape(y.shape).astype(own)
+    return (xp.round(x) if own.kind in "iu" else x).reshape(y.shape).astype(own)
 
 
 def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:

@@ -1,0 +1,56 @@
+"""What users of jaxnorm.data get wrong: each is refused before data are read, in words that say what to do, and changes nothing."""
+
+import numpy as np
+import pytest
+
+from jaxnorm.data import Normalizer
+from jaxnorm.data.command import main
+
+X = np.arange(12.0).reshape(4, 3)
+FITTED = Normalizer.fit([{"a": X, "b": X}])
+BATCHES = "batches must be an iterable of batches: got one "
+WRONG = {
+    f"{BATCHES}array, of shape (4, 3). Put it in a list.": lambda: Normalizer.fit(X),
+    f"{BATCHES}dict. Put it in a list.": lambda: Normalizer.fit({"a": X}, {"a": 0}),
+    f"{BATCHES}str. Put it in a list.": lambda: Normalizer.fit("a.npy"),
+    "every must be an integer >= 1: got 0.": lambda: Normalizer.fit([X], state="s.json", every=0),
+    "axes must name at least one leaf: got {}.": lambda: Normalizer({}),
+    "axes must name at least one leaf: got {'a': None}.": lambda: Normalizer({"a": None}),
+    "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 1) after (1, 3).": lambda: FITTED.merge(
+        Normalizer.fit([{"a": X, "b": X[:, :1]}])
+    ),
+    "leaf 'a': dtype must be floating point: got int32.": lambda: FITTED.normalize({"a": X}, dtype=np.int32),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_they_are_refused_in_words(text):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        WRONG[text]()
+    assert str(caught.value) == text
+    assert FITTED.batches == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "text"),
+    [("none/s.json", FileNotFoundError, "must lie in a folder that exists: .*none is none"), ("s.txt", ValueError, "must end in .safeten")],
+)
+def test_a_state_that_cannot_be_saved_is_refused_before_data_are_read(state, error, text, tmp_path):
+    read = []
+    with pytest.raises(error, match=text):
+        Normalizer.fit((read.append(1) or X for _ in range(3)), state=tmp_path / state)
+    assert not read
+    with pytest.raises(error, match=text):
+        FITTED.save(tmp_path / state)
+
+
+def test_integers_that_are_denormalized_are_rounded():
+    x = np.random.default_rng(0).integers(0, 256, (500, 3)).astype(np.uint8)
+    fitted = Normalizer.fit([x])
+    np.testing.assert_array_equal(fitted.denormalize(fitted.normalize(x), dtype=np.uint8), x)
+
+
+def test_one_feature_is_none_too_many(tmp_path, capsys):
+    np.save(tmp_path / "a.npy", X[:, 0])
+    assert main([str(tmp_path / "a.npy"), "--out", str(tmp_path / "s.json")]) == 0
+    assert capsys.readouterr().out == f"Written: {tmp_path / 's.json'}, of an array: 1 feature, 4 elements each\n"
