@@ -9,9 +9,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))}
 
 
-def blocks(page: str) -> list[str]:
-    """Each block of Python of a page."""
-    return re.findall(r"^```python\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str = "python") -> list[str]:
+    """Each block of Python of a page; those of ``py`` need what is not installed with the tests."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
 
 
 def run(code: str) -> dict:

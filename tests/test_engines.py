@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import blocks, run
 
 import jaxnorm
 from jaxnorm.data import Normalizer, sources
@@ -70,6 +71,18 @@ def test_the_command(engine_name, tmp_path, monkeypatch, request):
     patterns = [word for leaf, pattern in AXES.items() for word in ("--pattern", f"{leaf}={pattern}")]
     assert main([*files, *patterns, "--engine", engine_name, "--out", str(tmp_path / "stats.json")]) == 0
     assert_whole(Normalizer.load(tmp_path / "stats.json"))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_guide(number, tmp_path, monkeypatch, request):
+    engine_name = ("dask", "apache_beam", "ray")[number]
+    pytest.importorskip(engine_name)
+    if engine_name == "ray":
+        request.getfixturevalue("engine")
+    monkeypatch.chdir(tmp_path)
+    run(blocks("docs/guides/data.md", "py")[number])
+    if engine_name == "apache_beam":
+        assert Normalizer.load("stats.safetensors").moments["x"].mean.tolist() == [[1.0, 1.0]]
 
 
 class TestBeam:
