@@ -13,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from rich.progress import track
 
+from bench import speed
+from bench.peers import JAX_PEERS
 from bench.stamp import commit
 from jaxnorm.experiments.report import machine
 
@@ -33,20 +36,45 @@ def install(wheel: Path, folder: Path) -> Path:
     return python
 
 
-def measure(python: Path, folder: Path, way: str, rounds: int) -> dict[tuple[str, ...], float]:
-    """Milliseconds by norm, shape, dtype and kind, of ``python -m bench`` in a process of its own."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder / way), "JAX_PLATFORMS": "cpu"}
-    command = [python, "-m", "bench", "--peers", "jaxnorm", "--rounds", str(rounds), "--out", str(folder / "out")]
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    runs = json.loads((folder / "out" / "results.json").read_text())["runs"]
-    shutil.rmtree(folder / "out")
-    case = lambda run: tuple(run[part] for part in ("norm", "shape", "dtype"))  # noqa: E731
-    return {
-        (*case(run), kind): run["peers"]["jaxnorm"][kind]["ms"]
-        for run in runs
-        if run["norm"] != "switchable"  # which has no kernel
-        for kind in ("forward", "gradients")
-    }
+class Worker:
+    """A process that measures the cases it is told, with the kernels that lie in its cache, or with those of the wheel."""
+
+    def __init__(self, python: Path, folder: Path, way: str):
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / way), "JAX_PLATFORMS": "cpu"}
+        command = [python, "-m", "bench.wheel", "--worker"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, bufsize=1, **pipes)
+
+    def ask(self, text: str) -> list[float]:
+        print(text, file=self.process.stdin)
+        return json.loads(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def work() -> None:
+    """A line with a case prepares it; "go" gives the milliseconds of its output, and of its output and gradients."""
+    calls: list = []
+    for line in map(str.strip, sys.stdin):
+        if line != "go":
+            found = speed.jax_calls(JAX_PEERS["jaxnorm"]()[line.split()[0]], speed.Case(*line.split()))[0]
+            calls = [(call, speed.repeats_for(call)) for call in (found["forward"], found["gradients"])]
+        print(json.dumps([1e3 * speed.sample(*call)[0] for call in calls]), flush=True)
+
+
+def measure(workers: dict[str, Worker], rounds: int) -> Iterator[dict]:
+    """The median of each case's milliseconds, by way; both ways take turns within every round."""
+    cases = [f"{case.norm} {case.shape} {case.dtype}" for case in speed.Settings().runs() if case.norm != "switchable"]  # it has no kernel
+    for case in track(cases, "Measuring"):
+        for worker in workers.values():
+            worker.ask(case)
+        times = [[worker.ask("go") for worker in workers.values()] for _ in range(rounds)]
+        for kind, medians in zip(("output", "output and gradients"), np.median(times, 0).T.tolist(), strict=True):
+            yield {"case": f"{case}, {kind}", "ms": dict(zip(workers, medians, strict=True))}
+    for worker in workers.values():
+        worker.end()
 
 
 def page(results: dict) -> str:
@@ -60,7 +88,7 @@ def page(results: dict) -> str:
         f"""# Kernels of a wheel beside those built on the spot
 
 `{results["command"]}`: {machine["processor"]}, {machine["cores"]} cores, jax {machine["jax"]}, commit {results["commit"]}.
-Milliseconds, the least of {results["turns"]} turns of {results["rounds"]} rounds.
+Milliseconds, the median of {results["rounds"]} rounds, in which both take turns.
 
 Geometric mean of the ratios {np.exp(np.log(ratios).mean()):.3f}; at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases.
 
@@ -74,27 +102,24 @@ Geometric mean of the ratios {np.exp(np.log(ratios).mean()):.3f}; at most 1.05 i
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.wheel", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("wheel", type=Path, help="a wheel with kernels for this machine")
-    parser.add_argument("--turns", type=int, default=3, help="of both; %(default)s by default")
-    parser.add_argument("--rounds", type=int, default=5, help="in each turn; %(default)s by default")
+    parser.add_argument("wheel", type=Path, nargs="?", default=Path(), help="a wheel with kernels for this machine")
+    parser.add_argument("--rounds", type=int, default=31, help="%(default)s by default")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the two files")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        return work()
     if not options.wheel.is_file():
         sys.exit(f"bench.wheel: there is no wheel {options.wheel}")
-    found: dict[tuple[str, ...], dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = install(options.wheel, folder / "environment")
         shutil.copytree(HERE, folder / "bench", ignore=shutil.ignore_patterns("results"))
         built = os.environ | {"XDG_CACHE_HOME": str(folder / WAYS[1])}
         subprocess.run([python, "-m", "jaxnorm.kernels"], cwd=folder, env=built, check=True, capture_output=True)
-        for way in track(WAYS * options.turns, "Measuring"):
-            for case, ms in measure(python, folder, way, options.rounds).items():
-                times = found.setdefault(case, {})
-                times[way] = min(ms, times.get(way, ms))
+        cases = list(measure({way: Worker(python, folder, way) for way in WAYS}, options.rounds))
     facts = {"command": f"python -m bench.wheel {options.wheel.name}", "commit": commit(), "machine": machine()}
-    cases = [{"case": " ".join(case), "ms": times} for case, times in found.items()]
-    results = facts | {"turns": options.turns, "rounds": options.rounds, "cases": cases}
+    results = facts | {"rounds": options.rounds, "cases": cases}
     (options.out / "wheel.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "wheel.md").write_text(page(results))
     print(f"Written: {options.out / 'wheel.json'}, {options.out / 'wheel.md'}")
