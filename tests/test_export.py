@@ -24,6 +24,8 @@ SYMBOLIC = {
     "group": "b, h, h, 8",
     "group_nchw": "b, 8, h",
     "switchable": "b, h, h, 4",
+    "graph": "b, h, 4",
+    "pair": "b, h, 4",
 }
 SIZES = [{"b": 5, "h": 3}, {"b": 7, "h": 8}, {"b": 40, "h": 33}]  # the last of them large enough for other loops
 NEAR = {"float32": 3e-6, "bfloat16": 1e-2}  # of the largest number: as far as two ways to compute the same may differ
