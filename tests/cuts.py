@@ -1,0 +1,236 @@
+"""The ways in which test_cuts.py cuts hard inputs, and what comes out of the whole in one piece."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import HOST
+from cut_inputs import BOUNDS, K, N, by_input, ids_of
+from flax import nnx as flax_nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from oracle import Part, oracle
+
+import jaxnorm as jn
+from jaxnorm import linen, nnx, online
+
+shard_map = jax.shard_map if hasattr(jax, "shard_map") else jax.experimental.shard_map.shard_map
+MESH = Mesh(np.array(HOST), ("d",))
+TOGETHER = Part((0, 1))  # of the positions and channels of a group
+
+
+@dataclass(frozen=True)
+class Way:
+    """Of cutting: ``run(x, scale, bias, where, epsilon) -> y, (moments, running)``, of which each may be None."""
+
+    name: str
+    run: Callable
+    fold: int = 1
+    segments: bool = False
+    over_devices: bool = False
+    part: Part = TOGETHER
+    fused: bool = True  # not by Moments, to which x gives a gradient of its own, and which do not have the range of x
+    bounds: tuple[int, ...] = ()  # of microbatches one after the other, of which those that are not finite leave the statistics alone
+    statistics: bool = True  # whether there are Moments or running statistics
+    whole: bool = True  # whether outputs are those of the whole, not of microbatches by themselves
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def differentiable(self):
+        return not self.bounds
+
+
+def locally(run, **options):
+    return lambda x, scale, bias, where, epsilon: run(x, scale, bias, where, epsilon, **options)
+
+
+def over_devices(run, segments=False):
+    """Rows of x, mask and ids over eight devices; the rest is whole."""
+
+    def call(x, scale, bias, where, epsilon):
+        def local(x, scale, bias, where, ids):
+            return run(x, scale, bias, where, epsilon, axis_name="d", **({"ids": ids} if segments else {}))
+
+        specs = P("d"), P(), P(), P("d"), P("d")
+        return shard_map(local, mesh=MESH, in_specs=specs, out_specs=(P("d"), P()))(x, scale, bias, where, jnp.asarray(ids_of(N)))
+
+    return call
+
+
+def batch_norm(x, scale, bias, where, epsilon, axis_name=None):
+    y, found = jn.batch_norm(x, scale=scale, bias=bias, where=where, epsilon=epsilon, axis_name=axis_name)
+    return y, (found, None)
+
+
+def cut(x, where, bounds=BOUNDS):
+    return [(x[i:j], None if where is None else where[i:j]) for i, j in pairwise(bounds)]
+
+
+def merged(x, scale, bias, where, epsilon):
+    found = jn.merge(*(jn.moments(part, 0, where=mask) for part, mask in cut(x, where)))
+    return jn.normalize(x, found, scale=scale, bias=bias, where=where, epsilon=epsilon), (found, None)
+
+
+def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
+    """In the last stage 0 behind the mask, as the norm itself has it."""
+
+    def last(params, h, batch):
+        y = h * params[0][None] + params[1][None]
+        return y if where is None else jnp.where(batch[1], y, 0)
+
+    run = online.stages([lambda params, h, batch: batch[0], last], epsilon=epsilon, where=None if where is None else lambda batch: batch[1])
+    outputs, (found,) = run((scale, bias), cut(x, where, bounds))
+    return jnp.concatenate(outputs), (jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, found), None)
+
+
+def observed(x, scale, bias, where, epsilon):
+    """The state of each channel, since weights are those of whole elements."""
+    start = jax.tree.map(lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype)))
+    for part, mask in cut(x, where):
+        update = lambda state, x, w: online.update(state, x, weights=w)  # noqa: E731
+        start = jax.vmap(update, (0, 1, None if mask is None else 1))(start, part, mask)
+    y = jax.vmap(partial(online.normalize, epsilon=epsilon), (1, 0), 1)(x, start)
+    y = y * scale[None].astype(y.dtype) + bias[None].astype(y.dtype)
+    return y if where is None else jnp.where(where, y, 0), (jax.tree.map(lambda leaf: leaf[None], start), None)
+
+
+def module(family, name, count, scale, bias, **options):
+    """With these parameters, and ready to be called: ``call(x, **given) -> y, running``."""
+    if family == "nnx":
+        norm = getattr(nnx, name)(count, **options, rngs=flax_nnx.Rngs(0))
+        norm.scale[...], norm.bias[...] = scale, bias
+        return norm
+    norm = getattr(linen, name)(**options)
+    params = {"scale": scale, "bias": bias} | ({"mean_scale": jnp.ones(count)} if name == "GraphNorm" else {})
+    return norm, {"params": params}
+
+
+def batch_module(x, scale, bias, where, epsilon, family, axis_name=None, bounds=None):
+    """Output and running statistics, from 0 and 1; ``bounds`` are those of microbatches that accumulate."""
+    options = {"dtype": x.dtype, "momentum": 0.9, "epsilon": epsilon, "use_running_average": False, "axis_name": axis_name}
+    parts = [(x, where)] if bounds is None else cut(x, where, bounds)
+    made = module(family, "BatchNorm", x.shape[1], scale, bias, **options)
+    if family == "nnx":
+        if bounds is not None:
+            nnx.accumulate(made)
+        ys = [made(part, mask=mask) for part, mask in parts]
+        return jnp.concatenate(ys), (None, (made.mean[...], made.var[...]))
+    norm, variables = made
+    variables["batch_stats"] = {"mean": jnp.zeros(x.shape[1]), "var": jnp.ones(x.shape[1])}
+    variables, ys = variables if bounds is None else linen.accumulate(variables), []
+    for part, mask in parts:
+        y, updated = norm.apply(variables, part, mask=mask, mutable=["batch_stats", "batch_moments"])
+        variables, ys = {**variables, **updated}, [*ys, y]
+    return jnp.concatenate(ys), (None, (variables["batch_stats"]["mean"], variables["batch_stats"]["var"]))
+
+
+def of_segments(x, scale, bias, where, epsilon, ids=None, axis_name=None, axes=0):
+    by = {"segments": ids_of(x.shape[0 if axes == 0 else 1]) if ids is None else ids, "num_segments": K}
+    scale, bias = (a.reshape((1,) * (x.ndim - 1) + a.shape) for a in (scale, bias))
+    options = {"scale": scale, "bias": bias, "where": where, "epsilon": epsilon}
+    found = jn.moments(x, axes, where=where, axis_name=axis_name, **by)
+    return jn.standardize(x, axes, **options, axis_name=axis_name, **by), (found, None)
+
+
+def applied_to_segments(x, scale, bias, where, epsilon):
+    """Microbatches have Moments of segments, which are merged, and normalize them."""
+    ids = [ids_of(N)[i:j] for i, j in pairwise(BOUNDS)]
+    parts = [jn.moments(x, 0, where=w, segments=i, num_segments=K) for (x, w), i in zip(cut(x, where), ids, strict=True)]
+    found, options = jn.merge(*parts), {"scale": scale[None], "bias": bias[None], "where": where, "epsilon": epsilon}
+    return jn.normalize(x, found, axes=0, segments=ids_of(N), **options), (found, None)
+
+
+def segment_module(x, scale, bias, where, epsilon, family, name, **options):
+    made = module(family, name, x.shape[-1], scale, bias, dtype=x.dtype, epsilon=epsilon, **options)
+    by = {"segments": ids_of(x.shape[-2]), "num_segments": K, "mask": where}
+    return made(x, **by) if family == "nnx" else made[0].apply(made[1], x, **by), (None, None)
+
+
+PAIR = {"fold": 2, "segments": True, "statistics": False, "part": Part((0,), summed=(1,))}
+WIDE = {"reduction_axes": (-2, -1), "feature_axes": -1}
+WAYS = [
+    Way("devices", over_devices(batch_norm), over_devices=True),
+    Way("merge", merged, fused=False),
+    Way("stages", by_stages, fused=False),
+    Way("stacked_stages", locally(by_stages, bounds=range(0, N + 1, N // 8)), fused=False),
+    Way("online", observed, fused=False, bounds=BOUNDS),
+    Way("segments", of_segments, segments=True),
+    Way("segments_of_two_axes", locally(of_segments, axes=(-2, -1)), fold=2, segments=True),
+    Way("segments_over_devices", over_devices(of_segments, segments=True), segments=True, over_devices=True),
+    Way("segments_of_microbatches", applied_to_segments, segments=True, fused=False),
+]
+for family in ("linen", "nnx"):
+    of_family = partial(locally, family=family)
+    WAYS += [
+        Way(f"{family}_devices", over_devices(partial(batch_module, family=family)), over_devices=True),
+        Way(f"{family}_accumulate", of_family(batch_module, bounds=BOUNDS), bounds=BOUNDS, whole=False),
+        Way(f"{family}_instance", of_family(segment_module, name="InstanceNorm"), segments=True, statistics=False),
+        Way(f"{family}_graph", of_family(segment_module, name="GraphNorm"), segments=True, statistics=False),
+        Way(f"{family}_pair", of_family(segment_module, name="PairNorm", use_scale=True, use_bias=True), **PAIR),
+        Way(f"{family}_layer", of_family(segment_module, name="LayerNorm", **WIDE), fold=2, segments=True, statistics=False),
+    ]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A group, and the truth of it: positions ``at`` of one input, of which those ``shown`` count."""
+
+    name: str
+    row: int
+    label: int
+    at: np.ndarray
+    shown: np.ndarray
+    bias: np.ndarray
+    count: float
+    mean: float
+    var: float
+    y: np.ndarray
+    dx: np.ndarray
+    dscale: np.ndarray
+    dbias: np.ndarray
+    terms: float  # the largest of the terms that dx is the sum of, which in a small group cancel
+
+    @property
+    def is_finite(self):
+        return bool(np.isfinite(self.var))
+
+    @property
+    def dx_size(self):
+        return np.abs(self.dx).max(initial=0) if self.count >= 8 else self.terms
+
+
+def pieces(given, labels, *, fold=1, part=TOGETHER, epsilon=1e-5, bounds=()):
+    """The groups of each input, by their labels; without the microbatches that are not finite."""
+    x, cotangent = (by_input(a, fold).astype(np.float64) for a in (given.x, given.cotangent))
+    where = np.ones(x.shape, bool) if given.where is None else by_input(given.where, fold).copy()
+    for i, j in pairwise(bounds):
+        where[:, i:j] &= (np.isfinite(x) | ~where)[:, i:j].all((1, 2), keepdims=True)
+    for row, name in enumerate(given.names):
+        params = [a[row] if fold == 1 else a for a in (given.scale, given.bias)]
+        for label in np.unique(labels):
+            at = np.nonzero(labels == label)[0]
+            yield piece(name, row, label, at, where[row, at], x[row, at], cotangent[row, at], *params, part, epsilon)
+
+
+@np.errstate(all="ignore")
+def piece(name, row, label, at, shown, x, cotangent, scale, bias, part, epsilon):
+    of = oracle(x, (part,), epsilon=epsilon, scale=scale, bias=bias, cotangent=cotangent, where=shown)
+    groups = [c[s] for c, s in zip(x.T, shown.T, strict=True)] if part.summed else [x[shown]]
+    means, variances = zip(*(about_the_first(values) for values in groups), strict=True)
+    mean, var = means[0], sum(variances)
+    terms = np.abs(cotangent * scale).max() / np.sqrt(var + epsilon)
+    return Piece(name, row, int(label), at, shown, bias, int(shown.sum()), mean, var, of.y, of.dx, of.dscale, of.dbias, terms)
+
+
+def about_the_first(values):
+    """Mean and variance, without loss to an offset; 0 of nothing."""
+    if not len(values):
+        return 0.0, 0.0
+    rest = values - values[0]
+    return values[0] + rest.mean(), rest.var()

@@ -1,0 +1,275 @@
+"""Hard inputs however data are cut: over devices, microbatches and segments a norm is that of the whole in one piece, in float64."""
+
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import long_sweep
+from cut_inputs import K, N, by_input, data, ids_of
+from cuts import MESH, WAYS, applied_to_segments, merged, pieces, shard_map
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from test_accuracy import B32
+
+import jaxnorm as jn
+
+pytestmark = pytest.mark.usefixtures("usual_compile")
+
+OVER_DEVICES = 1e-6  # of outputs
+LAST_BIT, TINY = 2.0**-24, 1.2e-32  # of float32, whose smallest normal number is a millionth of the other
+RUNS = [(way, masked) for way in WAYS for masked in (True, False)]
+QUICK = {("devices", True), ("devices", False), ("merge", True), ("linen_devices", True), ("nnx_devices", True)}
+BY_NAME = {way.name: way for way in WAYS}
+FAMILIES = [name.removeprefix("nnx_") for name in BY_NAME if name.startswith("nnx_")]
+HALF_WAYS = long_sweep([way for way in WAYS if way.whole and (way.fused or way.run in (merged, applied_to_segments))], quick=[])
+
+
+def by_way(applies):
+    """Every way that a law applies to, with masks and without."""
+    runs = [run for run in RUNS if applies(run[0])]
+    quick = [run for run in runs if (str(run[0]), run[1]) in QUICK]
+    names = {True: "masked", False: "plain"}
+    return pytest.mark.parametrize(("way", "masked"), long_sweep(runs, quick=quick), ids=lambda value: names.get(value, str(value)))
+
+
+@cache
+def found(way, masked, epsilon=1e-5, dtype="float32"):
+    """What is given, what comes out, and the truth: of all hard inputs in one program."""
+    given = data(masked, dtype, way.fold, way.segments, way.over_devices)
+
+    @jax.jit
+    def run(x, where, scale, bias, cotangent):
+        call = lambda *a: way.run(*a, where, epsilon)  # noqa: E731
+        if not way.differentiable:
+            return call(x, scale, bias)
+        y, back, rest = jax.vjp(call, x, scale, bias, has_aux=True)
+        return y, (*rest, *back(cotangent.astype(y.dtype)))
+
+    y, rest = jax.tree.map(np.asarray, run(given.x, given.where, given.scale, given.bias, given.cotangent))
+    labels = ids_of(N // way.fold) if way.segments else np.zeros(N // way.fold, int)
+    return (
+        given,
+        by_input(y, way.fold),
+        *rest,
+        tuple(pieces(given, labels, fold=way.fold, part=way.part, epsilon=epsilon, bounds=way.bounds)),
+    )
+
+
+def error(got, want, size):
+    """The largest, relative to a size; NaN where there is none."""
+    gap = np.abs(np.asarray(got, np.float64) - want).max(initial=0)
+    return 0.0 if gap == 0 else gap / size
+
+
+def wrong(errors, bound):
+    """Those that are not below the bound, by input and segment: a NaN is not."""
+    return {tuple(key): worst for *key, worst in errors if not worst <= bound}
+
+
+def of_outputs(y, truths):
+    for piece in truths:
+        if piece.is_finite:
+            want = piece.y[piece.shown]
+            yield piece.name, piece.label, error(y[piece.row, piece.at][piece.shown], want, np.abs(want).max(initial=0))
+
+
+def of_gradients(dx, truths):
+    for piece in truths:
+        if piece.is_finite:
+            yield piece.name, piece.label, error(dx[piece.row, piece.at], piece.dx, piece.dx_size)
+
+
+def of_params(params, truths):
+    """Measured by the sums of the sizes, since the sums may cancel; that of a constant's scale by the sizes of the cotangents."""
+    for row in {piece.row for piece in truths}:
+        own = [piece for piece in truths if piece.row == row]
+        if all(piece.is_finite for piece in own):
+            dscale, dbias = (np.concatenate([getattr(piece, which).ravel() for piece in own]) for which in ("dscale", "dbias"))
+            size = np.abs(dbias).sum()
+            yield own[0].name, "dscale", error(params[0][row], dscale.sum(), np.abs(dscale).sum() or size)
+            yield own[0].name, "dbias", error(params[1][row], dbias.sum(), size)
+
+
+def of_moments(moments, fold, truths):
+    for piece in truths:
+        if piece.is_finite:
+            at = (piece.label, piece.row) if fold == 1 else (piece.row, piece.label, 0)
+            count, mean, low, var = (float(leaf[at]) for leaf in (moments.count, moments.mean, moments.low.mean, moments.var))
+            size = np.sqrt(piece.var) or LAST_BIT * abs(piece.mean)  # of a constant to the last bit of float32
+            key = piece.name, piece.label
+            yield *key, "count", abs(count - piece.count)
+            yield *key, "mean", error(mean + low, piece.mean, size)
+            yield *key, "var", error(var, piece.var, max(size**2, TINY))
+
+
+def of_running(running, truths):
+    """Blended once, from 0 and 1, by a momentum of 0.9; of what is empty or not finite they stay."""
+    for piece in truths:
+        known = piece.is_finite and piece.count > 0
+        mean, var = (0.1 * piece.mean, 0.9 + 0.1 * piece.var) if known else (0.0, 1.0)
+        deviation = np.sqrt(piece.var) if known else 0.0
+        yield piece.name, "mean", error(running[0][piece.row], mean, abs(mean) + deviation)
+        yield piece.name, "var", error(running[1][piece.row], var, var + (LAST_BIT * mean) ** 2 * (deviation == 0))
+
+
+@by_way(lambda way: True)
+def test_outputs(way, masked):
+    """Of constants and of one element the bias, where a group is normalized at once; what is hidden gives 0."""
+    given, y, *_, truths = found(way, masked)
+    if way.whole:
+        assert wrong(of_outputs(y, truths), OVER_DEVICES if way.over_devices else B32[0]) == {}
+    for piece in truths:
+        if way.whole and way.fused and piece.var == 0:
+            want = np.where(piece.shown, piece.bias.astype(np.float32), 0)
+            np.testing.assert_array_equal(y[piece.row, piece.at], want, err_msg=piece.name)
+        assert piece.is_finite or not np.isfinite(y[piece.row, piece.at]).all()
+    if masked:
+        assert not y[~by_input(given.where, way.fold)].any()
+
+
+@by_way(lambda way: way.differentiable)
+def test_gradients(way, masked):
+    """Finite of what is finite; 0 of what is hidden."""
+    given, _, _, _, dx, *params, truths = found(way, masked)
+    dx = by_input(dx, way.fold)
+    assert wrong(of_gradients(dx, [piece for piece in truths if way.fused or piece.var > 0]), B32[1]) == {}
+    assert all(np.isfinite(dx[piece.row, piece.at]).all() for piece in truths if piece.is_finite)
+    if masked:
+        assert not dx[~by_input(given.where, way.fold)].any()
+    if way.fold == 1:
+        assert wrong(of_params(params, truths), B32[1]) == {}
+
+
+@by_way(lambda way: way.statistics)
+def test_statistics(way, masked):
+    """Counts are exact, means to a part of the deviation; all of an empty segment is 0."""
+    _, _, moments, running, *_, truths = found(way, masked)
+    if moments is not None:
+        assert wrong(of_moments(moments, way.fold, truths), 1e-6) == {}
+        assert moments.mean.shape[way.fold - 1] == (K if way.segments else 1)
+        assert not way.segments or not any(np.take(leaf, 3, way.fold - 1).any() for leaf in (moments.count, moments.mean, moments.var))
+    if running is not None:
+        assert wrong(of_running(running, truths), B32[0]) == {}
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+@pytest.mark.parametrize("name", long_sweep(FAMILIES, quick=["devices"]))
+def test_both_families_give_the_same_bits(name, masked):
+    (_, y, _, running, *_), (_, other, _, too, *_) = (found(BY_NAME[f"{family}_{name}"], masked) for family in ("linen", "nnx"))
+    np.testing.assert_array_equal(y, other)
+    for one, same in zip(running or (), too or (), strict=True):
+        np.testing.assert_array_equal(one, same)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way.fused and way.whole], ids=str)
+def test_with_the_smallest_epsilon(way, masked):
+    """With which data of size 1e-20 are normalized to 1, and every group is divided by a power of two."""
+    _, y, _, _, dx, *_, truths = found(way, masked, epsilon=1e-45)
+    varied = [piece for piece in truths if piece.var > 0 and piece.count >= 8]
+    assert wrong(of_outputs(y, varied), OVER_DEVICES if way.over_devices else B32[0]) == {}
+    assert wrong(of_gradients(by_input(dx, way.fold), varied), B32[1]) == {}
+
+
+def of_rounding(found, truth, dtype):
+    """By how much it is beyond half a unit in the last place, relative to the largest."""
+    info = jnp.finfo(dtype)
+    spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(info.tiny)))) * float(info.eps)
+    return error(np.maximum(np.abs(found.astype(np.float64) - truth) - spacing / 2, 0), 0, np.abs(truth).max(initial=0))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+@pytest.mark.parametrize("way", HALF_WAYS, ids=str)
+def test_half_precision_is_rounded_once(way, masked, dtype):
+    """Gradients too, but for those through Moments, which are the sum of two. Of 3e38 they are below the smallest normal number, and
+    the variance beyond the largest: only what is normalized at once gives such an output.
+    """
+    _, y, _, _, *gradients, truths = found(way, masked, dtype=dtype)
+    assert y.dtype == jnp.dtype(dtype)
+    arrays = {"y": y, "dx": by_input(gradients[0], way.fold)} if way.fused else {"y": y}
+    for piece in truths:
+        for name, array in arrays.items():
+            huge = piece.var > 1e38
+            if piece.is_finite and piece.var > 0 and piece.count >= 8 and not (huge and (name == "dx" or not way.fused)):
+                shown, truth = array[piece.row, piece.at][piece.shown], getattr(piece, name)[piece.shown]
+                assert of_rounding(shown, truth, dtype) <= B32[name == "dx"], (name, piece.name, piece.label)
+
+
+@cache
+def program():
+    """Devices, microbatches, segments and masks at once: by Moments that are merged, and in one."""
+
+    def local(x, where, ids, parts):
+        by = {"segments": ids, "num_segments": K}
+        each = jax.vmap(lambda part: jn.moments(x, 0, where=where & (parts == part)[:, None], **by))(jnp.arange(3))
+        whole = jax.tree.map(lambda leaf: leaf[0], each.merge(0, axis_name="d"))
+        y = jn.normalize(x, whole, segments=ids, axes=0, where=where)
+        return y, jn.standardize(x, 0, where=where, axis_name="d", **by)
+
+    mapped = shard_map(local, mesh=MESH, in_specs=P("d"), out_specs=P("d"))
+
+    @jax.jit
+    def run(x, where, ids, parts, cotangent):
+        ys, back = jax.vjp(lambda x: mapped(x, where, ids, parts), x)
+        return [(y, back(tuple(cotangent if i == j else jnp.zeros_like(cotangent) for j in range(2)))[0]) for i, y in enumerate(ys)]
+
+    return run
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, K),
+    st.integers(1, 3),
+    st.sampled_from([0.2, 0.8, 1.0]),
+    st.sets(st.integers(0, 7), max_size=7),
+)
+def test_however_the_whole_is_cut(seed, segments, parts, density, dark):
+    """At random over devices, some of which are masked out whole, microbatches and segments."""
+    rng = np.random.default_rng(seed)
+    clean = data(False)
+    order = rng.permutation(N)
+    where = (rng.random(clean.x.shape) < density) & ~np.isin(np.arange(N) // (N // 8), list(dark))[:, None]
+    ids, microbatches = rng.integers(0, segments, N), rng.integers(0, parts, N)
+    cut = replace(clean, x=clean.x[order], where=where, scale=np.ones_like(clean.scale), bias=np.zeros_like(clean.bias))
+    truths = [piece for piece in pieces(cut, ids) if piece.var > 0]
+    merged_parts, at_once = program()(np.where(where, cut.x, np.nan), where, ids, microbatches, cut.cotangent)
+    for y, dx in (merged_parts, at_once):
+        assert wrong(of_outputs(by_input(y, 1), truths), OVER_DEVICES) == {}
+        assert wrong(of_gradients(by_input(dx, 1), truths), OVER_DEVICES) == {}
+        assert not np.asarray(y)[~where].any()
+        assert not np.asarray(dx)[~where].any()
+
+
+COMPLEX = {
+    "instance": partial(jn.instance_norm, epsilon=1e-5),
+    "layer": partial(jn.layer_norm, axes=(0, 1), epsilon=1e-5),
+    "graph": lambda x, **options: jn.graph_norm(x, jnp.ones(3), **options),
+    "pair": jn.pair_norm,
+}
+
+
+@pytest.mark.parametrize(("name", "masked"), long_sweep(product(COMPLEX, [True, False]), quick=[("pair", True)]))
+def test_segments_of_complex_numbers(name, masked, rng):
+    """The variance is that of the absolute value."""
+    ids, where = ids_of(N), rng.random((N, 1)) < (0.7 if masked else 1)
+    x = (rng.standard_normal((N, 3)) + 1j * rng.standard_normal((N, 3)) + 1e3).astype(np.complex64)
+    given = np.where(where, x, np.complex64(np.nan))
+    y = np.asarray(jax.jit(lambda x: COMPLEX[name](x, where=where if masked else None, segments=ids, num_segments=K))(given))
+    assert y.dtype == np.complex64
+    for segment in set(ids.tolist()):
+        at = (ids == segment) & where[:, 0]
+        own = x[at].astype(np.complex128)
+        if len(own):
+            rest = own - own.mean(None if name == "layer" else 0)
+            square = np.abs(rest) ** 2
+            var = {"layer": square.mean, "pair": square.sum(1).mean}.get(name, partial(square.mean, 0))()
+            assert np.abs(y[at] - rest / np.sqrt(var + 1e-5)).max() <= B32[0] * np.sqrt(len(own)) * 2
+    assert not y[~where[:, 0]].any()
