@@ -120,6 +120,16 @@ def running(mean, var, count=1.0):
     return jn.Moments(jnp.float32(count), jnp.asarray(mean, jnp.float32), jnp.asarray(var, jnp.float32))
 
 
+@pytest.mark.parametrize("value", [0.1, 1e6 + 0.3, 1e10])
+@pytest.mark.parametrize("n", [40, 49, 169, 216])
+def test_of_a_constant_the_variance_is_0(n, value, usual_compile_of_class):
+    """So that the gradient through Moments of it is that of no spread, too."""
+    x = jnp.full((n, 3), value)
+    found = jn.moments(x, 0)
+    np.testing.assert_array_equal(found.var, np.zeros((1, 3)))
+    np.testing.assert_array_equal(found.mean + found.low.mean, x[:1])
+
+
 @pytest.mark.parametrize("n", long_sweep(range(2, 11), quick=(2, 3, 10)))
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_ema_of_biased_and_unbiased_variances(n, unbiased, rng):

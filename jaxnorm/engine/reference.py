@@ -93,7 +93,7 @@ def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) ->
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, where, frame)
     own_x, own_offset = apart(spec, x, offset)
-    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame)
+    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
