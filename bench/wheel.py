@@ -90,7 +90,8 @@ def page(results: dict) -> str:
 `{results["command"]}`: {machine["processor"]}, {machine["cores"]} cores, jax {machine["jax"]}, commit {results["commit"]}.
 Milliseconds, the median of {results["rounds"]} rounds, in which both take turns.
 
-Geometric mean of the ratios {np.exp(np.log(ratios).mean()):.3f}; at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases.
+Median of the ratios {np.median(ratios):.3f}, geometric mean {np.exp(np.log(ratios).mean()):.3f};
+at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases.
 
 | | of the wheel | built here | ratio |
 |---|---|---|---|
