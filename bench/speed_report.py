@@ -163,8 +163,8 @@ def missed(results: dict) -> str:
   a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
 - Plain JAX: of rows XLA makes one loop for the output, and one for each gradient. Over channels every sum is a
   pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass
-  recomputes the cast and the shift of what it reads, instead of storing them, but in group norm, whose last axis is split: in bfloat16
-  it divides by a power of two too, in loops over the few channels of a group. What it takes longer to compile than Flax is
+  recomputes the cast and the shift of what it reads, instead of storing them; in group norm statistics are spread over channels
+  for that. What it takes longer to compile than Flax is
   tracing, of batch and group norm about half of it: the derivative and its transpose, which Flax leaves to JAX, are written down. Next: the
   types of the tangent without tracing it.{pages}
 - Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
