@@ -1,8 +1,6 @@
 """The shapes of Moments beside that of the array that they are applied to: an axis of g of them belongs to g blocks."""
 
-from bisect import bisect
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, cast
 
 import jax
@@ -38,7 +36,7 @@ def blocks_along(
             raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
         return None
     own, given = resolve(axes, shape, sizes), shape_of(moments)
-    first = bisect(list(accumulate(map(len, own.parts))), own.axes[0])
+    first = own.whole_axis(own.axes[0])
     if len(given) != len(shape):
         raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
     blocks = blocks_of((*given[:first], shape[first], *given[first + 1 :]), shape)

@@ -262,10 +262,11 @@ def _selected(spec: Spec, x, where, scale, bias, implementation: str | None, at:
 
 def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
     """Spec and Moments with a static epsilon: a traced one is added to the variance instead."""
-    if not isinstance(spec.epsilon, jax.core.Tracer):
+    spec, added = static_epsilon(spec)
+    if added is None:
         return spec, moments
     var = jnp.asarray(moments.var)
-    return replace(spec, epsilon=0.0), replace(moments, var=var + spec.epsilon.astype(var.dtype))
+    return spec, replace(moments, var=var + added.astype(var.dtype))
 
 
 def static_epsilon(spec: Spec) -> tuple[Spec, Any]:

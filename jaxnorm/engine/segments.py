@@ -9,10 +9,9 @@ Elements may be groups themselves, with a weight, a mean and a variance: then th
 """
 
 import math
-from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from operator import index
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ class Segments:
 
     def stats_shape(self, reduction: Reduction) -> tuple[int, ...]:
         """The shape of the statistics: that of reduced axes, but for the number of segments along theirs."""
-        own = bisect(list(accumulate(map(len, reduction.parts))), self.axis)
+        own = reduction.whole_axis(self.axis)
         return tuple(self.number if axis == own else size for axis, size in enumerate(reduction.stats_shape))
 
     def places(self, ids: jax.Array) -> Places:
@@ -84,16 +83,16 @@ class Segments:
 
     def total(self, values: jax.Array, places: Places) -> jax.Array:
         """The sum over each segment."""
-        flat = self._flat(values, self.positions[-1])
-        for at, number in zip(places, (*map(len, places[1:]), self._groups), strict=True):
-            flat = jax.ops.segment_sum(flat, at, number)
-        return self._in_place(flat, self.number)
+        return self._reduce(jax.ops.segment_sum, values, places)
 
     def largest(self, values: jax.Array, places: Places) -> jax.Array:
         """The largest value of each segment; the least there is of an empty one."""
+        return self._reduce(jax.ops.segment_max, values, places)
+
+    def _reduce(self, by: Callable, values: jax.Array, places: Places) -> jax.Array:
         flat = self._flat(values, self.positions[-1])
         for at, number in zip(places, (*map(len, places[1:]), self._groups), strict=True):
-            flat = jax.ops.segment_max(flat, at, number)
+            flat = by(flat, at, number)
         return self._in_place(flat, self.number)
 
     def spread(self, stats: Any, places: Places) -> Any:
@@ -129,8 +128,7 @@ def along(reduction: Reduction, segments, num_segments) -> Along:
     """The facts and the ids, checked; None where none are given."""
     if segments is None and num_segments is None:
         return None
-    ends = list(accumulate(map(len, reduction.parts)))
-    own = bisect(ends, reduction.axes[0])
+    own = reduction.whole_axis(reduction.axes[0])
     ids = validation.segments(segments, num_segments, reduction.shape[: own + 1])
     if len(reduction.parts[own]) > 1:
         raise ValueError(
