@@ -251,6 +251,23 @@ def of_two_epsilons(x, where, axis):
     return [(y, pullback(x + 1)[0]) for y, pullback in map(of, (1e-5, 0.0))]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_constant_behind_a_mask_that_the_compiler_knows(axis, rng):
+    """Division by a number of elements that it knows would be multiplication by a rounded inverse. The gradient of the scale is 0."""
+    where, cotangent = rng.random((105, 77)) < 0.4, rng.standard_normal((105, 77)).astype(np.float32)
+
+    @jax.jit
+    def run(x):
+        norm = lambda scale: jn.standardize(x, axis, scale=scale, bias=jnp.full((1, 1), 0.7), where=where)  # noqa: E731
+        y, pullback = jax.vjp(norm, jnp.ones((1, 77)))
+        return y, *pullback(cotangent)
+
+    for value in (0.1, 3.3, 1e6 + 0.3, 1e10):
+        y, dscale = run(np.full(where.shape, value, np.float32))
+        np.testing.assert_array_equal(y, np.where(where, np.float32(0.7), 0))
+        assert not np.asarray(dscale).any()
+
+
 @pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
 @pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.centered], quick=KINDS), ids=str)
 def test_every_norm_of_a_constant_gives_the_bias(case, value, rng):

@@ -171,6 +171,15 @@ def known(spec: Spec, residuals: Residuals) -> Stats:
     return Stats(frame, find_offset(spec, x, where, frame) if offset is None else offset, var)
 
 
+def centred(stats: Stats) -> Stats:
+    """The same statistics about the mean itself, so that the elements of a constant are 0."""
+    frame, offset, _ = stats
+    if frame.pivot is None:
+        return stats
+    pivot = frame.pivot + offset
+    return stats._replace(frame=frame._replace(pivot=pivot), offset=offset - (pivot - frame.pivot))
+
+
 def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The tangents of output, offset and variance.
 
@@ -189,7 +198,7 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
-    frame, offset, var = known(spec, residuals)
+    frame, offset, var = centred(known(spec, residuals))
     r, through_r = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
 

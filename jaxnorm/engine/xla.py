@@ -111,16 +111,16 @@ def flat(function: Callable) -> Callable:
 def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     """``total / count``; 0 for an empty group.
 
-    A compiler replaces division by a constant with multiplication by its rounded inverse, and fuses that, unrounded, into what is
-    done with it. A veil, any array with one element for each group, prevents that: the count is hidden behind a zero that is made of
-    it, and the mean of a constant is that constant.
+    A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by its rounded inverse,
+    and fuses that, unrounded, into what is done with it. A veil, any array with one element for each group, prevents that: the count
+    is hidden behind a zero that is made of it, and the mean of a constant is that constant.
     """
     return flat(_divide)(total, count) if veil is None else flat(_divide)(total, count, veil)
 
 
 def _divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
+    zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
     if isinstance(count, float):
-        divisor = jnp.asarray(count if count > 0 else 1, total.dtype)
-        return total / (divisor if veil is None else divisor + jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype))
+        return total / (jnp.asarray(count if count > 0 else 1, total.dtype) + zero)
     count = jnp.asarray(count, real(total.dtype))
-    return total / jnp.where(count > 0, count, 1).astype(total.dtype)
+    return total / (jnp.where(count > 0, count, 1).astype(total.dtype) + zero)
