@@ -5,7 +5,7 @@ from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
-from test_accuracy import HALF, HARD
+from test_accuracy import HALF, HARD, normal
 
 N, K = 256, 7  # elements of each hard input; segments, of which 3 is empty, 4 has one element, and masks hide all of 5
 FILLED = (32, 0, 1, 10, 26, 18, 5, 32)  # how many rows a mask leaves to each of eight devices, or microbatches
@@ -30,6 +30,8 @@ MAKERS = {"float32": INPUTS}
 for dtype in ("float16", "bfloat16"):
     halves = {name: lambda rng, groups, n, make=make: make(rng, (groups, n)) for kind, name, make in HALF if kind == dtype}
     MAKERS[dtype] = halves | {name: INPUTS[name] for name in ("constant_3.3", "beside_nan", "all_masked")}
+WIDE = ("normal", "mean_10000", "constant_3.3", "beside_nan", "all_masked")
+MAKERS["float64"] = {name: INPUTS[name] for name in WIDE} | {"mean_1e+08": normal(1e8)}
 
 
 def ids_of(n):
@@ -75,9 +77,10 @@ def data(masked, dtype="float32", fold=1, segments=False, shuffled=False):
         if segments:
             where = where & np.expand_dims(ids_of(N // fold) != 5, (1,) if fold == 1 else (0, 2))
         x = np.where(where, x, JUNK[np.arange(x.size).reshape(x.shape) % 4])
+    own, wide = jnp.dtype(dtype), np.float64 if dtype == "float64" else np.float32
     with np.errstate(over="ignore"):
-        x, cotangent = (np.asarray(a.astype(jnp.dtype(dtype))) for a in (x.astype(np.float32), cotangent.astype(np.float32)))
-    scale, bias = params.astype(np.float32) if fold == 1 else params[:, :2].astype(np.float32)
+        x, cotangent = (np.asarray(a.astype(wide).astype(own)) for a in (x, cotangent))
+    scale, bias = (params if fold == 1 else params[:, :2]).astype(wide)
     return Data(tuple(names), x, where, cotangent, scale, bias)
 
 

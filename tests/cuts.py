@@ -41,9 +41,11 @@ class Way:
     def __str__(self):
         return self.name
 
-    @property
-    def differentiable(self):
-        return not self.bounds
+    def labels(self, outputs=False):
+        """Which group each position belongs to: that of the statistics, or of the output."""
+        if self.segments:
+            return ids_of(N // self.fold)
+        return np.searchsorted(self.bounds, np.arange(N), "right") if outputs and not self.whole else np.zeros(N // self.fold, int)
 
 
 def locally(run, **options):
@@ -90,12 +92,13 @@ def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
 
 
 def observed(x, scale, bias, where, epsilon):
-    """The state of each channel, since weights are those of whole elements."""
+    """The state of each channel, since weights are those of whole elements; what they hide is not normalized."""
     start = jax.tree.map(lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype)))
     for part, mask in cut(x, where):
         update = lambda state, x, w: online.update(state, x, weights=w)  # noqa: E731
         start = jax.vmap(update, (0, 1, None if mask is None else 1))(start, part, mask)
-    y = jax.vmap(partial(online.normalize, epsilon=epsilon), (1, 0), 1)(x, start)
+    shown = x if where is None else jnp.where(where, x, 0)
+    y = jax.vmap(partial(online.normalize, epsilon=epsilon), (1, 0), 1)(shown, start)
     y = y * scale[None].astype(y.dtype) + bias[None].astype(y.dtype)
     return y if where is None else jnp.where(where, y, 0), (jax.tree.map(lambda leaf: leaf[None], start), None)
 
@@ -103,7 +106,7 @@ def observed(x, scale, bias, where, epsilon):
 def module(family, name, count, scale, bias, **options):
     """With these parameters, and ready to be called: ``call(x, **given) -> y, running``."""
     if family == "nnx":
-        norm = getattr(nnx, name)(count, **options, rngs=flax_nnx.Rngs(0))
+        norm = getattr(nnx, name)(count, **options, param_dtype=scale.dtype, rngs=flax_nnx.Rngs(0))
         norm.scale[...], norm.bias[...] = scale, bias
         return norm
     norm = getattr(linen, name)(**options)
@@ -111,9 +114,14 @@ def module(family, name, count, scale, bias, **options):
     return norm, {"params": params}
 
 
+def output_dtype(x):
+    """That of x, which is narrower than the parameters; of what is refused nothing is asked."""
+    return x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
+
+
 def batch_module(x, scale, bias, where, epsilon, family, axis_name=None, bounds=None):
     """Output and running statistics, from 0 and 1; ``bounds`` are those of microbatches that accumulate."""
-    options = {"dtype": x.dtype, "momentum": 0.9, "epsilon": epsilon, "use_running_average": False, "axis_name": axis_name}
+    options = {"dtype": output_dtype(x), "momentum": 0.9, "epsilon": epsilon, "use_running_average": False, "axis_name": axis_name}
     parts = [(x, where)] if bounds is None else cut(x, where, bounds)
     made = module(family, "BatchNorm", x.shape[1], scale, bias, **options)
     if family == "nnx":
@@ -147,7 +155,7 @@ def applied_to_segments(x, scale, bias, where, epsilon):
 
 
 def segment_module(x, scale, bias, where, epsilon, family, name, **options):
-    made = module(family, name, x.shape[-1], scale, bias, dtype=x.dtype, epsilon=epsilon, **options)
+    made = module(family, name, x.shape[-1], scale, bias, dtype=output_dtype(x), epsilon=epsilon, **options)
     by = {"segments": ids_of(x.shape[-2]), "num_segments": K, "mask": where}
     return made(x, **by) if family == "nnx" else made[0].apply(made[1], x, **by), (None, None)
 

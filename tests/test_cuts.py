@@ -1,6 +1,6 @@
 """Hard inputs however data are cut: over devices, microbatches and segments a norm is that of the whole in one piece, in float64."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from cut_inputs import K, N, by_input, data, ids_of
-from cuts import MESH, WAYS, applied_to_segments, merged, pieces, shard_map
+from cut_inputs import Data, K, N, by_input, data, ids_of
+from cuts import MESH, WAYS, Piece, applied_to_segments, merged, pieces, shard_map
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -21,12 +21,13 @@ import jaxnorm as jn
 pytestmark = pytest.mark.usefixtures("usual_compile")
 
 OVER_DEVICES = 1e-6  # of outputs
+B64 = (1e-15, 2e-15)  # output, gradient
 LAST_BIT, TINY = 2.0**-24, 1.2e-32  # of float32, whose smallest normal number is a millionth of the other
 RUNS = [(way, masked) for way in WAYS for masked in (True, False)]
 QUICK = {("devices", True), ("devices", False), ("merge", True), ("linen_devices", True), ("nnx_devices", True)}
 BY_NAME = {way.name: way for way in WAYS}
 FAMILIES = [name.removeprefix("nnx_") for name in BY_NAME if name.startswith("nnx_")]
-HALF_WAYS = long_sweep([way for way in WAYS if way.whole and (way.fused or way.run in (merged, applied_to_segments))], quick=[])
+HALF_WAYS = long_sweep([way for way in WAYS if way.fused or way.run in (merged, applied_to_segments)], quick=[])
 
 
 def by_way(applies):
@@ -37,27 +38,35 @@ def by_way(applies):
     return pytest.mark.parametrize(("way", "masked"), long_sweep(runs, quick=quick), ids=lambda value: names.get(value, str(value)))
 
 
+@dataclass(frozen=True)
+class Found:
+    """What was given, what came out, and the truth: of the statistics, and of the outputs."""
+
+    given: Data
+    y: np.ndarray
+    moments: jn.Moments | None
+    running: tuple | None
+    dx: np.ndarray
+    params: tuple[np.ndarray, np.ndarray]
+    truths: tuple[Piece, ...]
+    outputs: tuple[Piece, ...]
+
+
 @cache
 def found(way, masked, epsilon=1e-5, dtype="float32"):
-    """What is given, what comes out, and the truth: of all hard inputs in one program."""
+    """Of all hard inputs in one program."""
     given = data(masked, dtype, way.fold, way.segments, way.over_devices)
 
     @jax.jit
     def run(x, where, scale, bias, cotangent):
-        call = lambda *a: way.run(*a, where, epsilon)  # noqa: E731
-        if not way.differentiable:
-            return call(x, scale, bias)
-        y, back, rest = jax.vjp(call, x, scale, bias, has_aux=True)
-        return y, (*rest, *back(cotangent.astype(y.dtype)))
+        y, back, rest = jax.vjp(lambda *a: way.run(*a, where, epsilon), x, scale, bias, has_aux=True)
+        return y, rest, back(cotangent.astype(y.dtype))
 
-    y, rest = jax.tree.map(np.asarray, run(given.x, given.where, given.scale, given.bias, given.cotangent))
-    labels = ids_of(N // way.fold) if way.segments else np.zeros(N // way.fold, int)
-    return (
-        given,
-        by_input(y, way.fold),
-        *rest,
-        tuple(pieces(given, labels, fold=way.fold, part=way.part, epsilon=epsilon, bounds=way.bounds)),
-    )
+    y, statistics, (dx, *params) = jax.tree.map(np.asarray, run(given.x, given.where, given.scale, given.bias, given.cotangent))
+    of = partial(pieces, given, fold=way.fold, part=way.part, epsilon=epsilon)
+    truths = tuple(of(way.labels(), bounds=way.bounds))
+    outputs = truths if way.whole else tuple(of(way.labels(outputs=True)))
+    return Found(given, by_input(y, way.fold), *statistics, by_input(dx, way.fold), params, truths, outputs)
 
 
 def error(got, want, size):
@@ -82,6 +91,12 @@ def of_gradients(dx, truths):
     for piece in truths:
         if piece.is_finite:
             yield piece.name, piece.label, error(dx[piece.row, piece.at], piece.dx, piece.dx_size)
+
+
+def counted(given, way):
+    """By input and position, whether it is finite or hidden: a microbatch that is neither is left out of running statistics."""
+    x = by_input(given.x, way.fold)
+    return np.isfinite(x) if given.where is None else np.isfinite(x) | ~by_input(given.where, way.fold)
 
 
 def of_params(params, truths):
@@ -120,60 +135,85 @@ def of_running(running, truths):
 @by_way(lambda way: True)
 def test_outputs(way, masked):
     """Of constants and of one element the bias, where a group is normalized at once; what is hidden gives 0."""
-    given, y, *_, truths = found(way, masked)
-    if way.whole:
-        assert wrong(of_outputs(y, truths), OVER_DEVICES if way.over_devices else B32[0]) == {}
-    for piece in truths:
-        if way.whole and way.fused and piece.var == 0:
+    run = found(way, masked)
+    assert wrong(of_outputs(run.y, run.outputs), OVER_DEVICES if way.over_devices else B32[0]) == {}
+    for piece in run.outputs:
+        if way.fused and piece.var == 0:
             want = np.where(piece.shown, piece.bias.astype(np.float32), 0)
-            np.testing.assert_array_equal(y[piece.row, piece.at], want, err_msg=piece.name)
-        assert piece.is_finite or not np.isfinite(y[piece.row, piece.at]).all()
+            np.testing.assert_array_equal(run.y[piece.row, piece.at], want, err_msg=piece.name)
+        assert piece.is_finite or not np.isfinite(run.y[piece.row, piece.at]).all()
     if masked:
-        assert not y[~by_input(given.where, way.fold)].any()
+        assert not run.y[~by_input(run.given.where, way.fold)].any()
 
 
-@by_way(lambda way: way.differentiable)
+@by_way(lambda way: True)
 def test_gradients(way, masked):
     """Finite of what is finite; 0 of what is hidden."""
-    given, _, _, _, dx, *params, truths = found(way, masked)
-    dx = by_input(dx, way.fold)
-    assert wrong(of_gradients(dx, [piece for piece in truths if way.fused or piece.var > 0]), B32[1]) == {}
-    assert all(np.isfinite(dx[piece.row, piece.at]).all() for piece in truths if piece.is_finite)
+    run = found(way, masked)
+    own = counted(run.given, way)
+    whole = [piece for piece in run.outputs if piece.is_finite and own[piece.row, piece.at].all()]
+    assert wrong(of_gradients(run.dx, [piece for piece in whole if way.fused or piece.var > 0]), B32[1]) == {}
+    assert all(np.isfinite(run.dx[piece.row, piece.at]).all() for piece in whole)
     if masked:
-        assert not dx[~by_input(given.where, way.fold)].any()
+        assert not run.dx[~by_input(run.given.where, way.fold)].any()
     if way.fold == 1:
-        assert wrong(of_params(params, truths), B32[1]) == {}
+        assert wrong(of_params(run.params, [piece for piece in run.outputs if own[piece.row].all()]), B32[1]) == {}
 
 
 @by_way(lambda way: way.statistics)
 def test_statistics(way, masked):
     """Counts are exact, means to a part of the deviation; all of an empty segment is 0."""
-    _, _, moments, running, *_, truths = found(way, masked)
-    if moments is not None:
-        assert wrong(of_moments(moments, way.fold, truths), 1e-6) == {}
+    run = found(way, masked)
+    if (moments := run.moments) is not None:
+        assert wrong(of_moments(moments, way.fold, run.truths), 1e-6) == {}
         assert moments.mean.shape[way.fold - 1] == (K if way.segments else 1)
         assert not way.segments or not any(np.take(leaf, 3, way.fold - 1).any() for leaf in (moments.count, moments.mean, moments.var))
-    if running is not None:
-        assert wrong(of_running(running, truths), B32[0]) == {}
+    if run.running is not None:
+        assert wrong(of_running(run.running, run.truths), B32[0]) == {}
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
 @pytest.mark.parametrize("name", long_sweep(FAMILIES, quick=["devices"]))
 def test_both_families_give_the_same_bits(name, masked):
-    (_, y, _, running, *_), (_, other, _, too, *_) = (found(BY_NAME[f"{family}_{name}"], masked) for family in ("linen", "nnx"))
-    np.testing.assert_array_equal(y, other)
-    for one, same in zip(running or (), too or (), strict=True):
-        np.testing.assert_array_equal(one, same)
+    one, other = (found(BY_NAME[f"{family}_{name}"], masked) for family in ("linen", "nnx"))
+    np.testing.assert_array_equal(one.y, other.y)
+    for mine, same in zip(one.running or (), other.running or (), strict=True):
+        np.testing.assert_array_equal(mine, same)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [way for way in WAYS if way.fused and way.whole], ids=str)
+@pytest.mark.parametrize("way", [way for way in WAYS if way.fused], ids=str)
 def test_with_the_smallest_epsilon(way):
     """With which data of size 1e-20 are normalized to 1, and every group is divided by a power of two."""
-    _, y, _, _, dx, *_, truths = found(way, True, epsilon=1e-45)
-    varied = [piece for piece in truths if piece.var > 0 and piece.count >= 8]
-    assert wrong(of_outputs(y, varied), OVER_DEVICES if way.over_devices else B32[0]) == {}
-    assert wrong(of_gradients(by_input(dx, way.fold), varied), B32[1]) == {}
+    run = found(way, True, epsilon=1e-45)
+    varied = [piece for piece in run.outputs if piece.var > 0 and piece.count >= 8]
+    assert wrong(of_outputs(run.y, varied), OVER_DEVICES if way.over_devices else B32[0]) == {}
+    assert wrong(of_gradients(run.dx, varied), B32[1]) == {}
+
+
+@pytest.mark.parametrize("way", long_sweep(WAYS, quick=[BY_NAME["merge"]]), ids=str)
+def test_float64(way, x64):
+    """To its own digits, about means of up to 1e8."""
+    run = found(way, True, dtype="float64")
+    assert run.y.dtype == run.dx.dtype == jnp.float64
+    own = counted(run.given, way)
+    varied = [piece for piece in run.outputs if piece.var > 0 and own[piece.row, piece.at].all()]
+    assert wrong(of_outputs(run.y, varied), B64[0]) == {}
+    assert wrong(of_gradients(run.dx, varied), B64[1]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.segments], ids=str)
+def test_an_empty_batch(way):
+    """Parameters have gradients of 0, Moments counts of 0; running statistics are what they were, 0 and 1."""
+    given = data(True)
+    call = lambda scale, bias: way.run(given.x[:0], scale, bias, given.where[:0], 1e-5)  # noqa: E731
+    y, back, (moments, running) = jax.vjp(call, given.scale, given.bias, has_aux=True)
+    assert y.shape == (0, len(given.names))
+    assert not any(np.asarray(gradient).any() for gradient in back(y))
+    assert moments is None or not np.asarray(moments.count).any()
+    if running is not None:
+        np.testing.assert_array_equal(running, np.stack([np.zeros(y.shape[1]), np.ones(y.shape[1])]))
 
 
 def of_rounding(found, truth, dtype):
@@ -189,10 +229,10 @@ def test_half_precision_is_rounded_once(way, dtype):
     """Gradients too, but for those through Moments, which are the sum of two. Of 3e38 they are below the smallest normal number, and
     the variance beyond the largest: only what is normalized at once gives such an output.
     """
-    _, y, _, _, *gradients, truths = found(way, True, dtype=dtype)
-    assert y.dtype == jnp.dtype(dtype)
-    arrays = {"y": y, "dx": by_input(gradients[0], way.fold)} if way.fused else {"y": y}
-    for piece in truths:
+    run = found(way, True, dtype=dtype)
+    assert run.y.dtype == jnp.dtype(dtype)
+    arrays = {"y": run.y, "dx": run.dx} if way.fused else {"y": run.y}
+    for piece in run.outputs:
         for name, array in arrays.items():
             huge = piece.var > 1e38
             if piece.is_finite and piece.var > 0 and piece.count >= 8 and not (huge and (name == "dx" or not way.fused)):
