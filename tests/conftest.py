@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,9 +20,8 @@ from jaxnorm.engine import plan
 from jaxnorm.kernels import build, libraries
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
-LESS = "jax_disable_most_optimizations"
 USUAL = compiler.get_compile_options
-for name, value in (*STRICT, (LESS, True)):
+for name, value in STRICT:
     jax.config.update(name, value)
 
 
@@ -53,12 +52,16 @@ def forgotten():
     jax.clear_caches()
 
 
-QUICK = (  # together a quarter of the time to compile
-    ("xla_cpu_parallel_codegen_split_count", 1),  # one module for LLVM, in place of one for each thread
+ONE_MODULE = ("xla_cpu_parallel_codegen_split_count", 1)  # for LLVM, in place of one for each thread
+QUICK = (  # together half of the time to compile, or less
+    ONE_MODULE,
+    ("xla_backend_optimization_level", 0),
+    ("xla_llvm_disable_expensive_passes", True),
     ("xla_cpu_use_fusion_emitters", False),  # gone from JAX 0.12
 )
 
 
+@cache
 def is_known(option: tuple[str, object]) -> bool:
     """Whether this JAX takes it."""
     try:
@@ -68,11 +71,28 @@ def is_known(option: tuple[str, object]) -> bool:
     return True
 
 
+@contextmanager
+def compiled(*, quickly: bool):
+    """Within it machine code is made without costly passes, for the many laws in which rounding has no say, or is as users have it.
+
+    What was compiled before stays compiled.
+    """
+    options = [option for option in (QUICK if quickly else [ONE_MODULE]) if is_known(option)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", partial(with_options, USUAL, options))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _quick_compile():
-    """Machine code without costly passes, for the many laws in which rounding has no say."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", partial(with_options, USUAL, list(filter(is_known, QUICK))))
+    with compiled(quickly=True):
+        yield
+
+
+@pytest.fixture
+def quick_compile():
+    """For one test among laws of rounding."""
+    with compiled(quickly=True):
         yield
 
 
@@ -86,11 +106,8 @@ def with_options(get: Callable, more: list, *args, **given):
 def optimized():
     """Within it machine code is as users have it; before and after, what was compiled is forgotten."""
     jax.clear_caches()
-    jax.config.update(LESS, False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "get_compile_options", partial(with_options, USUAL, list(filter(is_known, QUICK[:1]))))
+    with compiled(quickly=False):
         yield
-    jax.config.update(LESS, True)
     jax.clear_caches()
 
 
@@ -141,10 +158,15 @@ def use(library, forgotten, monkeypatch):
 
 @pytest.fixture
 def implementation(request, monkeypatch) -> str:
-    """The one of calls that say none: what ``laws`` of cases.py crosses the table of norms with."""
+    """The one of calls that say none: what ``laws`` of cases.py crosses the table of norms with.
+
+    The reference is compiled quickly: users have its functions as "xla".
+    """
     if request.param == "native":
         request.getfixturevalue("library")
         monkeypatch.setattr(kernels, "built", lambda: True)
+    if request.param == "reference":
+        request.getfixturevalue("quick_compile")
     monkeypatch.setenv(plan.VARIABLE, request.param)
     return request.param
 

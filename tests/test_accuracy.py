@@ -116,7 +116,7 @@ def test_hard_inputs_of_other_units(case, implementation, hard, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", OF_UNITS, ids=str)
 @laws(DISTINCT)
-def test_hard_inputs_of_other_units_in_every_way(case, implementation, hard, rng):
+def test_hard_inputs_of_other_units_in_every_way(case, implementation, hard, rng, quick_compile):
     check(case, hard, rng, ways=slice(0, 1))
     check(case, hard, rng, np.ones(case.shape, bool))
 

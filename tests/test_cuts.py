@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
+from conftest import compiled
 from cut_inputs import Data, K, N, by_input, data, ids_of
 from cuts import MESH, WAYS, Piece, applied_to_segments, merged, pieces, shard_map
 from hypothesis import given, settings
@@ -18,8 +19,6 @@ from test_accuracy import B32
 
 import jaxnorm as jn
 
-pytestmark = pytest.mark.usefixtures("usual_compile")
-
 OVER_DEVICES = 1e-6  # of outputs
 B64 = (1e-15, 2e-15)  # output, gradient
 LAST_BIT, TINY = 2.0**-24, 1.2e-32  # of float32, whose smallest normal number is a millionth of the other
@@ -28,6 +27,13 @@ QUICK = {("devices", True), ("devices", False), ("merge", True), ("linen_devices
 BY_NAME = {way.name: way for way in WAYS}
 FAMILIES = [name.removeprefix("nnx_") for name in BY_NAME if name.startswith("nnx_")]
 HALF_WAYS = long_sweep([way for way in WAYS if way.fused or way.run in (merged, applied_to_segments)], quick=[])
+
+
+@pytest.fixture(autouse=True)
+def _compile(request):
+    """As users have it, but in the long sweeps, which would take twice as long."""
+    with compiled(quickly=request.node.get_closest_marker("slow") is not None):
+        yield
 
 
 def by_way(applies):
