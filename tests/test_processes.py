@@ -14,8 +14,10 @@ LOST = ("another process ended or cannot be reached", "This most likely indicate
 
 
 @pytest.fixture(autouse=True)
-def _quick_children(monkeypatch):
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as conftest.py has it here
+def _quick_children(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # much as conftest.py has it here
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))  # by one process for the next
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def shares_of(count):
