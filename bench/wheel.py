@@ -2,18 +2,22 @@
 
     python -m build --wheel && python -m bench.wheel dist/jaxnorm-*-manylinux*.whl
 
-Both are called through the same installed wheel, in processes in turn; writes wheel.json and wheel.md.
+All are called through the same installed wheel, in processes in turn, which are started anew for every sitting, since where the memory
+of a process lies makes a difference to large arrays. The kernels that are built here take part twice: how far these are from each other
+is what the machine adds. Writes wheel.json and wheel.md.
 """
 
 import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +29,7 @@ from bench.stamp import commit
 from jaxnorm.experiments.report import machine
 
 HERE = Path(__file__).parent
-WAYS = ("of the wheel", "built here")
+WAYS = ("of the wheel", "built here", "built here, again")
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -40,7 +44,7 @@ class Worker:
     """A process that measures the cases it is told, with the kernels that lie in its cache, or with those of the wheel."""
 
     def __init__(self, python: Path, folder: Path, way: str):
-        environment = os.environ | {"XDG_CACHE_HOME": str(folder / way), "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / way.split(",")[0]), "JAX_PLATFORMS": "cpu"}
         command = [python, "-m", "bench.wheel", "--worker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, bufsize=1, **pipes)
@@ -64,37 +68,53 @@ def work() -> None:
         print(json.dumps([1e3 * speed.sample(*call)[0] for call in calls]), flush=True)
 
 
-def measure(workers: dict[str, Worker], rounds: int) -> Iterator[dict]:
-    """The median of each case's milliseconds, by way; both ways take turns within every round."""
+def measure(start: Callable[[], dict[str, Worker]], sittings: int, rounds: int) -> list[dict]:
+    """For each case the milliseconds by way, one median for each sitting; all ways take turns within every round."""
     cases = [f"{case.norm} {case.shape} {case.dtype}" for case in speed.Settings().runs() if case.norm != "switchable"]  # it has no kernel
-    for case in track(cases, "Measuring"):
+    kinds = ("output", "output and gradients")
+    found = {f"{case}, {kind}": {way: [] for way in WAYS} for case in cases for kind in kinds}
+    for sitting in range(sittings):
+        workers = start()
+        for case in track(cases, f"Sitting {sitting + 1} of {sittings}"):
+            for worker in workers.values():
+                worker.ask(case)
+            times = [{way: workers[way].ask("go") for way in np.roll(WAYS, turn)} for turn in range(rounds)]
+            for kind, way in product(range(len(kinds)), WAYS):
+                found[f"{case}, {kinds[kind]}"][way].append(statistics.median(each[way][kind] for each in times))
         for worker in workers.values():
-            worker.ask(case)
-        times = [[worker.ask("go") for worker in workers.values()] for _ in range(rounds)]
-        for kind, medians in zip(("output", "output and gradients"), np.median(times, 0).T.tolist(), strict=True):
-            yield {"case": f"{case}, {kind}", "ms": dict(zip(workers, medians, strict=True))}
-    for worker in workers.values():
-        worker.end()
+            worker.end()
+    return [{"case": case, "ms": ms} for case, ms in found.items()]
+
+
+def ratios(cases: list[dict], way: str) -> np.ndarray:
+    """Of each case to the kernels built here: the median of the sittings' ratios."""
+    return np.array([np.median(np.divide(case["ms"][way], case["ms"][WAYS[1]])) for case in cases])
+
+
+def summary(ratios: np.ndarray) -> str:
+    middle, mean = np.median(ratios), np.exp(np.log(ratios).mean())
+    return f"median {middle:.3f}, geometric mean {mean:.3f}, at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases"
 
 
 def page(results: dict) -> str:
     machine, cases = results["machine"], results["cases"]
-    ratios = np.array([case["ms"][WAYS[0]] / case["ms"][WAYS[1]] for case in cases])
+    own, again = (ratios(cases, way) for way in (WAYS[0], WAYS[2]))
     rows = [
-        f"| {case['case']} | {case['ms'][WAYS[0]]:.3f} | {case['ms'][WAYS[1]]:.3f} | {ratio:.2f} |"
-        for case, ratio in zip(cases, ratios, strict=True)
+        f"| {case['case']} | {np.median(case['ms'][WAYS[0]]):.3f} | {np.median(case['ms'][WAYS[1]]):.3f} | {ratio:.2f} | {noise:.2f} |"
+        for case, ratio, noise in zip(cases, own, again, strict=True)
     ]
     return (
         f"""# Kernels of a wheel beside those built on the spot
 
 `{results["command"]}`: {machine["processor"]}, {machine["cores"]} cores, jax {machine["jax"]}, commit {results["commit"]}.
-Milliseconds, the median of {results["rounds"]} rounds, in which both take turns.
+Milliseconds, medians of {results["sittings"]} sittings of {results["rounds"]} rounds, in which all take turns; ratios are medians of the
+sittings'.
 
-Median of the ratios {np.median(ratios):.3f}, geometric mean {np.exp(np.log(ratios).mean()):.3f};
-at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases.
+- The wheel's to those built here: {summary(own)}.
+- Those built here to themselves, in another process: {summary(again)}.
 
-| | of the wheel | built here | ratio |
-|---|---|---|---|
+| | of the wheel | built here | ratio | to themselves |
+|---|---|---|---|---|
 """
         + "\n".join(rows)
         + "\n"
@@ -104,7 +124,8 @@ at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases.
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.wheel", description=__doc__.split("\n", 1)[0])
     parser.add_argument("wheel", type=Path, nargs="?", default=Path(), help="a wheel with kernels for this machine")
-    parser.add_argument("--rounds", type=int, default=31, help="%(default)s by default")
+    parser.add_argument("--sittings", type=int, default=3, help="%(default)s by default")
+    parser.add_argument("--rounds", type=int, default=7, help="%(default)s by default")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the two files")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -118,9 +139,9 @@ def main() -> None:
         shutil.copytree(HERE, folder / "bench", ignore=shutil.ignore_patterns("results"))
         built = os.environ | {"XDG_CACHE_HOME": str(folder / WAYS[1])}
         subprocess.run([python, "-m", "jaxnorm.kernels"], cwd=folder, env=built, check=True, capture_output=True)
-        cases = list(measure({way: Worker(python, folder, way) for way in WAYS}, options.rounds))
+        cases = measure(lambda: {way: Worker(python, folder, way) for way in WAYS}, options.sittings, options.rounds)
     facts = {"command": f"python -m bench.wheel {options.wheel.name}", "commit": commit(), "machine": machine()}
-    results = facts | {"rounds": options.rounds, "cases": cases}
+    results = facts | {"sittings": options.sittings, "rounds": options.rounds, "cases": cases}
     (options.out / "wheel.json").write_text(json.dumps(results, indent=1) + "\n")
     (options.out / "wheel.md").write_text(page(results))
     print(f"Written: {options.out / 'wheel.json'}, {options.out / 'wheel.md'}")
