@@ -104,6 +104,11 @@ def test_lengths_inside_jit_are_checked_by_checkify():
         call(jnp.array([1, 6]))[0].throw()
 
 
+def test_lengths_of_few_bits_beside_many_steps():
+    call = checkify.checkify(jax.jit(lambda x, n: jn.recurrent.lstm(x, PARAMS, lengths=n)[0]), errors=checkify.user_checks)
+    call(np.zeros((1, 256, FEATURES), np.float32), jnp.array([9], jnp.uint8))[0].throw()
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
 def test_no_sequences_or_no_steps(shape):
     x = jnp.ones((*shape, FEATURES))

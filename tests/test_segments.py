@@ -372,3 +372,46 @@ def test_ids_out_of_range_inside_jit():
     np.testing.assert_array_equal(jnp.isnan(norm(jnp.asarray(SEGMENTS)))[:, 0], [False, False, False, True])
     counted = jax.jit(lambda ids: jn.moments(X[None], "b [n] c", segments=ids[None], num_segments=2).count)(jnp.asarray(SEGMENTS) - 1)
     np.testing.assert_array_equal(counted[0, :, 0], [1, 1])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64"])
+def test_ids_of_any_integer_dtype(dtype, rng, request):
+    """With more segments than an id of that dtype can name, too."""
+    if dtype == "int64":
+        request.getfixturevalue("x64")
+    x, ids, more = rng.standard_normal((10, 2)).astype(np.float32), np.repeat([50, 3, 120, 0, 7], 2), 2 ** (17 if dtype == "uint16" else 9)
+    calls = (
+        lambda ids, k: jn.standardize(x, 0, segments=ids, num_segments=k),
+        lambda ids, k: jn.moments(x, 0, segments=ids, num_segments=k).count[:121],
+        lambda ids, k: jn.moments(x, "n [c]").merge(0, segments=ids, num_segments=k).count[:121],
+    )
+    for call in calls:
+        of = jax.jit(call, static_argnums=1)
+        want = of(ids.astype(np.int32), 121)
+        for found in (of(ids.astype(dtype), more), call(ids.astype(dtype), more)):
+            np.testing.assert_array_equal(found, want)
+        checkify.checkify(lambda ids, of=of: of(ids, more))(jnp.asarray(ids, dtype))[0].throw()
+
+
+def test_gradients_by_positions_that_belong_to_no_segment():
+    """They are 0, whatever stands there; those of the others are what they are without them."""
+    x, ids, one = jnp.array([[1.0], [3.0], [5.0], [jnp.nan]]), jnp.array([0, 0, 7, -1]), jnp.ones((4, 1))
+    for found in (
+        lambda x, ids: jn.moments(x, 0, segments=ids, num_segments=2),
+        lambda x, ids: jn.moments(x[None, ::-1], "b [n] c", segments=ids[None, ::-1], num_segments=2),
+        lambda x, ids: jn.moments(x, 0, segments=ids, num_segments=2, where=one),
+        lambda x, ids: jn.Moments(one, x, one).merge(0, segments=ids, num_segments=2),
+    ):
+        mean, var = (
+            jax.jit(jax.grad(lambda x, ids, name=name, found=found: getattr(found(x, ids), name).sum())) for name in ("mean", "var")
+        )
+        np.testing.assert_array_equal(mean(x, ids).ravel(), [0.5, 0.5, 0, 0])
+        np.testing.assert_array_equal(var(x, ids).ravel(), [-1, 1, 0, 0])
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_segments_of_positions_without_elements(masked):
+    x, ids = np.zeros((5, 0), np.float32), np.zeros(5, int)
+    options = {"segments": ids, "num_segments": 2, "where": np.ones((5, 1), bool) if masked else None}
+    np.testing.assert_array_equal(jn.moments(x, (0, 1), **options).count, np.zeros((2, 1)))
+    assert jn.layer_norm(x, axes=(0, 1), **options).shape == (5, 0)

@@ -105,6 +105,11 @@ class Segments:
             flat = jnp.take(flat, at, axis=0, mode="fill")
         return self._in_place(flat, self.positions[-1])
 
+    def inside(self, places: Places, ndim: int) -> jax.Array:
+        """Which positions belong to a segment."""
+        of_one = places[0] < (len(places[1]) if len(places) > 1 else self._groups)
+        return self._in_place(of_one.reshape(-1, *(1,) * (ndim - len(self.positions))), self.positions[-1])
+
     @property
     def _groups(self) -> int:
         return math.prod(self.rows) * self.number
@@ -196,7 +201,7 @@ def find_frame(spec: Spec, at: Segments, parts: Parts, where, places: Places, n:
 
 def _one_of_each(spec: Spec, at: Segments, u: jax.Array, where, places: Places) -> jax.Array:
     """An element of each segment: the last one or, where some do not count or are elsewhere, the largest, which takes longer."""
-    if where is None and spec.axis_name is None:
+    if where is None and spec.axis_name is None and u.size:
         size, shape = at.positions[-1], [1] * u.ndim
         shape[at.axis] = size
         order = lax.iota(jnp.int32, size).reshape(shape)
@@ -256,10 +261,15 @@ def _estimate_jvp(spec, at, primals, tangents):
 
 
 def _tangent(spec: Spec, at: Segments, parts: Parts, where, places, frame: Frame, offset, step: Parts):
-    """d offset = mean(du), d var = mean(2 (u - offset) du), and that of the variances which are merged."""
+    """d offset = mean(du), d var = mean(2 (u - offset) du), and that of the variances which are merged.
+
+    Positions in no segment, whose statistics are NaN, are as if they were masked out.
+    """
+    inside = at.inside(places, len(spec.reduction.split_shape))
+    where = inside if where is None else jnp.where(inside, where, jnp.zeros_like(where))
     mean = lambda values: divide(total(spec, at, values, where, places), frame.n)  # noqa: E731
     du = scaled(spec, step.x, where, at.spread(frame.power, places))
-    deviation = _elements(spec, at, parts, where, places, frame, offset)
+    deviation = hide(_elements(spec, at, parts, where, places, frame, offset), inside)
     slope = 2 * jnp.real(jnp.conj(deviation) * du)
     dvar = mean(slope if step.var is None else slope + hide(step.var, where))
     return mean(du) if spec.centered else jnp.zeros_like(offset), dvar
