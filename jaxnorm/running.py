@@ -1,5 +1,6 @@
 """Running statistics: Moments that follow those of the batches."""
 
+import math
 from functools import partial
 
 import jax
@@ -33,7 +34,7 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
 
     Raises:
       TypeError: arguments that are no Moments.
-      ValueError: momentum outside [0, 1], shapes that differ.
+      ValueError: momentum outside [0, 1], shapes that differ, a count of ``running`` that is neither one number nor one for each group.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> old = jn.Moments(count=jnp.array(8.0), mean=jnp.array(0.0), var=jnp.array(1.0))
@@ -70,10 +71,13 @@ def _same_shape(running: Moments, batch: Moments) -> None:
         old, new = jnp.shape(getattr(running, name)), jnp.shape(getattr(batch, name))
         if [size for size in old if size != 1] != [size for size in new if size != 1]:
             raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
+    count, mean = jnp.shape(running.count), jnp.shape(running.mean)
+    if math.prod(count) != 1 and [size for size in count if size != 1] != [size for size in mean if size != 1]:
+        raise ValueError(f"the count of running must be one number or of the shape of its mean, {mean}: got {count}.")
 
 
 def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLike, known: jax.Array) -> jax.Array:
-    if old.ndim == 0 and known.size != 1:  # one count for all groups
+    if old.size == 1 and known.size != 1:  # one count for all groups
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)

@@ -197,6 +197,16 @@ def test_ema_with_one_count_and_a_channel_that_is_broken():
     np.testing.assert_array_equal(found.count, 6.0)
 
 
+def test_ema_of_one_count_for_all_whatever_its_rank():
+    batch = jn.moments(jnp.array([[1.0, 2.0], [3.0, 6.0]]), 0)
+    for shape in ((), (1,), (1, 1)):
+        found = jn.ema(jn.Moments(jnp.ones(shape), jnp.zeros((1, 2)), jnp.ones((1, 2))), batch, momentum=0.5)
+        np.testing.assert_array_equal(found.count, np.full(shape, 1.5))
+        np.testing.assert_array_equal(found.mean, [[1.0, 2.0]])
+    with pytest.raises(ValueError, match=r"one number or of the shape of its mean, \(1, 2\): got \(3,\)"):
+        jn.ema(jn.Moments(jnp.ones(3), jnp.zeros((1, 2)), jnp.ones((1, 2))), batch)
+
+
 def test_ema_of_one_element_has_no_unbiased_variance():
     old = running([1.0], [3.0])
     np.testing.assert_array_equal(jn.ema(old, of([[7.0]]), unbiased=True).var, old.var)

@@ -270,3 +270,11 @@ def test_with_momentum_one_all_batches_count_alike(rng):
         running = jn.ema(running, jn.moments(part, 0), momentum=online.debiased(1.0, step))
     np.testing.assert_allclose(running.mean, parts.mean((0, 1), dtype=np.float64), atol=1e-7)
     np.testing.assert_allclose(running.var, parts.astype(np.float64).var(1).mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-5, 4.0])
+def test_before_the_first_update_all_stays_as_it_is(epsilon):
+    x, state = jnp.array([[2.0, 4.0]]), online.init(jnp.zeros(2))
+    np.testing.assert_array_equal(online.normalize(x, state, epsilon=epsilon), x)
+    np.testing.assert_array_equal(online.denormalize(x, state, epsilon=epsilon), x)
+    np.testing.assert_array_equal(online.returns.normalize(x[0], online.returns.init(0.0), epsilon=epsilon), x[0])

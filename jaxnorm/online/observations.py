@@ -1,6 +1,5 @@
 """Statistics of everything seen so far, for pytrees of arrays."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +97,9 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
     epsilon = validation.static_epsilon(epsilon)
 
     def apply(x, moments):
-        y = normalization.normalize(x, _known(moments, epsilon), epsilon=epsilon)
+        seen = jnp.broadcast_to(moments.count > 0, jnp.shape(moments.mean))
+        y = normalization.normalize(x, moments, epsilon=epsilon)
+        y = jnp.where(seen.reshape((1,) * (x.ndim - seen.ndim) + seen.shape), y, x)
         return y if limit is None else jnp.clip(y, -limit, limit)
 
     return _map(apply, batch, state)
@@ -128,11 +129,10 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
     epsilon = validation.static_epsilon(epsilon)
 
     def apply(y, moments):
-        known = _known(moments, epsilon)
-        root = jnp.sqrt(known.var + epsilon).astype(known.mean.dtype)
+        root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(moments.mean.dtype)
         wide = jnp.promote_types(y.dtype, root.dtype)
         lead = (1,) * (y.ndim - root.ndim)
-        root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, known.mean, known.low.mean))
+        root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, moments.mean, moments.low.mean))
         return (y.astype(wide) * root + low + mean).astype(y.dtype)
 
     return _map(apply, batch, state)
@@ -197,11 +197,6 @@ def _map(apply, batch: Tree, state: Tree) -> Tree:
     before, structure = _flatten(state)
     leaves = _leaves(structure, before, batch)
     return structure.unflatten([apply(leaf, old) for leaf, old in zip(leaves, before, strict=True)])
-
-
-def _known(moments: Moments, epsilon: float) -> Moments:
-    """With the variance that changes nothing where there is none yet."""
-    return replace(moments, var=jnp.where(moments.count > 0, moments.var, max(1 - epsilon, 0)))
 
 
 def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array | None:
