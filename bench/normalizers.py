@@ -4,7 +4,8 @@
 
 writes bench/results/normalizers.json and normalizers.md. The file is made of seeded normal numbers (mean 1000, deviation 1, 256
 features), read chunk by chunk, and removed. Each peer runs in a process of its own; reading is not part of its time. Memory is
-the most that the process holds beyond what it held before the first chunk, without the pages of files.
+the most that the process holds beyond what it held before the first chunk, without the pages of files. Keras adapts to chunks only where
+TensorFlow is installed, with whatever backend (`pip install tensorflow-cpu`).
 """
 
 import argparse
