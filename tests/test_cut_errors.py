@@ -65,3 +65,17 @@ def test_modules_cast_integers_as_flax_does(way, rng):
 def test_wrong_parameters(way, name, mistake):
     make, error, match = OF_PARAMETERS[mistake]
     refused(way, name, make, error, match.format(name))
+
+
+TRACED = ("stages", "stacked_stages", "online")  # where weights are checked under checkify alone, as over devices
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+@pytest.mark.parametrize(
+    "way", long_sweep([way for way in WAYS if "devices" not in way.name and way.name not in TRACED], quick=WAYS[1:2]), ids=str
+)
+def test_wrong_weights(way, weight):
+    given = data(False, fold=way.fold, segments=way.segments)
+    weights = np.where(np.arange(given.x.size).reshape(given.x.shape) % 5 == 0, np.float32(weight), np.float32(1))
+    with pytest.raises(ValueError, match=f"must be finite and >= 0: found {weight}"):
+        way.run(given.x, given.scale, given.bias, weights, 1e-5)
