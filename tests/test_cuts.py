@@ -12,6 +12,7 @@ from cases import long_sweep
 from conftest import compiled
 from cut_inputs import Data, K, N, by_input, data, ids_of
 from cuts import MESH, WAYS, Piece, applied_to_segments, merged, pieces, shard_map
+from derivatives import check_derivatives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -206,6 +207,20 @@ def test_float64(way, x64):
     varied = [piece for piece in run.outputs if piece.var > 0 and own[piece.row, piece.at].all()]
     assert wrong(of_outputs(run.y, varied), B64[0]) == {}
     assert wrong(of_gradients(run.dx, varied), B64[1]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_derivatives_of_both_modes_and_two_orders(way, rng, x64):
+    """With masks that leave some groups empty, and NaN behind them."""
+    given = data(True, "float64", way.fold, way.segments)
+    x, weights = rng.standard_normal((2, *given.x.shape))
+    hidden = np.where(given.where, 0, np.nan)
+
+    def call(x):
+        return jnp.sin(way.run(x + hidden, given.scale, given.bias, given.where, 1e-5)[0]) * weights
+
+    check_derivatives(call, (x,))
 
 
 @pytest.mark.slow
