@@ -29,7 +29,8 @@ from bench.stamp import commit
 from jaxnorm.experiments.report import machine
 
 HERE = Path(__file__).parent
-WAYS = ("of the wheel", "built here", "built here, again")
+CACHES = {"of the wheel": "empty", "built here": "built", "built here, again": "built"}  # of each way, the folder with kernels
+WHEEL, BUILT, AGAIN = WAYS = tuple(CACHES)
 
 
 def install(wheel: Path, folder: Path) -> Path:
@@ -44,7 +45,7 @@ class Worker:
     """A process that measures the cases it is told, with the kernels that lie in its cache, or with those of the wheel."""
 
     def __init__(self, python: Path, folder: Path, way: str):
-        environment = os.environ | {"XDG_CACHE_HOME": str(folder / way.split(",")[0]), "JAX_PLATFORMS": "cpu"}
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / CACHES[way]), "JAX_PLATFORMS": "cpu"}
         command = [python, "-m", "bench.wheel", "--worker"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, bufsize=1, **pipes)
@@ -88,7 +89,7 @@ def measure(start: Callable[[], dict[str, Worker]], sittings: int, rounds: int) 
 
 def ratios(cases: list[dict], way: str) -> np.ndarray:
     """Of each case to the kernels built here: the median of the sittings' ratios."""
-    return np.array([np.median(np.divide(case["ms"][way], case["ms"][WAYS[1]])) for case in cases])
+    return np.array([np.median(np.divide(case["ms"][way], case["ms"][BUILT])) for case in cases])
 
 
 def summary(ratios: np.ndarray) -> str:
@@ -98,9 +99,9 @@ def summary(ratios: np.ndarray) -> str:
 
 def page(results: dict) -> str:
     machine, cases = results["machine"], results["cases"]
-    own, again = (ratios(cases, way) for way in (WAYS[0], WAYS[2]))
+    own, again = (ratios(cases, way) for way in (WHEEL, AGAIN))
     rows = [
-        f"| {case['case']} | {np.median(case['ms'][WAYS[0]]):.3f} | {np.median(case['ms'][WAYS[1]]):.3f} | {ratio:.2f} | {noise:.2f} |"
+        f"| {case['case']} | {np.median(case['ms'][WHEEL]):.3f} | {np.median(case['ms'][BUILT]):.3f} | {ratio:.2f} | {noise:.2f} |"
         for case, ratio, noise in zip(cases, own, again, strict=True)
     ]
     return (
@@ -137,7 +138,7 @@ def main() -> None:
         folder = Path(name)
         python = install(options.wheel, folder / "environment")
         shutil.copytree(HERE, folder / "bench", ignore=shutil.ignore_patterns("results"))
-        built = os.environ | {"XDG_CACHE_HOME": str(folder / WAYS[1])}
+        built = os.environ | {"XDG_CACHE_HOME": str(folder / CACHES[BUILT])}
         subprocess.run([python, "-m", "jaxnorm.kernels"], cwd=folder, env=built, check=True, capture_output=True)
         cases = measure(lambda: {way: Worker(python, folder, way) for way in WAYS}, options.sittings, options.rounds)
     facts = {"command": f"python -m bench.wheel {options.wheel.name}", "commit": commit(), "machine": machine()}

@@ -1,6 +1,5 @@
 """Running statistics: Moments that follow those of the batches."""
 
-import math
 from functools import partial
 
 import jax
@@ -67,12 +66,13 @@ def _ema(unbiased: bool, running: Moments, batch: Moments, momentum: ArrayLike, 
 
 
 def _same_shape(running: Moments, batch: Moments) -> None:
+    sizes = lambda shape: [size for size in shape if size != 1]  # noqa: E731
     for name in ("mean", "var"):
         old, new = jnp.shape(getattr(running, name)), jnp.shape(getattr(batch, name))
-        if [size for size in old if size != 1] != [size for size in new if size != 1]:
+        if sizes(old) != sizes(new):
             raise ValueError(f"running and batch must have the same shape, up to axes of size one: {name} has {old} and {new}.")
     count, mean = jnp.shape(running.count), jnp.shape(running.mean)
-    if math.prod(count) != 1 and [size for size in count if size != 1] != [size for size in mean if size != 1]:
+    if sizes(count) not in ([], sizes(mean)):
         raise ValueError(f"the count of running must be one number or of the shape of its mean, {mean}: got {count}.")
 
 

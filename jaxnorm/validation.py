@@ -63,13 +63,13 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array | None:
         both = f"{shape[-1:]}" if len(shape) == 1 else f"{shape[-1:]} or {shape}"
         raise ValueError(f"segments must have the shape of the axes of x up to the first reduction axis, {both}: got {ids.shape}.")
     values(ids, lambda i: (i >= 0) & (i < num_segments), f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}")
-    ids = wide(ids)
+    ids = _wide(ids)
     return ids if len(ids.shape) == 1 else jnp.broadcast_to(ids, shape)
 
 
-def wide(integers: jax.Array) -> jax.Array:
-    """Of 32 bits at least: compared in fewer, a number that these do not hold would be another one."""
-    return integers.astype(jnp.int32) if integers.dtype.itemsize < 4 else integers
+def _wide(array: jax.Array) -> jax.Array:
+    """Integers of 32 bits at least: compared in fewer, a number that these do not hold would be another one."""
+    return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4 else array
 
 
 def variance(var) -> None:
@@ -153,7 +153,7 @@ def _scalar(name: str, value: jax.Array, holds, message: str) -> jax.Array:
 def values(array: jax.Array, holds, message: str) -> None:
     """Raises where ``holds`` is false: at once for concrete values, under checkify for traced ones."""
     if isinstance(array, jax.core.Tracer):
-        checkify.debug_check(jnp.all(holds(wide(array) if jnp.issubdtype(array.dtype, jnp.integer) else array)), message + ".")
+        checkify.debug_check(jnp.all(holds(_wide(array))), message + ".")
         return
     concrete = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
     if not np.all(holds(concrete)):

@@ -28,8 +28,8 @@ OF_PARAMETERS = {
     "integers": (lambda a: a.astype(np.int32), TypeError, "{} must be floating point: got int32. Cast"),
 }
 OF_FLAX = [way for way in WAYS if way.name.startswith(("linen", "nnx"))]  # which looks at its parameters itself, and casts x
-SCALED_BY_THE_USER = ("stages", "stacked_stages", "online")
-FUNCTIONAL = [way for way in WAYS if way not in OF_FLAX and way.name not in SCALED_BY_THE_USER]
+OF_ONLINE = ("stages", "stacked_stages", "online")  # whose users scale, and which sees weights traced: checked under checkify alone
+FUNCTIONAL = [way for way in WAYS if way not in OF_FLAX and way.name not in OF_ONLINE]
 RUNS = [(way, name) for way in WAYS for name in WRONG if way not in OF_FLAX or WRONG[name][0] != "x"]
 QUICK = [(way, name) for way, name in RUNS if name == "mask_of_another_size" or way.name == "merge"]
 
@@ -67,12 +67,9 @@ def test_wrong_parameters(way, name, mistake):
     refused(way, name, make, error, match.format(name))
 
 
-TRACED = ("stages", "stacked_stages", "online")  # where weights are checked under checkify alone, as over devices
-
-
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
 @pytest.mark.parametrize(
-    "way", long_sweep([way for way in WAYS if "devices" not in way.name and way.name not in TRACED], quick=WAYS[1:2]), ids=str
+    "way", long_sweep([way for way in WAYS if "devices" not in way.name and way.name not in OF_ONLINE], quick=WAYS[1:2]), ids=str
 )
 def test_wrong_weights(way, weight):
     given = data(False, fold=way.fold, segments=way.segments)

@@ -121,6 +121,8 @@ def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
 def _divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
     if isinstance(count, float):
-        return total / (jnp.asarray(count if count > 0 else 1, total.dtype) + zero)
-    count = jnp.asarray(count, real(total.dtype))
-    return total / (jnp.where(count > 0, count, 1).astype(total.dtype) + zero)
+        divisor = jnp.asarray(count if count > 0 else 1, total.dtype)
+    else:
+        count = jnp.asarray(count, real(total.dtype))
+        divisor = jnp.where(count > 0, count, 1).astype(total.dtype)
+    return total / (divisor + zero)
