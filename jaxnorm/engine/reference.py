@@ -42,7 +42,6 @@ from jaxnorm.engine.groups import (
     weigh,
 )
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import two_sum
 from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
 
 nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
@@ -177,8 +176,8 @@ def centred(stats: Stats) -> Stats:
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot, offset = two_sum(frame.pivot, offset)
-    return stats._replace(frame=frame._replace(pivot=pivot), offset=offset)
+    pivot = frame.pivot + offset  # with the eight operations of two_sum XLA would write an array as large as x
+    return stats._replace(frame=frame._replace(pivot=pivot), offset=offset - (pivot - frame.pivot))
 
 
 def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
