@@ -57,7 +57,7 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
 
 def inexact(x, dtype) -> jax.Array:
     """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
-    x = jnp.asarray(x)
+    x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # which would copy a traced one, and raise under debug_nans for hidden NaN
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real(compute_dtype(dtype)))
 
 

@@ -1,0 +1,89 @@
+"""Laws of results, however data are cut: of eager calls, of scaled and shifted data, of groups that do not divide the channels."""
+
+import re
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import long_sweep
+from conftest import compiled
+from cut_inputs import K, N, data, folded, ids_of
+from cuts import MESH, WAYS, shard_map
+from jax.sharding import PartitionSpec as P
+from test_accuracy import B32
+
+import jaxnorm as jn
+
+EPSILON = 1e-5
+NO_DIVISOR, TOO_FEW = "g={0} must divide the size of its axis: {0} against 6.", "the size of 'g' must be at least 1: got {0}."
+QUICK = [way for way in WAYS if way.name in ("merge", "segments")]
+
+
+@pytest.fixture(autouse=True)
+def _compile(request):
+    with compiled(quickly=request.node.get_closest_marker("slow") is not None):
+        yield
+
+
+def finite(way):
+    """With masks, without the inputs that are not finite where they count, and without constants for Moments, whose gradients are noise.
+
+    Behind the masks is NaN for what is normalized at once, and 1e30 for what is sliced before, which is where NaN would raise.
+    """
+    given = data(True, fold=way.fold, segments=way.segments, shuffled=way.over_devices)
+    inputs = 1 if way.fold == 1 else 0
+    others = tuple(axis for axis in range(given.x.ndim) if axis != inputs)
+    keep = (np.isfinite(given.x) | ~given.where).all(others)
+    keep &= [way.fused or not name.startswith(("constant", "one_left")) for name in given.names]
+    x, where, cotangent = (np.compress(keep, a, inputs) for a in (given.x, given.where, given.cotangent))
+    params = (given.scale, given.bias) if way.fold > 1 else (given.scale[keep], given.bias[keep])
+    x = np.where(where, x, np.float32(np.nan if way.fused and not way.over_devices and not way.bounds else 1e30))
+    return replace(given, x=x, where=where, cotangent=cotangent, scale=params[0], bias=params[1])
+
+
+def run(way, x, scale, bias, where, cotangent, epsilon=EPSILON):
+    y, back, _ = jax.vjp(lambda x, scale, bias: way.run(x, scale, bias, where, epsilon), x, scale, bias, has_aux=True)
+    return y, *back(cotangent.astype(y.dtype))
+
+
+@pytest.mark.parametrize("way", long_sweep(WAYS, quick=QUICK), ids=str)
+def test_eager_calls_are_those_of_jit(way):
+    """And raise nothing under debug_nans and debug_infs, whatever is behind the mask."""
+    given = finite(way)
+    arguments = tuple(map(jnp.asarray, (given.x, given.scale, given.bias, given.where, given.cotangent)))
+    with jax.debug_nans(True), jax.debug_infs(True):
+        eager = run(way, *arguments)
+    jitted = jax.jit(lambda *a: run(way, *a))(*arguments)
+    for one, other, bound in zip(eager, jitted, (B32[0], *3 * (B32[1],)), strict=True):
+        size = np.abs(np.asarray(other)).max(axis=-2 if way.fold > 1 and np.ndim(other) == 3 else 0, keepdims=True)
+        assert (np.abs(one - np.asarray(other)) <= 2 * bound * size).all()
+
+
+@pytest.mark.parametrize("way", long_sweep(WAYS, quick=QUICK), ids=str)
+def test_a_scale_and_a_shift_of_the_data(way, rng):
+    """y(a x + b) = sign(a) y(x), where epsilon is scaled as well, and their gradients."""
+    given = data(True, fold=way.fold, segments=way.segments)
+    x = folded(np.round(8 * rng.standard_normal((N, len(given.names)))).astype(np.float32) / 8, way.fold)
+    by, shift = -4.0, 1024.0  # without rounding
+    y, dx, dscale, dbias = jax.jit(lambda *a: run(way, *a))(x, given.scale, given.bias, given.where, given.cotangent)
+    moved = jax.jit(lambda *a: run(way, *a, epsilon=by**2 * EPSILON))(
+        np.float32(by) * x + np.float32(shift), -given.scale, given.bias, given.where, given.cotangent
+    )
+    for one, other, bound in zip(moved, (y, dx / by, -dscale, dbias), (B32[0], *3 * (B32[1],)), strict=True):
+        assert np.abs(one - np.asarray(other)).max() <= bound * np.abs(np.asarray(other)).max()
+
+
+@pytest.mark.parametrize(("groups", "message"), [(4, NO_DIVISOR), (7, NO_DIVISOR), (0, TOO_FEW), (-1, TOO_FEW)])
+@pytest.mark.parametrize("over_devices", [True, False], ids=["devices", "whole"])
+def test_groups_that_do_not_divide(groups, message, over_devices, rng):
+    """The error has both numbers."""
+    x = rng.standard_normal((N, 6)).astype(np.float32)
+
+    def local(x, ids):
+        by = {"segments": ids, "num_segments": K, "axis_name": "d" if over_devices else None}
+        return jn.standardize(x, "[n] (g [c])", g=groups, **by)
+
+    with pytest.raises(ValueError, match=re.escape(message.format(groups))):
+        (shard_map(local, mesh=MESH, in_specs=P("d"), out_specs=P("d")) if over_devices else local)(x, ids_of(N))
