@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import long_sweep
-from conftest import compiled
 from cut_inputs import K, N, data, folded, ids_of
 from cuts import MESH, WAYS, shard_map
 from jax.sharding import PartitionSpec as P
@@ -18,13 +16,6 @@ import jaxnorm as jn
 
 EPSILON = 1e-5
 NO_DIVISOR, TOO_FEW = "g={0} must divide the size of its axis: {0} against 6.", "the size of 'g' must be at least 1: got {0}."
-QUICK = [way for way in WAYS if way.name in ("merge", "segments")]
-
-
-@pytest.fixture(autouse=True)
-def _compile(request):
-    with compiled(quickly=request.node.get_closest_marker("slow") is not None):
-        yield
 
 
 def finite(way):
@@ -48,7 +39,8 @@ def run(way, x, scale, bias, where, cotangent, epsilon=EPSILON):
     return y, *back(cotangent.astype(y.dtype))
 
 
-@pytest.mark.parametrize("way", long_sweep(WAYS, quick=QUICK), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_eager_calls_are_those_of_jit(way):
     """And raise nothing under debug_nans and debug_infs, whatever is behind the mask."""
     given = finite(way)
@@ -61,7 +53,8 @@ def test_eager_calls_are_those_of_jit(way):
         assert (np.abs(one - np.asarray(other)) <= 2 * bound * size).all()
 
 
-@pytest.mark.parametrize("way", long_sweep(WAYS, quick=QUICK), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_a_scale_and_a_shift_of_the_data(way, rng):
     """y(a x + b) = sign(a) y(x), where epsilon is scaled as well, and their gradients."""
     given = data(True, fold=way.fold, segments=way.segments)
