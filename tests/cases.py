@@ -139,7 +139,7 @@ CASES = [
 ]
 VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long
 DISTINCT = [case for case in CASES if case.name not in VARIANTS]
-KINDS = [case for case in DISTINCT if case.name in ("layer", "batch_conv", "group", "switchable")]  # for the laws that take longest
+KINDS = [case for case in DISTINCT if case.name in ("layer", "batch_conv", "group", "switchable")]  # which the README's command runs
 BY_NAME = {case.name: case for case in CASES}
 KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.name == "layer_hwc")]
 
@@ -150,14 +150,13 @@ def long_sweep(cases, *, quick):
     return [pytest.param(*values, marks=() if case in quick else pytest.mark.slow) for case, values in rows]
 
 
-def laws(cases, *, native=(), quick=None):
+def laws(cases, *, native=(), quick=KINDS):
     """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that are ``native`` by the kernels.
 
-    Where a law takes long only the cases that are ``quick`` run in plain JAX outside the long sweeps.
+    Those that are ``quick``, one norm of each kind, run at once, all others in the long sweeps.
     """
-    rows = [(case, "xla", () if quick is None or case in quick else pytest.mark.slow) for case in cases]
+    rows = [(case, name, () if case in quick else pytest.mark.slow) for name, own in (("xla", cases), ("native", native)) for case in own]
     rows += [(case, "reference", pytest.mark.slow) for case in cases]
-    rows += [(case, "native", ()) for case in native]
     rows = [pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows]
     return pytest.mark.parametrize(("case", "implementation"), rows, indirect=["implementation"])
 

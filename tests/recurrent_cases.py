@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recurrent_oracle
+from cases import long_sweep
 
 import jaxnorm as jn
 from jaxnorm.recurrent import native, scan
@@ -70,7 +71,7 @@ CASES = [
     Case("lstm", None, projection=3),
 ]
 FEW = [Case("lstm"), Case("lstm", "rms", "gate"), Case("gru"), Case("rnn", "layer", "sum"), Case("lstm", None, projection=3)]
-by_few = pytest.mark.parametrize("case", FEW, ids=str)
+by_few = pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:3]), ids=str)
 OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do not see each other
 
 

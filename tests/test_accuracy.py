@@ -101,7 +101,7 @@ def test_hard_inputs(case, implementation, hard, rng):
 
 @pytest.mark.parametrize("way", long_sweep([0, 1], quick=[1]), ids=["called", "compiled"])
 @pytest.mark.parametrize("hard", [hard for hard in HARD if hard.unit == 1], ids=str)
-@laws(DISTINCT, quick=KINDS)
+@laws(DISTINCT, quick=KINDS[:2])
 def test_hard_inputs_beside_a_mask_that_hides_nothing(case, implementation, hard, way, rng):
     check(case, hard, rng, np.ones(case.shape, bool), ways=slice(way, way + 1))
 
@@ -121,7 +121,7 @@ def test_hard_inputs_of_other_units_in_every_way(case, implementation, hard, rng
     check(case, hard, rng, np.ones(case.shape, bool))
 
 
-@pytest.mark.parametrize("hard", long_sweep(HARD, quick=HARD[::2]), ids=str)
+@pytest.mark.parametrize("hard", long_sweep(HARD, quick=HARD[::5]), ids=str)
 @pytest.mark.parametrize("name", long_sweep(["layer", "rms"], quick=["layer"]))
 def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, hard, rng):
     check(replace(BY_NAME[name], shape=(4096, 256), param=(256,), param_split=(1, 256)), hard, rng)
@@ -152,7 +152,7 @@ def test_subnormal_numbers_give_finite_results(case, rng):
     assert np.isfinite(dx).all()
 
 
-@pytest.mark.parametrize("full_range", [False, True])
+@pytest.mark.parametrize("full_range", long_sweep([False, True], quick=[False]))
 def test_gradients_of_a_set_without_spread_down_to_the_smallest_epsilon(full_range):
     """The factor 1 / sqrt(epsilon), bounded by that of 1.2e-38 times the square of the elements, give or take a power of two."""
 
@@ -182,7 +182,7 @@ HALF = [
 
 
 @pytest.mark.parametrize(("dtype", "name", "make"), HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF])
-@pytest.mark.parametrize("case", long_sweep(DISTINCT, quick=KINDS), ids=str)
+@pytest.mark.parametrize("case", long_sweep(DISTINCT, quick=KINDS[:2]), ids=str)
 def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
     """At most 0.51 units in the last place of the output away from the truth."""
     x = jnp.asarray(make(rng, case.shape), dtype)
@@ -195,7 +195,7 @@ def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
 
 
 GRADIENTS = [(case, half) for case in DISTINCT for half in HALF[:3]]
-FEWER = [(case, half) for case, half in GRADIENTS if half[0] == "bfloat16" and case in KINDS]
+FEWER = [(case, half) for case, half in GRADIENTS if half[0] == "bfloat16" and case in KINDS[:2]]
 
 
 @pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
@@ -269,7 +269,7 @@ def test_a_constant_behind_a_mask_that_the_compiler_knows(axis, rng):
 
 
 @pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
-@pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.centered], quick=KINDS), ids=str)
+@pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.centered], quick=KINDS[:2]), ids=str)
 def test_every_norm_of_a_constant_gives_the_bias(case, value, rng):
     x, (scale, bias) = np.full(case.shape, value, np.float32), case.params(rng)
     for where in (None, np.ones(case.shape, bool)):

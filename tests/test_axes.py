@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import DISTINCT
+from cases import DISTINCT, KINDS, long_sweep
 
 import jaxnorm as jn
 from jaxnorm.axes import resolve
@@ -124,7 +124,7 @@ def test_empty_arrays_keep_their_shape_and_state(shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 6), (2, 0, 4, 6)])
-@pytest.mark.parametrize("case", [case for case in DISTINCT if len(case.shape) == 4], ids=str)
+@pytest.mark.parametrize("case", long_sweep([case for case in DISTINCT if len(case.shape) == 4], quick=KINDS), ids=str)
 def test_empty_images_keep_their_shape(case, shape):
     group = {"groups": 2} if case.name == "group" else {}
     x = jnp.zeros(shape)

@@ -103,6 +103,7 @@ def test_the_version_is_an_option_like_others(capsys):
     assert capsys.readouterr().out == f"jaxnorm {jaxnorm.__version__}\n"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(tmp_path):
     for name in ("a", "b"):
         assert main([*SMALL, "--norms", "batch,layer", "--out", str(tmp_path / name)]) == 0
@@ -476,6 +477,7 @@ def test_reviews_train_and_resume(tmp_path, capsys):
     assert main([*arguments, "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_words_have_the_vectors_that_come_with_the_reviews(tmp_path, capsys):
     write_imdb(tmp_path)
     arguments = ["compare", "imdb", "--data-dir", str(tmp_path), "--epochs", "1", "--batch-sizes", "2", "--out", str(tmp_path / "o")]

@@ -23,9 +23,10 @@ def test_derivatives_of_both_modes_and_two_orders(case, implementation, options,
     check_derivatives(lambda x: jnp.sin(case(x, where=where)) * weights, (x,))
 
 
-@pytest.mark.parametrize(
-    "options", [{"correction": 1}, {"epsilon_in": "std"}, {"correction": 1, "epsilon_in": "std"}, {"epsilon": 0.0}], ids=str
-)
+VARIED = [{"correction": 1}, {"epsilon_in": "std"}, {"correction": 1, "epsilon_in": "std"}, {"epsilon": 0.0}]
+
+
+@pytest.mark.parametrize("options", long_sweep(VARIED, quick=VARIED[2:3]), ids=str)
 def test_derivatives_of_the_variants(options, rng, x64):
     x = jnp.asarray(rng.standard_normal((3, 5)))
     scale, bias = jnp.asarray(rng.standard_normal((2, 5)))
@@ -60,7 +61,7 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation
         np.testing.assert_allclose(hessian, transposed, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+@pytest.mark.parametrize("implementation", long_sweep(["xla", "reference"], quick=["xla"]))
 @pytest.mark.parametrize(("dtype", "given"), [("float64", "float32"), ("float32", "float64"), ("float16", "float64")])
 @pytest.mark.parametrize("axes", [0, 1])
 def test_gradients_of_an_output_of_another_dtype(axes, given, dtype, implementation, rng, x64):
@@ -127,7 +128,7 @@ NORMS = {
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 4.2), ("bfloat16", 2.2)])
 @pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("jitted", long_sweep([False, True], quick=[False]), ids=["eager", "jit"])
 def test_reverse_mode_keeps_the_input_and_little_else(name, dtype, bound, jitted, rng):
     norm, shape = NORMS[name]
     x = jnp.asarray(rng.standard_normal(shape), dtype)
@@ -137,7 +138,7 @@ def test_reverse_mode_keeps_the_input_and_little_else(name, dtype, bound, jitted
     assert kept / x.size <= bound
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", long_sweep(CASES, quick=KINDS), ids=str)
 def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
     if case.name in ("rms", "switchable"):
         pytest.skip("not centered; a blend of several groups")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import long_sweep
 
 import jaxnorm as jn
 from jaxnorm import host
@@ -16,7 +17,7 @@ from jaxnorm.axes import resolve
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 EXACT = {jn: 2e-6, host: 1e-13}
-BOTH = pytest.mark.parametrize("home", [jn, host], ids=["jaxnorm", "host"])
+BOTH = pytest.mark.parametrize("home", long_sweep([jn, host], quick=[host]), ids=["jaxnorm", "host"])
 
 
 def leaves(found):
@@ -40,7 +41,7 @@ def empty(home):
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_sweep(range(10), quick=range(3)))
 def test_merge_is_associative_commutative_and_has_an_identity(home, seed):
     rng = np.random.default_rng(seed)
     lists = [rng.integers(-1000, 1000, rng.integers(1, 10)) for _ in range(3)]
@@ -203,7 +204,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("shape", "pattern", "sizes"), LAYOUTS, ids=[f"{shape} {pattern}" for shape, pattern, _ in LAYOUTS])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("tile", [1 << 12, 1 << 18])
+@pytest.mark.parametrize("tile", long_sweep([1 << 12, 1 << 18], quick=[1 << 12]))
 def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, rng, monkeypatch):
     monkeypatch.setattr(host, "TILE", tile)
     x = rng.standard_normal(shape, np.float32) * 3 + 50

@@ -292,12 +292,13 @@ def test_modules_have_the_bits_of_the_functions(dtype, rng):
         np.testing.assert_array_equal(module.apply({**params, **stats}, x, mutable=["batch_stats"])[0], truth)
 
 
+WRAPPING = [lambda: flax_nn.Dense(7), lambda: flax_nn.Conv(7, (3, 3))]
 WRAPPED = [("WeightNorm", {}, {}), ("WeightNorm", {"feature_axes": None}, {}), ("WeightNorm", {"use_scale": False}, {})]
 WRAPPED += [("SpectralNorm", {"n_steps": n}, {"update_stats": update}) for n in (1, 3) for update in (False, True)]
 
 
 @pytest.mark.parametrize(("name", "options", "call"), WRAPPED, ids=[f"{row[0]} {row[1]} {row[2]}" for row in WRAPPED])
-@pytest.mark.parametrize("make", [lambda: flax_nn.Dense(7), lambda: flax_nn.Conv(7, (3, 3))], ids=["dense", "conv"])
+@pytest.mark.parametrize("make", long_sweep(WRAPPING, quick=WRAPPING[1:]), ids=["dense", "conv"])
 def test_norms_of_weights_equal_flax(name, options, call, make, rng):
     class Model(flax_nn.Module):
         nn: object

@@ -162,7 +162,7 @@ def test_saturated_gates_and_tiny_numbers(rng):
     assert np.isnan(c).all()
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[::3]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[:1]), ids=str)
 def test_either_order_of_axes_gives_the_same(case, rng):
     """Outputs to the bit; sums of gradients have another order. Sequences that are not cut evenly, with steps that are not taken."""
     x, params, where = sequences(rng, 13, 7), wide(rng, case), jnp.asarray(rng.random((13, 7)) < 0.8)

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import long_sweep
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from test_native import arguments, close, with_gradients
 
@@ -57,19 +58,20 @@ def test_in_shard_map(norm, shape, kernel, rng):
     close(sharded(x, scale, bias, cotangent), with_gradients(norm, x, scale, bias, cotangent), 2e-6)
 
 
+SHARDED = [
+    (layer, (16, 33), ("data",)),
+    (layer, (4, 6, 33), ("data", "model")),
+    (layer, (16, 33), (("data", "model"),)),
+    (group, (8, 4, 4, 16), ("data",)),
+    (group, (8, 4, 4, 16), ("data", None, None, "model")),
+    (group, (8, 24, 24, 16), ("data",)),
+    (batch, (8, 4, 4, 16), (None, None, None, "model")),
+    (batch, (8, 24, 24, 16), (None, None, None, "model")),
+]
+
+
 @pytest.mark.parametrize(
-    ("norm", "shape", "spec"),
-    [
-        (layer, (16, 33), ("data",)),
-        (layer, (4, 6, 33), ("data", "model")),
-        (layer, (16, 33), (("data", "model"),)),
-        (group, (8, 4, 4, 16), ("data",)),
-        (group, (8, 4, 4, 16), ("data", None, None, "model")),
-        (group, (8, 24, 24, 16), ("data",)),
-        (batch, (8, 4, 4, 16), (None, None, None, "model")),
-        (batch, (8, 24, 24, 16), (None, None, None, "model")),
-    ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ("norm", "shape", "spec"), long_sweep(SHARDED, quick=SHARDED[1::3]), ids=lambda value: getattr(value, "__name__", str(value))
 )
 def test_explicitly_sharded(norm, shape, spec, rng):
     """Unsharded groups; what is not x may be gathered, and sums of gradients are reduced."""

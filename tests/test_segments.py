@@ -143,7 +143,7 @@ HARD = {
 
 @pytest.mark.parametrize("segments", [1, 50_000], ids=["one", "beside many"])
 @pytest.mark.parametrize("offset", long_sweep([0, 1e6], quick=[1e6]))
-@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("kind", long_sweep(HARD, quick=list(HARD)[::2]))
 def test_long_segments_against_float64(kind, offset, segments, rng):
     """Sums in sequence are 1e-5 off, and of sorted or rounded data more."""
     n = 200_000
@@ -374,7 +374,7 @@ def test_ids_out_of_range_inside_jit():
     np.testing.assert_array_equal(counted[0, :, 0], [1, 1])
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("dtype", long_sweep(["uint8", "int8", "uint16", "int64"], quick=["uint8"]))
 def test_ids_of_any_integer_dtype(dtype, rng, request):
     """With more segments than an id of that dtype can name, too."""
     if dtype == "int64":

@@ -127,6 +127,7 @@ def test_a_task_trains_and_its_first_seed_shows_samples(task, folder, capsys):
         assert (folder / "o" / samples.SAMPLES).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_batch_norm_reads_utterances_longer_than_any_in_training(folder):
     """With the running statistics of the last step that training had; those of test batches are not kept."""
     task = TASKS["vowels"]
@@ -160,6 +161,7 @@ def test_a_pen_that_knows_nothing_expects_a_standard_normal(rng):
     np.testing.assert_allclose(of_zeros(PenWriter("layer"), jnp.asarray(points)), np.nansum(each, 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["whole", "attention"])
 def test_a_painter_that_paints_nothing_needs_log_2_for_each_pixel(variant, rng):
     images = jnp.asarray(rng.integers(0, 2, (3, 784)).astype(np.float32))
@@ -181,6 +183,7 @@ def test_point_densities_are_those_of_scipy(rng):
         assert float(nats) == pytest.approx(truth, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_points_are_drawn_from_the_mixture_that_is_told(rng):
     """Mean, covariance and lifted pens of 40,000, next to those of the mixture; deviations of these are 0.005 or so."""
     outputs = 0.5 * rng.standard_normal(6 * MIXTURES + 1)
@@ -206,6 +209,7 @@ def constant(model, inputs, **biases):
     return params
 
 
+@pytest.mark.slow
 def test_networks_that_always_tell_the_same_make_it(folder):
     """A text of one symbol, drawings of one stroke to the right, images of one pixel."""
     text, pen, painter = TextWriter("layer"), PenWriter("layer"), Painter("layer", steps=2)
@@ -264,6 +268,7 @@ def test_filters_look_where_they_are_told():
     assert along_x[0].argmax(-1).tolist() == [17] * 5
 
 
+@pytest.mark.slow
 def test_layer_norm_tells_the_brightness_of_pixels_that_are_embedded_alone(rng):
     """Of a single number it keeps the sign; epsilon tells the rest."""
     images = jnp.asarray(rng.uniform(0.5, 1, (2, 8, 8, 1)).astype(np.float32))

@@ -32,7 +32,7 @@ def loss(case, x, scale, bias):
     return jnp.sin(case(x, scale=scale, bias=bias)).sum()
 
 
-@laws(CASES, quick=KINDS)
+@laws(CASES)
 def test_jit_equals_eager(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
     call = partial(case, scale=scale, bias=bias)
@@ -42,7 +42,7 @@ def test_jit_equals_eager(case, implementation, rng):
         assert ulps(jitted, eager) <= 4
 
 
-@laws(CASES, native=KERNELS, quick=KINDS)
+@laws(CASES, native=KERNELS)
 def test_vmap_equals_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng, (3,))
     both = jax.jit(lambda x: (case(x, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))(x)))
@@ -61,7 +61,7 @@ def test_vmap_over_parameters(case, implementation, rng):
     assert ulps(jax.jit(jax.vmap(one))(scales), np.stack([one(s) for s in scales])) <= 4
 
 
-@laws(CASES, native=KERNELS, quick=KINDS)
+@laws(CASES, native=KERNELS)
 def test_scan_and_checkpoint_equal_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
 
@@ -80,7 +80,7 @@ def test_scan_and_checkpoint_equal_a_loop(case, implementation, rng):
     np.testing.assert_allclose(slope, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.name != "switchable"], quick=KINDS), ids=str)
+@pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.name != "switchable"], quick=KINDS[:1]), ids=str)
 def test_a_traced_epsilon_equals_a_static_one(case, rng):
     x, scale, bias = arguments(case, rng)
     where = jnp.asarray(rng.uniform(size=case.shape) < 0.8)
