@@ -69,17 +69,17 @@ def spectral_norm(
     """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
 
     Args:
-      kernel: floating array of rank 2 or more; the last axis is the output, the others are flattened.
+      kernel: real floating array of rank 2 or more, of any size; the last axis is the output, the others are flattened.
       u: ``(1, out)``, the left vector of the last call, or random.
       n_steps: power iterations in this call, at least 1.
-      epsilon: added to sums of squares.
+      epsilon: added to sums of squares, of a kernel whose largest element is between 1 and 2.
 
     Returns:
-      The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``. The vectors are constants under
-      differentiation, sigma is not.
+      The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``, the last two in float32 at least. The
+      vectors are constants under differentiation, sigma is not. Of a kernel that is 0 or not finite the ``u`` is the old one.
 
     Raises:
-      TypeError: integer ``kernel``.
+      TypeError: integer or complex ``kernel``.
       ValueError: a kernel of rank below 2, a ``u`` that does not fit, ``n_steps`` below 1.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -88,20 +88,38 @@ def spectral_norm(
     3.0
     """
     kernel = validation.floating(kernel, "kernel")
+    if jnp.iscomplexobj(kernel):
+        raise TypeError(f"kernel must be real: got {kernel.dtype}.")
     if kernel.ndim < 2:
         raise ValueError(f"kernel must have rank 2 or more: got shape {kernel.shape}.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
         raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
     if jnp.shape(u) != (1, kernel.shape[-1]):
         raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
-    matrix = kernel.reshape(-1, kernel.shape[-1])
+    matrix = kernel.reshape(-1, kernel.shape[-1]).astype(compute_dtype(kernel.dtype))
+    size = _size(lax.stop_gradient(matrix))
+    matrix = matrix / size
     u = jnp.asarray(u, matrix.dtype)
+    u = jnp.where((u != 0).any(), u, 1)
+    v, new = _iterate(lax.stop_gradient(matrix), lax.stop_gradient(u), n_steps, epsilon)
+    sigma = (v @ matrix @ new.T)[0, 0]
+    normalized = (matrix / jnp.where(sigma != 0, sigma, 1)).astype(kernel.dtype).reshape(kernel.shape)
+    return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), sigma * size
+
+
+def _size(matrix: jax.Array) -> jax.Array:
+    """A power of two by which the largest element is between 1 and 2, so that no square leaves the range."""
+    largest = jnp.abs(matrix).max(initial=0)
+    usual = jnp.isfinite(largest) & (largest >= jnp.finfo(matrix.dtype).tiny)
+    return jnp.ldexp(jnp.ones_like(largest), jnp.frexp(jnp.where(usual, largest, 1))[1] - 1)
+
+
+def _iterate(matrix: jax.Array, u: jax.Array, n_steps: int, epsilon: float) -> tuple[jax.Array, jax.Array]:
+    """The vectors of both sides after power iterations."""
     for _ in range(n_steps):
         v = _unit(u @ matrix.T, epsilon)
         u = _unit(v @ matrix, epsilon)
-    u, v = lax.stop_gradient(u), lax.stop_gradient(v)
-    sigma = (v @ matrix @ u.T)[0, 0]
-    return kernel / jnp.where(sigma != 0, sigma, 1), u, sigma
+    return v, u
 
 
 def _unit(vector: jax.Array, epsilon: float) -> jax.Array:

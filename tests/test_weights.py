@@ -1,0 +1,87 @@
+"""Spectral norm against NumPy's singular values, at any size and in any dtype, and after kernels that have no direction."""
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx as flax_nnx
+
+import jaxnorm as jn
+from jaxnorm import linen, nnx
+
+U = np.ones((1, 3), np.float32)
+
+
+def kernel(rng, by=1.0, shape=(5, 3)):
+    return (rng.standard_normal(shape) * by).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3), (3, 3, 4, 3)], ids=str)
+@pytest.mark.parametrize("by", [1e-35, 1e-20, 1e-7, 1.0, 1e7, 1e20, 1e37])
+def test_of_any_size(by, shape, rng):
+    k = kernel(rng, by, shape)
+    exact = np.linalg.norm(k.reshape(-1, 3).astype(np.float64), 2)
+    normalized, u, sigma = jn.spectral_norm(k, U, n_steps=200)
+    assert float(sigma) == pytest.approx(exact, rel=1e-6)
+    np.testing.assert_allclose(normalized, k.astype(np.float64) / exact, rtol=1e-6, atol=1e-6)
+    assert np.linalg.norm(u) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("broken", [0.0, np.nan, np.inf])
+def test_a_kernel_without_a_direction_leaves_the_vector(broken, rng):
+    k, (_, u, _) = kernel(rng), jn.spectral_norm(kernel(rng), U, n_steps=5)
+    y, same, sigma = jn.spectral_norm(np.full((5, 3), np.float32(broken)), u)
+    np.testing.assert_array_equal(same, u)
+    assert broken != 0 or (float(sigma) == 0 and not np.asarray(y).any())
+    assert float(jn.spectral_norm(k, same, n_steps=200)[2]) == pytest.approx(np.linalg.norm(k, 2), rel=1e-6)
+
+
+def test_a_vector_of_zeros_is_begun_anew(rng):
+    """As checkpoints may hold one, of which every other would be 0 as well."""
+    k = kernel(rng)
+    assert float(jn.spectral_norm(k, 0 * U, n_steps=200)[2]) == pytest.approx(np.linalg.norm(k, 2), rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["linen", "nnx"])
+def test_modules_after_a_kernel_of_zeros(family, rng):
+    x, k = np.eye(4, dtype=np.float32), kernel(rng, 10, (4, 3))
+    if family == "linen":
+        norm = linen.SpectralNorm(flax.linen.Dense(3, kernel_init=flax.linen.initializers.zeros, use_bias=False))
+        variables = norm.init(jax.random.key(0), x, update_stats=False)
+        for params in (variables["params"], jax.tree.map(lambda _: k, variables["params"])):
+            for _ in range(100):
+                y, updated = norm.apply({**variables, "params": params}, x, update_stats=True, mutable=["batch_stats"])
+                variables = {**variables, **updated}
+    else:
+        layer = flax_nnx.Linear(4, 3, use_bias=False, kernel_init=flax_nnx.initializers.zeros, rngs=flax_nnx.Rngs(0))
+        norm = nnx.SpectralNorm(layer, rngs=flax_nnx.Rngs(0))
+        for value in (layer.kernel[...], jnp.asarray(k)):
+            layer.kernel[...] = value
+            for _ in range(100):
+                y = norm(x)
+    assert np.linalg.norm(y, 2) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_float32(dtype, rng):
+    k = jnp.asarray(300 * np.abs(kernel(rng, 1, (300, 3))), dtype)
+    exact = np.linalg.norm(np.asarray(k, np.float64), 2)
+    y, u, sigma = jn.spectral_norm(k, U, n_steps=50)
+    assert (y.dtype, u.dtype, sigma.dtype) == (jnp.dtype(dtype), np.float32, np.float32)
+    assert float(sigma) == pytest.approx(exact, rel=1e-6)
+    np.testing.assert_allclose(np.asarray(y, np.float64), np.asarray(k, np.float64) / exact, rtol=0.51 * float(jnp.finfo(dtype).eps))
+
+
+def test_gradients_are_differences(rng, x64):
+    """The vectors are constants, which at their limit changes nothing."""
+    k, direction, weights = rng.standard_normal((3, 5, 3)) * 1e-9
+    loss = lambda k: (jn.spectral_norm(k, np.ones((1, 3)), n_steps=300)[0] * weights * 1e9).sum()  # noqa: E731
+    h = 1e-6
+    difference = (loss(k + h * direction) - loss(k - h * direction)) / (2 * h)
+    assert float((jax.grad(loss)(jnp.asarray(k)) * direction).sum()) == pytest.approx(float(difference), rel=1e-7)
+
+
+def test_kernels_are_real():
+    with pytest.raises(TypeError, match="kernel must be real: got complex64"):
+        jn.spectral_norm(np.ones((2, 3), np.complex64), U)
