@@ -292,6 +292,8 @@ def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.nd
 
 def numbers(x, name: str = "x") -> np.ndarray:
     """``x`` as an array of a dtype that float64 (or complex128) holds."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: pass {name}.data, and where=~{name}.mask.")
     x = np.asarray(x)
     extended = x.dtype.kind == "V" and x.dtype.names is None and np.can_cast(x.dtype, np.float64)  # bfloat16, float8
     if x.dtype.kind not in "iufc" and not extended:
@@ -304,6 +306,7 @@ def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
     if where is None:
         return None
     where = np.asarray(where)
+    where = where.astype(np.float32) if where.dtype.kind == "V" and where.dtype.names is None else where  # bfloat16
     if where.dtype.kind not in "bf":
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     padded = (1,) * (len(shape) - where.ndim) + where.shape

@@ -197,15 +197,19 @@ WRONG = {
     ),
     "a.npz must hold 'z': it holds 'x'.": lambda arrays: np.savez("a.npz", x=arrays["state"]) or ["a.npz", "--pattern", "z=[n] f"],
     "a.npy: the pattern must name every axis": lambda arrays: np.save("a.npy", arrays["state"]) or ["a.npy", "--pattern", "[n]"],
-    "must end in .safetensors or .json: got 'out.txt'": lambda arrays: ["a.npy", "--out", "out.txt"],
-    "--pattern must be given once for all leaves": lambda arrays: ["a.npy", "--pattern", "[n]", "--pattern", "x=[n]"],
     "x must be floating point or integer: got <U1": lambda arrays: np.save("a.npy", np.array([["a"]])) or ["a.npy"],
 }
+USAGE = {
+    "must end in .safetensors or .json: got 'out.txt'": lambda arrays: ["a.npy", "--out", "out.txt"],
+    "--pattern must be given once for all leaves": lambda arrays: ["a.npy", "--pattern", "[n]", "--pattern", "x=[n]"],
+    "'g' is neither an argument nor a name in a pattern": lambda arrays: ["a.npy", "--pattern", "[n] f", "--size", "g=3"],
+}
+WRONG |= USAGE
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_errors_name_the_file_and_the_reason(text, arrays, capsys):
-    assert fit(*WRONG[text](arrays)) == 1
+    assert fit(*WRONG[text](arrays)) == (2 if text in USAGE else 1)
     found = said(capsys)
     assert text in found
     assert found.startswith("jaxnorm: ")
@@ -224,3 +228,11 @@ sys.exit(main())
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert_fitted("stats.safetensors", {"": arrays["state"]})
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_objects_that_no_pattern_names_are_left_alone(save, arrays, capsys):
+    save("o.npz", x=arrays["state"], meta=np.array([{"k": 1}] * 50, object))
+    assert fit("o.npz", "--pattern", "x=[n] f") == 0
+    assert fit("o.npz", "--pattern", "meta=[n]") == 1
+    assert "o.npz must hold numbers in 'meta': it holds Python's objects." in said(capsys)

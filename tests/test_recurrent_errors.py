@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.nnx import Rngs
 from jax.experimental import checkify
 from recurrent_cases import FEATURES, HIDDEN, Case, sequences
 
 import jaxnorm as jn
+from jaxnorm import linen, nnx
 
 DRAW = partial(np.random.default_rng(0).uniform, -1, 1)
 X = np.ones((2, 5, FEATURES), np.float32)  # nothing is compiled while tests are collected
@@ -159,3 +161,16 @@ def test_debug_nans_finds_nothing_in_zeros():
     with jax.debug_nans(True), jax.debug_infs(True):
         value, _ = jax.value_and_grad(lambda p: jn.recurrent.lstm(jnp.zeros((2, 30, FEATURES)), p)[1].sum())(PARAMS)
     assert value == 0
+
+
+MADE = [
+    lambda layers: linen.LSTM(4, num_layers=layers).init(jax.random.key(0), X),
+    lambda layers: nnx.GRU(3, 4, num_layers=layers, rngs=Rngs(0)),
+]
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+@pytest.mark.parametrize("make", MADE, ids=["linen", "nnx"])
+def test_a_network_has_a_layer(make, layers):
+    with pytest.raises(ValueError, match=f"num_layers must be at least 1: got {layers}"):
+        make(layers)

@@ -244,6 +244,7 @@ def test_jvp_and_second_order_agree_with_the_whole_batch(rng):
         (lambda: online.stages([1]), TypeError, "stages takes functions"),
         (lambda: online.stages([first], epsilon=-1), ValueError, "epsilon must be finite and >= 0"),
         (lambda: online.stages([first])(None, []), ValueError, "one at least: got none"),
+        (lambda: online.stages([first, last])(None, jnp.ones((0, 4, 3))), ValueError, "one at least: got none"),
         (lambda: online.stages([lambda p, h, x: x, last])(None, [jnp.ones(3, int)]), TypeError, "what a stage before a norm returns"),
     ],
 )

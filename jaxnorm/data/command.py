@@ -23,7 +23,13 @@ def main(arguments: list[str]) -> int:
     """Runs the command; its exit status: 0, 1 for files that cannot be read or written, 2 for wrong usage, 130 if interrupted."""
     options = _parser().parse_args(arguments)
     try:
-        fitted = _fit(options, shlex.join(["jaxnorm", "fit", *(word for word in arguments if word != "--resume"), "--resume"]))
+        empty = Normalizer(_axes(options.pattern), **dict(options.size))
+        files.known(options.out)
+    except (ValueError, TypeError) as error:
+        print(f"jaxnorm: {error}", file=sys.stderr)
+        return 2
+    try:
+        fitted = _fit(options, empty, shlex.join(["jaxnorm", "fit", *(word for word in arguments if word != "--resume"), "--resume"]))
     except (SourceError, OSError, ValueError, TypeError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
         return 1
@@ -37,11 +43,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
-    axes, sizes = _axes(options.pattern), dict(options.size)
-    empty = Normalizer(axes, **sizes)
-    files.known(options.out)
-    found = pieces(options.files, empty.axes, sizes)
+def _fit(options: argparse.Namespace, empty: Normalizer, resume_command: str) -> Normalizer:
+    found = pieces(options.files, empty.axes, empty.sizes)
     state = _state(options, found)
     if not options.resume:
         state.unlink(missing_ok=True)

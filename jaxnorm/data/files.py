@@ -3,6 +3,8 @@
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +39,24 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
         partial.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
-    """What :func:`write` wrote.
+@contextmanager
+def parsed(path: str | os.PathLike) -> Iterator[None]:
+    """Within it whatever is made of a file that holds something else is one error, which names the file."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} must be a Normalizer's file: {type(error).__name__}, {error}. Save it again.") from error
 
-    Raises:
-      ValueError: the file holds something else, or is damaged.
-    """
+
+def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
+    """What :func:`write` wrote, within :func:`parsed`."""
     path = Path(path)
     suffix, data = known(path), path.read_bytes()
-    try:
-        facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
-        if facts["format"] > FORMAT:
-            raise ValueError(f"it has format {facts['format']}, and this version reads {FORMAT}")
-    except Exception as error:  # whatever a parser makes of bytes that are something else
-        raise ValueError(f"{path} must be a Normalizer's file: {type(error).__name__}, {error}. Save it again.") from error
+    facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
+    if facts["format"] > FORMAT:
+        raise ValueError(f"it has format {facts['format']}, and this version reads {FORMAT}")
     return facts, arrays
 
 
@@ -60,11 +66,13 @@ def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
     return {_named(leaf, field): array for leaf, given in columns.items() for field, array in zip(FIELDS, given, strict=True)}
 
 
-def summary(path: str | os.PathLike, arrays: dict[str, np.ndarray], leaf: str) -> Summary:
-    """That of a leaf, of the arrays read from the path."""
-    if missing := [field for field in FIELDS if _named(leaf, field) not in arrays]:
-        raise ValueError(f"{path} must hold {_named(leaf, missing[0])!r}: it does not. Save it again.")
-    count, mean, var, low, high = (arrays[_named(leaf, field)] for field in FIELDS)
+def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
+    """That of a leaf."""
+    if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
+        raise ValueError(f"it does not hold {missing[0]!r}")
+    count, mean, var, low, high = found = [arrays[_named(leaf, field)] for field in FIELDS]
+    if shapes := {array.shape for array in found} - {mean.shape}:
+        raise ValueError(f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}")
     return Summary(Moments(count, mean, var), low, high)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxnorm import host
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data import files, progress, transform
-from jaxnorm.data.trees import axes_by_path, flatten, map_leaves, masks_by_path, of_prefix, plain, sizes_in
+from jaxnorm.data.trees import axes_by_path, flatten, index, map_leaves, masks_by_path, of_prefix, plain, sizes_in
 
 
 class _State(NamedTuple):
@@ -46,7 +46,7 @@ class Normalizer:
         self.axes = axes_by_path(axes)
         if not self.axes:
             raise ValueError(f"axes must name at least one leaf: got {axes!r}.")
-        self.sizes = sizes
+        self.sizes = {name: index(size) for name, size in sizes.items()}
         for name in sizes:
             if not any(name in sizes_in(axes, self.sizes) for axes in self.axes.values()):
                 raise TypeError(f"{name!r} is neither an argument nor a name in a pattern of {self._described()}.")
@@ -196,7 +196,7 @@ class Normalizer:
           tree: a batch or a part of one; a single example, without its leading reduction axes, too.
           clip: the largest absolute value of the result.
           floor: the smallest deviation to divide by; that of a constant feature is 0.
-          dtype: of the result: that of the leaf by default, and float32 of integers.
+          dtype: of the result: that of the leaf by default, and float32 of integers, whose digits all count.
         """
         floor, clip = transform.positive("floor", floor), clip if clip is None else transform.positive("clip", clip)
         return self._applied(
@@ -205,7 +205,7 @@ class Normalizer:
         )
 
     def denormalize(self, tree, *, floor: float = 1e-6, dtype=None) -> Any:
-        """``y * max(deviation, floor) + mean``: undoes :meth:`normalize`, but for clipping. To an integer ``dtype`` it rounds."""
+        """``y * max(deviation, floor) + mean``: undoes :meth:`normalize`, but for clipping. An integer ``dtype`` gets the nearest."""
         floor = transform.positive("floor", floor)
         return self._applied(
             tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, sizes_in(axes, self.sizes), floor=floor, dtype=dtype)
@@ -231,11 +231,13 @@ class Normalizer:
           FileNotFoundError: nothing is there.
           ValueError: the file holds something else, or is damaged.
         """
-        facts, arrays = files.read(path)
-        new = cls(files.decode(facts["axes"]), **facts["sizes"])
-        structure = files.decode(facts["structure"])
-        summaries = {leaf: files.summary(path, arrays, leaf) for leaf in flatten(structure).values()}
-        new._state = _State(summaries, structure, facts["batches"])
+        files.known(Path(path))
+        with files.parsed(path):
+            facts, arrays = files.read(path)
+            new = cls(files.decode(facts["axes"]), **facts["sizes"])
+            structure = files.decode(facts["structure"])
+            summaries = {leaf: files.summary(arrays, leaf) for leaf in flatten(structure).values()}
+            new._state = _State(summaries, structure, facts["batches"])
         return new
 
     def __repr__(self) -> str:

@@ -193,7 +193,7 @@ class _Npz(_Npy):
                     shape, fortran, dtype = _header(file)
                     offset = file.tell()
                 self.leaves[name] = Leaf(shape, str(dtype))
-                if member.compress_type == zipfile.ZIP_STORED and math.prod(shape):
+                if member.compress_type == zipfile.ZIP_STORED and math.prod(shape) and not dtype.hasobject:
                     start = _data_start(path, member) + offset
                     self.arrays[name] = np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
 
@@ -207,6 +207,8 @@ class _Npz(_Npy):
             file = zipfile.ZipFile(self.path).open(f"{leaf}.npy")  # noqa: SIM115 it goes on with the next piece
             self.streams[leaf] = (0, file, _header(file))
         at, file, (shape, fortran, dtype) = self.streams[leaf]
+        if dtype.hasobject:
+            raise SourceError(f"{self.path} must hold numbers in {leaf!r}: it holds Python's objects.")
         if axis or fortran:  # not in one piece of the stream
             return _part(np.load(self.path)[leaf], axis, cut)
         row = math.prod(shape[1:]) * dtype.itemsize

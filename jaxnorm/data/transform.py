@@ -10,31 +10,35 @@ from jaxnorm.host import Summary
 
 
 class Fit(NamedTuple):
-    """The statistics of one leaf, in a shape that broadcasts against it; the mean is ``mean + rest``."""
+    """The statistics of one leaf, in a shape that broadcasts against it."""
 
-    mean: np.ndarray
-    rest: np.ndarray  # what rounding left of it: float32 holds 1e6 + 0.3 to no more than 0.03
-    deviation: np.ndarray
+    mean: np.ndarray  # in float64
+    deviation: np.ndarray  # above 0
 
 
 def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: float | None, floor: float, dtype) -> Any:
     """``(x - mean) / max(deviation, floor)``."""
     xp, x, wide, own = _opened(x, dtype)
-    if own.kind in "iub":
+    if own.kind in "iu":
         raise TypeError(f"dtype must be floating point: got {own}.")
     fit, shape = _fit(summary, x.shape, axes, sizes, floor, wide)
-    y = ((x.astype(wide).reshape(shape) - fit.mean) - fit.rest) / fit.deviation
+    y = _centered(x.reshape(shape), fit.mean, wide) / fit.deviation
     if clip is not None:
         y = xp.clip(y, -clip, clip)
     return y.reshape(x.shape).astype(own)
 
 
 def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: float, dtype) -> Any:
-    """``y * max(deviation, floor) + mean``, rounded where integers are asked for."""
+    """``y * max(deviation, floor) + mean``; an integer dtype has the nearest number that it holds."""
     xp, y, wide, own = _opened(y, dtype)
+    if own == np.float64:
+        wide = _widest(xp)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
-    x = (y.astype(wide).reshape(shape) * fit.deviation + fit.rest) + fit.mean
-    return (xp.round(x) if own.kind in "iu" else x).reshape(y.shape).astype(own)
+    scaled = y.astype(wide).reshape(shape) * fit.deviation
+    if own.kind in "iu":
+        return _to_integers(xp, scaled, fit.mean, wide, own).reshape(y.shape)
+    mean, rest = _words(fit.mean, wide)
+    return ((scaled + rest) + mean).reshape(y.shape).astype(own)
 
 
 def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
@@ -43,34 +47,90 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
         x = np.asarray(x)
     xp, given = x.__array_namespace__(), np.dtype(x.dtype)
     if given.kind in "iu":
-        wide = np.dtype(np.float32) if given.itemsize <= 2 or xp is not np else np.dtype(np.float64)
+        wide = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
         own = np.dtype(np.float32)
-    elif given.kind == "f" or (given.kind == "V" and given.names is None):  # V: bfloat16
+    elif _is_floating(given):
         wide, own = (given if given.itemsize >= 4 else np.dtype(np.float32)), given
     else:
         raise TypeError(f"x must be floating point or integer: got {given}. Cast it first, for example with .astype(np.float32).")
-    return xp, x, wide, own if dtype is None else np.dtype(dtype)
+    own = own if dtype is None else np.dtype(dtype)
+    if own.kind not in "iu" and not _is_floating(own):
+        raise TypeError(f"dtype must be floating point or integer: got {own}.")
+    if xp is not np and own.itemsize > 4:
+        own = np.dtype(xp.zeros((), own).dtype)  # without x64 the half of it, of which JAX warns
+    return xp, x, wide, own
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None)  # V: bfloat16
+
+
+def _widest(xp) -> np.dtype:
+    """float64, or float32 where JAX has no other."""
+    return np.dtype(np.float64) if xp is np else np.dtype(xp.zeros((), float).dtype)
+
+
+def _words(mean: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The mean, and what rounding left of it: float32 holds 1e6 + 0.3 to no more than 0.03."""
+    high = mean.astype(dtype)
+    return high, (mean - np.where(np.isfinite(high), high, 0).astype(np.float64)).astype(dtype)
+
+
+@np.errstate(invalid="ignore")  # of a mean that is infinite
+def _centered(x, mean: np.ndarray, wide: np.dtype) -> Any:
+    """``x - mean``. Integers of more digits than a float has are taken apart, so that nothing is rounded before the difference."""
+    if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
+        high, rest = _words(mean, wide)
+        return (x.astype(wide) - high) - rest
+    bits = 4 * x.dtype.itemsize
+    whole = np.floor(mean)
+    high = np.floor(whole / 2**bits)
+    low = whole - high * 2**bits
+    digits = [(x >> x.dtype.type(bits), high), (x & x.dtype.type(2**bits - 1), low)]
+    above, below = (part.astype(wide) - of.astype(wide) for part, of in digits)
+    return (above * wide.type(2**bits) + below) - (mean - whole).astype(wide)
+
+
+@np.errstate(over="ignore")
+def _to_integers(xp, scaled, mean: np.ndarray, wide: np.dtype, own: np.dtype) -> Any:
+    """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is added as an integer."""
+    info = np.iinfo(own)
+    whole = np.clip(np.nan_to_num(np.rint(mean)), float(info.min), float(info.max))
+    base = np.array([min(max(int(value), info.min), info.max) for value in whole.ravel()], object).reshape(whole.shape)
+    low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
+    steps = xp.clip(xp.round(scaled + (mean - whole).astype(wide)), low, high)
+    modular = np.dtype(f"uint{8 * own.itemsize}")  # sums in it are right where differences do not fit the dtype
+    size, start = abs(steps).astype(modular), (base % 2 ** (8 * own.itemsize)).astype(modular)
+    return xp.where(steps < 0, start - size, start + size).astype(own)
+
+
+def _not_beyond(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Integers as floats, rounded towards 0."""
+    rounded = exact.astype(np.float64).astype(dtype)
+    return np.where((abs(rounded.astype(object)) > abs(exact)).astype(bool), np.nextafter(rounded, dtype.type(0)), rounded)
 
 
 def _fit(summary: Summary, shape: tuple[int, ...], axes: Axes, sizes: dict[str, int], floor: float, dtype: np.dtype) -> tuple[Fit, tuple]:
     """The statistics for an array of this shape, and the shape it takes to fit them."""
     count, mean, var = summary.moments.count, summary.moments.mean, summary.moments.var
     deviation = np.where(count > 0, np.maximum(np.sqrt(var), floor), 1)  # a feature without data stays as it is
+    missing = mean.ndim - len(shape)
     if isinstance(axes, str) and "(" in axes:
+        if missing > 0 and set(mean.shape[:missing]) == {1}:  # one example, without the axis of the batch
+            shape = (1,) * missing + shape
         reduction = resolve(axes, shape, sizes)
         if reduction.stats_shape != mean.shape:
             raise _misfit(mean.shape, shape)
         shape, fitted = reduction.split_shape, reduction.split_stats_shape
     else:
         fitted = mean.shape
-        while len(fitted) > len(shape) and fitted[0] == 1:  # one example, without the axis of the batch
+        while len(fitted) > len(shape) and fitted[0] == 1:
             fitted = fitted[1:]
         fitted = (1,) * (len(shape) - len(fitted)) + fitted
         if len(fitted) != len(shape) or any(own not in (1, size) for own, size in zip(fitted, shape, strict=True)):
             raise _misfit(mean.shape, shape)
-    high = mean.astype(dtype)
-    rest = (mean - np.where(np.isfinite(high), high, 0).astype(np.float64)).astype(dtype)
-    return Fit(*(leaf.reshape(fitted) for leaf in (high, rest, deviation.astype(dtype)))), shape
+    deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)  # a floor may be less than the dtype holds
+    return Fit(mean.reshape(fitted), deviation.reshape(fitted)), shape
 
 
 def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:

@@ -1,6 +1,8 @@
 """Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses. JAX's own need JAX."""
 
+import copy
 import dataclasses
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,14 +21,20 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         return None
     if isinstance(tree, Mapping):
         mapped = {key: deeper(key, value) for key, value in tree.items()}
-        return mapped if isinstance(tree, dict) and type(tree) is dict else type(tree)(mapped)  # type: ignore[call-arg]
+        if not isinstance(tree, dict):
+            return type(tree)(mapped)  # type: ignore[call-arg]
+        new = copy.copy(tree)  # of its own kind, with what else it holds
+        new.update(mapped)
+        return new
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*map(deeper, tree._fields, tree))
     if isinstance(tree, list | tuple):
         return type(tree)(deeper(index, value) for index, value in enumerate(tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [field.name for field in dataclasses.fields(tree)]
-        return dataclasses.replace(tree, **{name: deeper(name, getattr(tree, name)) for name in names})
+        filled = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            object.__setattr__(filled, field.name, deeper(field.name, getattr(tree, field.name)))  # though it be frozen
+        return filled
     return function(path, tree)
 
 
@@ -94,7 +102,12 @@ def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
     if isinstance(axes, Mapping):
         parts = [axes_by_path(value, f"{path}/{key}" if path else str(key)) for key, value in axes.items() if value is not None]
         return {key: value for part in parts for key, value in part.items()}
-    return {path: tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else axes}
+    return {path: tuple(map(index, axes)) if isinstance(axes, Iterable) and not isinstance(axes, str) else index(axes)}
+
+
+def index(axis) -> Any:
+    """An int where it is an integer of NumPy, so that it can be saved; what is none is refused where it is used."""
+    return operator.index(axis) if hasattr(axis, "__index__") and not isinstance(axis, bool) else axis
 
 
 def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:

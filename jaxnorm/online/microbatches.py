@@ -49,8 +49,8 @@ def stages(
       :func:`jaxnorm.ema`.
 
     Raises:
-      TypeError: stages that are not functions.
-      ValueError: no stage or no microbatch; a mask that does not fit.
+      TypeError: stages that are not functions, or none.
+      ValueError: no microbatch; a mask that does not fit.
 
     >>> import jax.numpy as jnp
     >>> from jaxnorm import online
@@ -108,7 +108,8 @@ def _whole(parts, axis_name) -> Moments:
 
 def _each(function, params, found: list[Moments], microbatches):
     """``function(params, found, microbatch)`` of each in turn; the gradient computes it anew."""
-    if not jax.tree.leaves(microbatches):
+    leaves = jax.tree.leaves(microbatches)
+    if not leaves or (not isinstance(microbatches, list) and (0,) in {jnp.shape(leaf)[:1] for leaf in leaves}):
         raise ValueError("microbatches must be a pytree of arrays, or a list of them, one at least: got none.")
     if not isinstance(microbatches, list):
         return _loop(partial(function, params, found), microbatches)

@@ -72,6 +72,8 @@ def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
     """The names of the cells, layer by layer: ``cell`` for a single one, as in Flax's RNN."""
+    if num_layers < 1:
+        raise ValueError(f"num_layers must be at least 1: got {num_layers}.")
     if num_layers == 1 and not bidirectional:
         return [["cell"]]
     return [[f"cell_{i}", f"backward_cell_{i}"][: 1 + bidirectional] for i in range(num_layers)]
