@@ -66,7 +66,7 @@ def normalize(
       and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype.
 
     Raises:
-      TypeError: integer or boolean ``x``; ``segments`` without ``axes``.
+      TypeError: integer or boolean ``x``, or a real one for complex Moments; ``segments`` without ``axes``.
       ValueError: shapes that do not fit, negative ``epsilon`` or variance.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -81,6 +81,8 @@ def normalize(
     x = validation.floating(x)
     if not isinstance(moments, Moments):
         raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+    if jnp.iscomplexobj(moments.mean) and not jnp.iscomplexobj(x):
+        raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
     validation.variance(moments.var)
     at = blocks_along(moments, x.shape, segments, axes, sizes)
     spec = make_spec(

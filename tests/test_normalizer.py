@@ -341,6 +341,13 @@ def test_a_state_of_other_axes_is_refused(tmp_path):
         Normalizer.fit([X], 1, state=tmp_path / "state.json")
 
 
+def test_a_state_of_more_batches_than_there_are_is_refused(tmp_path):
+    Normalizer.fit([X, X, X], state=tmp_path / "state.json")
+    assert Normalizer.fit([X, X, X], state=tmp_path / "state.json").batches == 3
+    with pytest.raises(ValueError, match="must be of these batches: it holds 3, and there are 2"):
+        Normalizer.fit(iter([X, X]), state=tmp_path / "state.json")
+
+
 def test_threads_change_no_bit(rng, monkeypatch):
     monkeypatch.setattr(host, "TILE", 1 << 15)
     x = rng.standard_normal((60_000, 64)).astype(np.float32)

@@ -187,6 +187,15 @@ def test_normalize_and_back(rng):
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(clipped)) == 0.5
 
 
+def test_of_complex_numbers_the_absolute_value_is_clipped(rng):
+    x = (rng.standard_normal((50, 3)) + 1j * rng.standard_normal((50, 3))).astype(np.complex64)
+    x[0] = x.mean(0)  # nearly 0
+    state = online.update(online.init(jax.ShapeDtypeStruct((3,), np.complex64)), x)
+    whole, clipped = (np.asarray(online.normalize(x, state, clip=clip)) for clip in (None, 0.5))
+    size = np.abs(whole)
+    np.testing.assert_allclose(clipped, np.where(size > 0.5, whole / np.maximum(size, 1e-6) / 2, whole), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -20,7 +20,10 @@ def after(batches: Iterable, seen: int) -> Iterator:
     """The batches that have not been seen yet."""
     if seen and hasattr(batches, "skip"):
         return iter(batches.skip(seen))
-    return islice(iter(batches), seen, None)
+    rest = iter(batches)
+    if (passed := sum(1 for _ in islice(rest, seen))) < seen:
+        raise ValueError(f"the state to go on with must be of these batches: it holds {seen}, and there are {passed}.")
+    return rest
 
 
 @contextmanager

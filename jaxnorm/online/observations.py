@@ -100,9 +100,16 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
         seen = jnp.broadcast_to(moments.count > 0, jnp.shape(moments.mean))
         y = normalization.normalize(x, moments, epsilon=epsilon)
         y = jnp.where(seen.reshape((1,) * (x.ndim - seen.ndim) + seen.shape), y, x)
-        return y if limit is None else jnp.clip(y, -limit, limit)
+        return y if limit is None else _clip(y, limit)
 
     return _map(apply, batch, state)
+
+
+def _clip(y: jax.Array, limit: float) -> jax.Array:
+    """Of complex numbers the absolute value."""
+    if jnp.iscomplexobj(y):
+        return y * jnp.minimum(1, limit / jnp.abs(y)).astype(y.dtype)
+    return jnp.clip(y, -limit, limit)
 
 
 def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
