@@ -247,7 +247,8 @@ def test_a_killed_process_keeps_what_it_had_finished(tmp_path):
     assert len(report.read(tmp_path)["runs"]) >= 1
 
 
-@pytest.mark.parametrize("norm", long_sweep(CONV, quick=("batch",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", CONV)
 def test_every_norm_trains_after_convolutions(norm):
     data = few_tests(datasets.digits().first(160), 32)
     found = train(Run(norm, 32, 0, variant="conv", epochs=4, learning_rate=3e-3), LeNet(norm, "conv"), data)

@@ -49,7 +49,8 @@ def test_wrong_arguments(way, mistake):
     refused(way, *WRONG[mistake])
 
 
-@pytest.mark.parametrize("way", long_sweep(OF_FLAX, quick=OF_FLAX[:1]), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", OF_FLAX, ids=str)
 def test_modules_cast_integers_as_flax_does(way, rng):
     """To float32: they are neither truncated nor wrapped."""
     given = data(False, fold=way.fold, segments=way.segments)

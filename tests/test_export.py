@@ -74,6 +74,7 @@ def test_sets_of_one_number(name):
     np.testing.assert_array_equal(exported(BY_NAME[name], shape, "float32").call(x), BY_NAME[name](x))
 
 
+@pytest.mark.slow
 def test_exports_of_masks_weights_and_merged_axes(rng):
     def norms(x, weights):
         return (

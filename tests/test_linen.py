@@ -192,6 +192,7 @@ def test_replicas_share_their_statistics(rng):
     np.testing.assert_allclose(y[0], jn_nn.BatchNorm(False).apply(variables, x[0], mutable=["batch_stats"])[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_of_replicas_share_the_statistics_of_switchable_norm(rng):
     x = jnp.asarray(rng.standard_normal((4, 2, 5, 3)), jnp.float32)
     norm = jn_nn.SwitchableNorm(False, axis_name="d", axis_index_groups=[[0, 3], [1, 2]])

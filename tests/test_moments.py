@@ -55,6 +55,7 @@ def test_the_whole_equals_its_parts(cut, rng):
     np.testing.assert_allclose(whole.var[0], x.astype(np.float64).var(0), rtol=3e-7)
 
 
+@pytest.mark.slow
 def test_merging_axes_equals_pooling_them(rng):
     x = rng.standard_normal((4, 5, 6, 3)).astype(np.float32) + 100
     instance = jn.moments(x, "n [h w] c")

@@ -81,7 +81,8 @@ def test_gradients_are_those_of_plain_jax(case, rng):
         jax.tree.map(np.testing.assert_array_equal, found, again)
 
 
-@pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:2]), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FEW, ids=str)
 def test_zeros_are_harmless_for_any_epsilon(case, rng):
     """A norm of nothing: finite, and no gradient passes."""
     x = sequences(rng, 2, 6).at[0].set(0)
@@ -242,6 +243,7 @@ def test_the_backward_pass_keeps_states_alone(case, rng):
     assert kept_by(case, 64, rng) == 2 + FEATURES / 64
 
 
+@pytest.mark.slow
 def test_without_a_norm_wide_networks_keep_their_gates(rng, gates_from):
     gates_from(64)
     assert kept_by(Case("lstm", None), 64, rng) == 6 + FEATURES / 64

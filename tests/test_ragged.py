@@ -150,7 +150,8 @@ def gradient_norm(params, x, **options):
 OF_ZEROS = [("layer", "ba2016"), ("layer", "gate"), ("rms", "sum"), ("batch", "ba2016")]
 
 
-@pytest.mark.parametrize(("norm", "placement"), long_sweep(OF_ZEROS, quick=OF_ZEROS[:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "placement"), OF_ZEROS)
 def test_runs_of_zeros_are_harmless(norm, placement):
     """Steps not taken do nothing; zeros that are taken, from a zero state, multiply no gradient by 1 / sqrt(epsilon)."""
     options = {"norm": norm, "placement": placement}
@@ -193,6 +194,7 @@ def test_recurrent_batch_norm_counts_what_is_there(rng):
     np.testing.assert_allclose(found["recurrent"].var[0], 0, atol=0)
 
 
+@pytest.mark.slow
 def test_running_statistics_of_each_step(rng):
     """With the statistics of the batch itself nothing changes; later steps use the last one that was seen."""
     case = Case("lstm", "batch")

@@ -63,6 +63,7 @@ def nnx_of(norm):
     return norm.mean[...], norm.var[...]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 15), max_size=3).map(sorted), st.integers(0, 9))
 def test_microbatches_blend_once_however_they_are_cut(cuts, seed):
@@ -99,6 +100,7 @@ def test_without_the_collection_nothing_changes(rng):
     assert jax.tree.structure(nnx.state(twin)) == before
 
 
+@pytest.mark.slow
 def test_momentum_zero_and_one_batch_for_all_is_cumulative(rng):
     parts = batches(rng, (8, 1, 5, 8))
     variables, twin = jnn.accumulate(variables_of(parts[0], momentum=0.0)), Twin(momentum=0.0)

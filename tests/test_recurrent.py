@@ -118,6 +118,7 @@ def test_the_whole_is_kept_as_states_alone(rng, monkeypatch):
     assert per_step_and_sample <= 10 + 2 * 16 * (1 + 1 / 15)
 
 
+@pytest.mark.slow
 def test_zero_variance_is_finite_for_any_epsilon():
     params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
     x = jnp.zeros((2, 4, FEATURES))

@@ -176,6 +176,7 @@ def test_half_precision_of_any_size(dtype, rng):
     np.testing.assert_allclose(y[IDS == 4].astype(jnp.float32), truth.astype(jnp.float32), atol=2.0**-7)
 
 
+@pytest.mark.slow
 def test_rows_with_ids_of_their_own(rng):
     """``(b, t)`` ids, under vmap and in another layout too; ``(t,)`` ids are those of every row."""
     x, ids = rng.standard_normal((3, 20, 4)).astype(np.float32), rng.integers(0, 4, (3, 20))

@@ -32,7 +32,7 @@ def loss(case, x, scale, bias):
     return jnp.sin(case(x, scale=scale, bias=bias)).sum()
 
 
-@laws(CASES)
+@laws(CASES, quick=KINDS[:3])
 def test_jit_equals_eager(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
     call = partial(case, scale=scale, bias=bias)
@@ -42,7 +42,7 @@ def test_jit_equals_eager(case, implementation, rng):
         assert ulps(jitted, eager) <= 4
 
 
-@laws(CASES, native=KERNELS)
+@laws(CASES, native=KERNELS, quick=KINDS[:3])
 def test_vmap_equals_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng, (3,))
     both = jax.jit(lambda x: (case(x, scale=scale, bias=bias), jax.grad(lambda x: loss(case, x, scale, bias))(x)))
@@ -61,7 +61,7 @@ def test_vmap_over_parameters(case, implementation, rng):
     assert ulps(jax.jit(jax.vmap(one))(scales), np.stack([one(s) for s in scales])) <= 4
 
 
-@laws(CASES, native=KERNELS)
+@laws(CASES, native=KERNELS, quick=KINDS[:3])
 def test_scan_and_checkpoint_equal_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng)
 

@@ -5,11 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from flax import nnx as flax_nnx
 
 import jaxnorm as jn
 from jaxnorm import linen, nnx
 
+SHAPES = {"tall": (5, 3), "wide": (2, 3), "of a convolution": (3, 3, 4, 3)}
 U = np.ones((1, 3), np.float32)
 
 
@@ -17,10 +19,10 @@ def kernel(rng, by=1.0, shape=(5, 3)):
     return (rng.standard_normal(shape) * by).astype(np.float32)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (2, 3), (3, 3, 4, 3)], ids=str)
+@pytest.mark.parametrize("shape", long_sweep(SHAPES, quick=["tall"]))
 @pytest.mark.parametrize("by", [1e-35, 1e-20, 1e-7, 1.0, 1e7, 1e20, 1e37])
 def test_of_any_size(by, shape, rng):
-    k = kernel(rng, by, shape)
+    k = kernel(rng, by, SHAPES[shape])
     exact = np.linalg.norm(k.reshape(-1, 3).astype(np.float64), 2)
     normalized, u, sigma = jn.spectral_norm(k, U, n_steps=200)
     assert float(sigma) == pytest.approx(exact, rel=1e-6)
@@ -73,6 +75,7 @@ def test_half_precision_is_computed_in_float32(dtype, rng):
     np.testing.assert_allclose(np.asarray(y, np.float64), np.asarray(k, np.float64) / exact, rtol=0.51 * float(jnp.finfo(dtype).eps))
 
 
+@pytest.mark.slow
 def test_gradients_are_differences(rng, x64):
     """The vectors are constants, which at their limit changes nothing."""
     k, direction, weights = rng.standard_normal((3, 5, 3)) * 1e-9

@@ -73,7 +73,7 @@ class SpectralNorm(nn.SpectralNorm):
         wide = value.astype(promoted(None, value, u.value))
         kernel, new_u, new_sigma = spectral_norm(wide, u.value, n_steps=self.n_steps, epsilon=self.epsilon)
         if update_stats:
-            u.value, sigma.value = new_u, new_sigma
+            u.value, sigma.value = new_u.astype(wide.dtype), new_sigma.astype(wide.dtype)  # as Flax, whatever they were before
         return kernel.astype(promoted(self.dtype, wide))
 
 
