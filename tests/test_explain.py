@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from rich.console import Console
 
 import jaxnorm as jn
@@ -48,7 +49,7 @@ def test_along_the_gradient_are_losses_and_gradients_there():
         assert float(turn) == pytest.approx(float(np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(difference)))), rel=1e-4)
 
 
-@pytest.mark.parametrize("norm", ["batch", "layer", "group"])
+@pytest.mark.parametrize("norm", long_sweep(["batch", "layer", "group"], quick=["layer"]))
 def test_scaled_weights_have_the_same_loss_and_a_gradient_over_the_factor(norm):
     found = probes.scaled_weights(*network(norm))
     np.testing.assert_allclose(found["losses"], found["losses"][2], rtol=2e-4)

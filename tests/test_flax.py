@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from flax import nnx
 
 import jaxnorm.linen
@@ -148,7 +149,10 @@ def test_switchable_norm_takes_integers(family, training, rng):
     assert call(family, norm, x, training, dtype=LOW)[0].dtype == LOW
 
 
-@pytest.mark.parametrize(("family", "name"), [pair for pair in NORMS if pair[1] != "InstanceNorm"])  # which needs a batch
+ONE_AXIS = [pair for pair in NORMS if pair[1] != "InstanceNorm"]  # which needs a batch
+
+
+@pytest.mark.parametrize(("family", "name"), long_sweep(ONE_AXIS, quick=ONE_AXIS[::2]))
 def test_one_axis_as_flax(family, name, rng):
     """Single examples under vmap; nnx.GroupNorm of Flax fails there, its linen one stands in."""
     x, cotangent = jnp.asarray(rng.standard_normal((2, 3, 8)), FULL)

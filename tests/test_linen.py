@@ -167,7 +167,7 @@ def test_an_axis_name_that_is_not_bound_is_ignored(rng):
 @pytest.mark.parametrize(
     "transform", [partial(jax.vmap, axis_name="replica"), partial(jax.pmap, axis_name="replica", devices=HOST)], ids=["vmap", "pmap"]
 )
-@pytest.mark.parametrize("axis_name", ["data", ("replica", "data")])
+@pytest.mark.parametrize("axis_name", ["data", pytest.param(("replica", "data"), marks=pytest.mark.slow)])
 def test_an_axis_name_beside_those_that_are_bound_is_a_mistake(axis_name, transform):
     x = jnp.ones((2, 4, 5, 3))
     modules = (jn_nn.LayerNorm, jn_nn.RMSNorm, partial(jn_nn.BatchNorm, False), partial(jn_nn.SwitchableNorm, False))

@@ -110,6 +110,7 @@ def test_of_complex_numbers_the_variance_is_that_of_the_absolute_value(rng):
     np.testing.assert_allclose(gradient, jax.jit(jax.grad(plain))(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_moments_of_complex_numbers_merge(rng):
     x = (rng.standard_normal((8, 6)) + 1j * rng.standard_normal((8, 6)) + 3).astype(np.complex64)
     found = jn.merge(jn.moments(x[:3], 0), jn.moments(x[3:], 0))

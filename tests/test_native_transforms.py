@@ -97,7 +97,7 @@ def test_transformations_of_which_a_kernel_has_the_statistics(name, rng, use):
     check_transformations(WIDE[name][0], MANY[name], rng, use)
 
 
-@pytest.mark.parametrize("name", ["rows", "batch"])
+@pytest.mark.parametrize("name", long_sweep(["rows", "batch"], quick=["batch"]))
 def test_second_order_through_a_loop(name, rng, use):
     """JAX takes loops apart, and with them the derivatives of what is in them."""
     norm, shape = WIDE[name]

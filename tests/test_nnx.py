@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import TWINS
+from cases import TWINS, long_sweep
 from flax import nnx
 from orbax import checkpoint
 
@@ -69,7 +69,7 @@ def linen_twin(name, options, x, module):
     return twin.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", long_sweep(["float32", "bfloat16"], quick=["bfloat16"]))
 @pytest.mark.parametrize(("name", "options"), TWINS, ids=[f"{row[0]} {row[1]}" for row in TWINS])
 def test_linen_and_nnx_agree_to_the_bit(name, options, dtype, rng):
     x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)) * 2 + 1, dtype)

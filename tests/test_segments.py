@@ -258,6 +258,7 @@ def test_reverse_mode_keeps_the_input_the_ids_and_a_few_numbers_per_segment(dtyp
     assert stored <= bound * x.size + 4 * n
 
 
+@pytest.mark.slow
 def test_a_traced_epsilon_and_other_options(rng):
     x, *_ = packed(rng)
     norm = partial(jn.standardize, axes=0, segments=IDS, num_segments=K)
