@@ -110,6 +110,7 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path):
     assert without_times(report.read(tmp_path / "a")) == without_times(report.read(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys):
     arguments = [*SMALL, "--norms", "none,layer", "--out", str(tmp_path)]
     calls = []

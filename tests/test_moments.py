@@ -260,6 +260,7 @@ def test_weights_that_are_no_integers_do_not_stall():
     assert count_of(total) == 2**25 + 250
 
 
+@pytest.mark.slow
 def test_counts_of_masks_and_devices_are_exact():
     x, whole = jnp.zeros((1, 1), jnp.bfloat16), 1 << 13
     counted_by_shape = jax.eval_shape(lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)), x)

@@ -136,6 +136,7 @@ def test_transformations(case, rng, gates_from):
     close(remade(*at), found[2], 1e-6)
 
 
+@pytest.mark.slow
 def test_shard_map(rng):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     case, rows = Case("lstm"), PartitionSpec("data")

@@ -218,6 +218,7 @@ def test_running_statistics_of_each_step(rng):
     np.testing.assert_allclose(alone, again[:1], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_zoneout_keeps_units(rng):
     x, params = sequences(rng, 3, 6), Case("lstm").params()
     call = partial(jn.recurrent.lstm, x, params)

@@ -177,6 +177,7 @@ def test_recalibrate_nnx_leaves_all_else_as_it_was(rng, ordinary_promotion):
     assert (model.first.use_running_average, model.block[0].use_running_average) == (True, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["linen", "nnx"])
 def test_interrupted_and_resumed(family, rng, ordinary_promotion):
     """``progress`` gets what is needed to go on: the result is that of one go."""
