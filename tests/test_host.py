@@ -203,7 +203,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("shape", "pattern", "sizes"), LAYOUTS, ids=[f"{shape} {pattern}" for shape, pattern, _ in LAYOUTS])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", long_sweep([False, True], quick=[True]))
 @pytest.mark.parametrize("tile", long_sweep([1 << 12, 1 << 18], quick=[1 << 12]))
 def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, rng, monkeypatch):
     monkeypatch.setattr(host, "TILE", tile)

@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from cases import long_sweep
 from pages import PAGES, ROOT, blocks, run
 
 import jaxnorm as jn
@@ -23,7 +22,8 @@ def test_the_readme_computes_what_it_says():
 BLOCKS = [(page, i) for page in PAGES if page != "README.md" for i in range(len(blocks(page)))]
 
 
-@pytest.mark.parametrize(("page", "number"), long_sweep(BLOCKS, quick=[block for block in BLOCKS if block[1] == 0]))
+@pytest.mark.slow  # the README's own run at once
+@pytest.mark.parametrize(("page", "number"), BLOCKS)
 def test_every_block_of_code_runs_by_itself(page, number):
     run(blocks(page)[number])
 
