@@ -295,10 +295,14 @@ def numbers(x, name: str = "x") -> np.ndarray:
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array: pass {name}.data, and where=~{name}.mask.")
     x = np.asarray(x)
-    extended = x.dtype.kind == "V" and x.dtype.names is None and np.can_cast(x.dtype, np.float64)  # bfloat16, float8
-    if x.dtype.kind not in "iufc" and not extended:
+    if x.dtype.kind not in "iufc" and not is_extended(x.dtype):
         raise TypeError(f"{name} must be floating point or integer: got {x.dtype}. Cast it first, for example with .astype(np.float32).")
     return x if x.dtype.kind != "V" else x.astype(np.float32)
+
+
+def is_extended(dtype: np.dtype) -> bool:
+    """Whether it is a number of less than 32 bits that NumPy itself does not know: bfloat16, float8."""
+    return dtype.kind == "V" and dtype.names is None and np.can_cast(dtype, np.float64)
 
 
 def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -306,7 +310,7 @@ def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
     if where is None:
         return None
     where = np.asarray(where)
-    where = where.astype(np.float32) if where.dtype.kind == "V" and where.dtype.names is None else where  # bfloat16
+    where = where.astype(np.float32) if is_extended(where.dtype) else where
     if where.dtype.kind not in "bf":
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     padded = (1,) * (len(shape) - where.ndim) + where.shape

@@ -10,9 +10,14 @@ import numpy as np
 from jax.experimental import checkify
 
 
+def as_array(x) -> jax.Array:
+    """Not jnp.asarray of what is one already: it would copy what is traced, and raise under debug_nans for NaN behind a mask."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
 def floating(x, name: str = "x") -> jax.Array:
     """``x`` as an array of a floating or complex dtype."""
-    x = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    x = as_array(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"{name} must be floating point: got {x.dtype}. Cast it first, for example with .astype(jnp.float32).")
     return x
@@ -31,7 +36,7 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:
         return None
-    where = where if isinstance(where, jax.Array) else jnp.asarray(where)
+    where = as_array(where)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
         raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     fits("where", where.shape, shape)
@@ -55,7 +60,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array | None:
         raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    ids = ids if isinstance(ids, jax.Array) else jnp.asarray(ids)
+    ids = as_array(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"segments must be integers, an id for each position: got {ids.dtype}. Cast them first, .astype(jnp.int32).")
     by_row = len(ids.shape) == len(shape) and all(s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False))

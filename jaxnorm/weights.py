@@ -11,6 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
+from jaxnorm.engine.groups import power_of_elements, scale_down
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
 from jaxnorm.options import Param
@@ -72,7 +73,7 @@ def spectral_norm(
       kernel: real floating array of rank 2 or more, of any size; the last axis is the output, the others are flattened.
       u: ``(1, out)``, the left vector of the last call, or random.
       n_steps: power iterations in this call, at least 1.
-      epsilon: added to sums of squares, of a kernel whose largest element is between 1 and 2.
+      epsilon: added to sums of squares, of a kernel whose largest element is between 1/2 and 1.
 
     Returns:
       The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``, the last two in float32 at least. The
@@ -97,21 +98,14 @@ def spectral_norm(
     if jnp.shape(u) != (1, kernel.shape[-1]):
         raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
     matrix = kernel.reshape(-1, kernel.shape[-1]).astype(compute_dtype(kernel.dtype))
-    size = _size(lax.stop_gradient(matrix))
-    matrix = matrix / size
+    power = power_of_elements(jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp)
+    matrix = scale_down(matrix, power)  # so that no square leaves the range
     u = jnp.asarray(u, matrix.dtype)
     u = jnp.where((u != 0).any(), u, 1)
     v, new = _iterate(lax.stop_gradient(matrix), lax.stop_gradient(u), n_steps, epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
     normalized = (matrix / jnp.where(sigma != 0, sigma, 1)).astype(kernel.dtype).reshape(kernel.shape)
-    return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), sigma * size
-
-
-def _size(matrix: jax.Array) -> jax.Array:
-    """A power of two by which the largest element is between 1 and 2, so that no square leaves the range."""
-    largest = jnp.abs(matrix).max(initial=0)
-    usual = jnp.isfinite(largest) & (largest >= jnp.finfo(matrix.dtype).tiny)
-    return jnp.ldexp(jnp.ones_like(largest), jnp.frexp(jnp.where(usual, largest, 1))[1] - 1)
+    return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), scale_down(sigma, -power)
 
 
 def _iterate(matrix: jax.Array, u: jax.Array, n_steps: int, epsilon: float) -> tuple[jax.Array, jax.Array]:

@@ -180,7 +180,8 @@ def test_statistics(way, masked):
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
-@pytest.mark.parametrize("name", long_sweep(FAMILIES, quick=[]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
 def test_both_families_give_the_same_bits(name, masked):
     one, other = (found(BY_NAME[f"{family}_{name}"], masked) for family in ("linen", "nnx"))
     np.testing.assert_array_equal(one.y, other.y)
@@ -198,7 +199,8 @@ def test_with_the_smallest_epsilon(way):
     assert wrong(of_gradients(run.dx, varied), B32[1]) == {}
 
 
-@pytest.mark.parametrize("way", long_sweep(WAYS, quick=[]), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_float64(way, x64):
     """To its own digits, about means of up to 1e8."""
     run = found(way, True, dtype="float64")
@@ -315,7 +317,8 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize(("name", "masked"), long_sweep(product(COMPLEX, [True, False]), quick=[]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "masked"), product(COMPLEX, [True, False]))
 def test_segments_of_complex_numbers(name, masked, rng):
     """The variance is that of the absolute value."""
     ids, where = ids_of(N), rng.random((N, 1)) < (0.7 if masked else 1)

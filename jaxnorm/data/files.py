@@ -42,6 +42,7 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
 @contextmanager
 def parsed(path: str | os.PathLike) -> Iterator[None]:
     """Within it whatever is made of a file that holds something else is one error, which names the file."""
+    known(Path(path))
     try:
         yield
     except OSError:

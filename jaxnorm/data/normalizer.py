@@ -231,7 +231,6 @@ class Normalizer:
           FileNotFoundError: nothing is there.
           ValueError: the file holds something else, or is damaged.
         """
-        files.known(Path(path))
         with files.parsed(path):
             facts, arrays = files.read(path)
             new = cls(files.decode(facts["axes"]), **facts["sizes"])

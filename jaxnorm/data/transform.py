@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.host import Summary
+from jaxnorm.host import Summary, is_extended
 
 
 class Fit(NamedTuple):
@@ -49,20 +49,16 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
     if given.kind in "iu":
         wide = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
         own = np.dtype(np.float32)
-    elif _is_floating(given):
+    elif given.kind == "f" or is_extended(given):
         wide, own = (given if given.itemsize >= 4 else np.dtype(np.float32)), given
     else:
         raise TypeError(f"x must be floating point or integer: got {given}. Cast it first, for example with .astype(np.float32).")
     own = own if dtype is None else np.dtype(dtype)
-    if own.kind not in "iu" and not _is_floating(own):
+    if own.kind not in "iuf" and not is_extended(own):
         raise TypeError(f"dtype must be floating point or integer: got {own}.")
     if xp is not np and own.itemsize > 4:
         own = np.dtype(xp.zeros((), own).dtype)  # without x64 the half of it, of which JAX warns
     return xp, x, wide, own
-
-
-def _is_floating(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.names is None)  # V: bfloat16
 
 
 def _widest(xp) -> np.dtype:
@@ -95,8 +91,9 @@ def _centered(x, mean: np.ndarray, wide: np.dtype) -> Any:
 def _to_integers(xp, scaled, mean: np.ndarray, wide: np.dtype, own: np.dtype) -> Any:
     """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is added as an integer."""
     info = np.iinfo(own)
-    whole = np.clip(np.nan_to_num(np.rint(mean)), float(info.min), float(info.max))
-    base = np.array([min(max(int(value), info.min), info.max) for value in whole.ravel()], object).reshape(whole.shape)
+    nearest = np.nan_to_num(np.rint(mean)).ravel()
+    base = np.array([min(max(int(value), info.min), info.max) for value in nearest], object).reshape(mean.shape)
+    whole = base.astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + (mean - whole).astype(wide)), low, high)
     modular = np.dtype(f"uint{8 * own.itemsize}")  # sums in it are right where differences do not fit the dtype

@@ -9,6 +9,7 @@ from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.features import check_groups
 from jaxnorm.options import AxisGroups
+from jaxnorm.validation import as_array
 
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -57,7 +58,7 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
 
 def inexact(x, dtype) -> jax.Array:
     """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
-    x = x if isinstance(x, jax.Array) else jnp.asarray(x)  # which would copy a traced one, and raise under debug_nans for hidden NaN
+    x = as_array(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real(compute_dtype(dtype)))
 
 

@@ -66,7 +66,7 @@ def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
 
 def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array:
     """An array with one element, or flag, per step."""
-    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    value = validation.as_array(value)
     if not jnp.issubdtype(value.dtype, kind):
         wanted, cast = ("boolean", "bool") if kind is jnp.bool_ else ("integers", "int")
         raise TypeError(f"{name} must be {wanted}: got {value.dtype}. Cast it first, for example with .astype({cast}).")
