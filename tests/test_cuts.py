@@ -318,7 +318,7 @@ COMPLEX = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "masked"), product(COMPLEX, [True, False]))
+@pytest.mark.parametrize(("name", "masked"), list(product(COMPLEX, [True, False])))
 def test_segments_of_complex_numbers(name, masked, rng):
     """The variance is that of the absolute value."""
     ids, where = ids_of(N), rng.random((N, 1)) < (0.7 if masked else 1)
