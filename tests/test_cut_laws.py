@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from cut_inputs import K, N, data, folded, ids_of
 from cuts import MESH, WAYS, shard_map
+from flax.nnx import Rngs
 from jax.sharding import PartitionSpec as P
 from test_accuracy import B32
 
 import jaxnorm as jn
+from jaxnorm import linen, nnx, online
 
 EPSILON = 1e-5
 NO_DIVISOR, TOO_FEW = "g={0} must divide the size of its axis: {0} against 6.", "the size of 'g' must be at least 1: got {0}."
@@ -80,3 +82,45 @@ def test_groups_that_do_not_divide(groups, message, over_devices, rng):
 
     with pytest.raises(ValueError, match=re.escape(message.format(groups))):
         (shard_map(local, mesh=MESH, in_specs=P("d"), out_specs=P("d")) if over_devices else local)(x, ids_of(N))
+
+
+X, IDS = np.ones((8, 6), np.float32), np.zeros(8, np.int32)
+BY = {"segments": IDS, "num_segments": 1}
+WITH_AXES = {
+    "whole": lambda axes: jn.moments(X, axes),
+    "segments": lambda axes: jn.standardize(X, axes, **BY),
+    "devices": lambda axes: shard_map(lambda x: jn.standardize(x, axes, axis_name="d"), mesh=MESH, in_specs=P("d"), out_specs=P("d"))(X),
+    "microbatches": lambda axes: jn.moments(X, 0).merge(axes),
+    "linen": lambda axes: linen.LayerNorm(reduction_axes=axes).init_with_output(jax.random.key(0), X, **BY),
+    "nnx": lambda axes: nnx.LayerNorm(6, reduction_axes=axes, rngs=Rngs(0))(X, **BY),
+}
+MISTAKES = [
+    (5, r"must lie in \[-2, 2\) for an array of rank 2: got axis 5"),
+    (-3, "got axis -3"),
+    ((0, -2), "must not repeat an axis: got"),
+]
+
+
+@pytest.mark.parametrize(("axes", "message"), MISTAKES, ids=str)
+@pytest.mark.parametrize("way", WITH_AXES)
+def test_axes_that_are_not_there(way, axes, message):
+    with pytest.raises(ValueError, match=message):
+        WITH_AXES[way](axes)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.5, np.nan])
+@pytest.mark.parametrize("family", ["linen", "nnx", "online"])
+def test_momentum_of_accumulated_microbatches(family, momentum):
+    def run():
+        if family == "online":
+            return online.debiased(momentum, 1)
+        if family == "nnx":
+            norm = nnx.BatchNorm(6, momentum=momentum, rngs=Rngs(0))
+            nnx.accumulate(norm)
+            return norm(X)
+        norm = linen.BatchNorm(use_running_average=False, momentum=momentum)
+        variables = linen.accumulate(norm.init(jax.random.key(0), X))
+        return norm.apply(variables, X, mutable=["batch_stats", "batch_moments"])
+
+    with pytest.raises(ValueError, match="momentum must"):
+        run()
