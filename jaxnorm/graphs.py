@@ -1,5 +1,6 @@
 """Norms of graphs: of the nodes of each graph, whose statistics are changed before they are applied."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -17,6 +18,7 @@ from jaxnorm.engine.reference import Stats, abs_squared, apply, cast_once, nothi
 from jaxnorm.engine.segments import Parts, Places, Segments, find_power
 from jaxnorm.engine.segments import apply as apply_segments
 from jaxnorm.engine.segments import statistics as statistics_of_segments
+from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.features import aligned, packed_axes
@@ -161,36 +163,40 @@ def _split(operands: tuple) -> tuple[_Static, _Arrays]:
 Groups = tuple[Segments, Places] | None
 
 
-def _groups(static: _Static, ids: jax.Array | None) -> Groups:
-    return None if static.at is None or ids is None else (static.at, static.at.places(ids))
+def _run(norm: Callable, static: _Static, arrays: _Arrays, param: jax.Array) -> jax.Array:
+    """``norm(groups, spec, x, further arrays, param)``, each array cast once."""
+
+    def run(arrays: _Arrays, param: jax.Array) -> jax.Array:
+        groups = None if static.at is None or arrays.ids is None else (static.at, static.at.places(arrays.ids))
+        return cast_once(partial(norm, groups), static.spec, arrays.x, arrays._replace(x=None), param)
+
+    return sharded_by_compiler(run, jax.typeof(arrays.x).sharding)(arrays, param)
 
 
 @partial(jax.jit, static_argnums=0)
 def _graph(static: _Static, arrays: _Arrays, kept: jax.Array) -> jax.Array:
     """The mean that is kept is taken from the offset that is subtracted, and its square belongs to the mean square."""
-    groups = _groups(static, arrays.ids)
 
-    def run(spec: Spec, x, arrays: _Arrays, kept):
+    def run(groups: Groups, spec: Spec, x, arrays: _Arrays, kept):
         frame, offset, var = _statistics(static, spec, groups, x, arrays.where)
         mean = kept.astype(offset.dtype) * (frame.pivot + offset)
         return _apply(spec, groups, x, arrays, Stats(frame, offset - mean, var + abs_squared(mean)))
 
-    return cast_once(run, static.spec, arrays.x, arrays._replace(x=None), kept)
+    return _run(run, static, arrays, kept)
 
 
 @partial(jax.jit, static_argnums=(0, 2))
 def _pair(static: _Static, arrays: _Arrays, features: tuple[int, ...], length: jax.Array) -> jax.Array:
     """Variances are summed over the channels, which therefore have one power of two."""
-    groups = _groups(static, arrays.ids)
 
-    def run(spec: Spec, x, arrays: _Arrays, length):
+    def run(groups: Groups, spec: Spec, x, arrays: _Arrays, length):
         power, u = _of_one_size(spec, groups, x, arrays.where, features)
         frame, offset, var = _statistics(static, Spec(spec.reduction, spec.axis_name), groups, u, arrays.where)
         scale = length * (jnp.ones((1,) * x.ndim, length.dtype) if arrays.scale is None else arrays.scale.astype(length.dtype))
         stats = Stats(frame._replace(power=power), offset, reduce_axes(var, features))
         return _apply(spec, groups, x, arrays._replace(scale=scale), stats)
 
-    return cast_once(run, static.spec, arrays.x, arrays._replace(x=None), length)
+    return _run(run, static, arrays, length)
 
 
 def _of_one_size(spec: Spec, groups: Groups, x, where, features: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array]:

@@ -19,6 +19,7 @@ from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, forward_segments, s
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.segments import Along, Segments, along
 from jaxnorm.engine.segments import apply as apply_segments
+from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
@@ -286,22 +287,31 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
 def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    reduction = spec.reduction
-    where, scale, bias = (None if a is None else a.reshape(reduction.fit(a.shape)) for a in (where, scale, bias))
+    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
     y, numbers = forward(implementation, spec, x, where, scale, bias, moments=moments)
     return y, from_numbers(numbers) if moments else None
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _of_segments(spec: Spec, at: Segments, x, where, scale, bias, ids, added):
-    where, scale, bias = (None if a is None else a.reshape(spec.reduction.fit(a.shape)) for a in (where, scale, bias))
-    return forward_segments(spec, at, x, where, scale, bias, ids, added)
+    def run(x, where, scale, bias, ids, added) -> jax.Array:
+        where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
+        return forward_segments(spec, at, x, where, scale, bias, ids, added)
+
+    return sharded_by_compiler(run, jax.typeof(x).sharding)(x, where, scale, bias, ids, added)
 
 
 @partial(jax.jit, static_argnums=(0, 6))
 def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, at: Segments | None = None, ids=None):
+    run = partial(_normalize_blocks, spec, at)
+    if at is None:
+        return run(moments, x, where, scale, bias, ids)
+    return sharded_by_compiler(run, jax.typeof(x).sharding)(moments, x, where, scale, bias, ids)
+
+
+def _normalize_blocks(spec: Spec, at: Segments | None, moments: Moments, x, where, scale, bias, ids) -> jax.Array:
     blocks = spec.reduction
-    where, scale, bias = (None if a is None else a.reshape(blocks.fit(a.shape)) for a in (where, scale, bias))
+    where, scale, bias = alongside(blocks, x, where, scale, bias)
     dtype = compute_dtype(x.dtype)
     n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))

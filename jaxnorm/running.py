@@ -5,10 +5,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
+from jaxnorm.engine.sharding import sharded_as
 from jaxnorm.statistics import Moments
 
 
@@ -79,7 +79,7 @@ def _same_shape(running: Moments, batch: Moments) -> None:
 def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLike, known: jax.Array) -> jax.Array:
     if old.size == 1 and known.size != 1:  # one count for all groups
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
-    new, known = (_sharded_as(old, a.reshape(old.shape)) for a in (new, known))
+    new, known = (sharded_as(old, a.reshape(old.shape)) for a in (new, known))
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     if jnp.iscomplexobj(new):
         dtype = new.dtype
@@ -92,12 +92,6 @@ def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLik
         result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
     return jnp.where(known, result, old)
-
-
-def _sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
-    """In explicit sharding ``new`` lying as ``old`` does: the state goes on as it began, whatever the batch is sharded over."""
-    explicit = AxisType.Explicit in jax.typeof(old).sharding.mesh.axis_types
-    return jax.sharding.reshard(new, jax.typeof(old).sharding) if explicit else new
 
 
 def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:

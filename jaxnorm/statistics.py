@@ -19,6 +19,7 @@ from jaxnorm.engine.plan import find_numbers
 from jaxnorm.engine.reference import abs_squared
 from jaxnorm.engine.segments import Parts, Segments, along, in_words
 from jaxnorm.engine.segments import statistics as statistics_of_segments
+from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
@@ -183,8 +184,14 @@ def merge(first: Moments, *others: Moments) -> Moments:
     except ValueError:
         shapes = ", ".join(str(jnp.shape(part.mean)) for part in parts)
         raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
-    stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.broadcast_to(leaf, shape) for leaf in leaves]), *parts)
-    return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), stacked.merge(0))
+    return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), _stacked(shape, parts).merge(0))
+
+
+@partial(jax.jit, static_argnums=0)
+def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
+    """Along a new first axis, all sharded as the first one."""
+    like = jnp.broadcast_to(parts[0].mean, shape)
+    return jax.tree.map(lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves]), *parts)
 
 
 def from_numbers(numbers: Any) -> Moments:
@@ -203,19 +210,26 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 @partial(jax.jit, static_argnums=0)
 def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
     """The Moments, of arguments that have been checked."""
-    where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
+    (where,) = alongside(spec.reduction, x, where)
     return from_numbers(find_numbers(spec, x, where))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _moments_of_segments(spec: Spec, at: Segments, x: jax.Array, where: jax.Array | None, ids: jax.Array) -> Moments:
-    where = None if where is None else where.reshape(spec.reduction.fit(where.shape))
-    return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, Parts(x), where, at.places(ids))))
+    def run(x: jax.Array, where: jax.Array | None, ids: jax.Array) -> Moments:
+        (where,) = alongside(spec.reduction, x, where)
+        return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, Parts(x), where, at.places(ids))))
+
+    return sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _regroup(spec: Spec, at: Segments, parts: Moments, ids: jax.Array) -> Moments:
     """Merging, where groups become one for each segment."""
+    return sharded_by_compiler(partial(_merge_segments, spec, at), stats_sharding(spec.reduction, parts.mean))(parts, ids)
+
+
+def _merge_segments(spec: Spec, at: Segments, parts: Moments, ids: jax.Array) -> Moments:
     shape, dtype = parts.mean.shape, real(parts.mean.dtype)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(spec.reduction.split_shape), parts)
     words, places = _count_words(parts, dtype), at.places(ids)

@@ -16,6 +16,7 @@ from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weigh
 from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved
+from jaxnorm.engine.sharding import alongside
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands
@@ -98,7 +99,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     from their mean, so that no digits are lost to what all have in common.
     """
     u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
-    where = None if where is None else where.reshape(own.reduction.fit(where.shape))
+    (where,) = alongside(own.reduction, x, where)
     own_frame, offset, var = find_stats(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import HOST, long_sweep
 from cut_inputs import K, N, data, folded, ids_of
 from cuts import MESH, WAYS, shard_map
 from flax.nnx import Rngs
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_accuracy import B32
 
@@ -68,6 +70,50 @@ def test_a_scale_and_a_shift_of_the_data(way, rng):
     )
     for one, other, bound in zip(moved, (y, dx / by, -dscale, dbias), (B32[0], *3 * (B32[1],)), strict=True):
         assert np.abs(one - np.asarray(other)).max() <= bound * np.abs(np.asarray(other)).max()
+
+
+EXPLICIT = jax.make_mesh((2,), ("m",), devices=HOST[:2], axis_types=(AxisType.Explicit,))
+SLICED = {"merge", "stages", "online", "segments_of_microbatches", "linen_accumulate", "nnx_accumulate"}  # not by JAX if rows are sharded
+ON_ONE = [way for way in WAYS if not way.over_devices and way.name != "online"]  # which is tried below, without jax.vmap of its checks
+PLACED = [(way, axis) for way in ON_ONE for axis in ("rows", "inputs") if axis == "inputs" or way.name not in SLICED]
+
+
+@pytest.mark.parametrize(("way", "axis"), long_sweep(PLACED, quick=[(ON_ONE[0], "inputs")]), ids=str)
+def test_explicitly_sharded_rows_and_inputs(way, axis):
+    """Outputs and gradients are those of arrays on one device, and lie as x does."""
+    given = finite(way)
+    rows, inputs = (0, 1) if way.fold == 1 else (1, 0)
+    even = range(given.x.shape[inputs] // 2 * 2)  # as many as two devices share
+    take = lambda a: np.take(a, even, inputs if a.ndim > 1 else 0) if a.ndim > 1 or way.fold == 1 else a  # noqa: E731
+    arrays = [take(a) for a in (given.x, given.scale, given.bias, given.where, given.cotangent)]
+    truth = jax.jit(lambda *a: run(way, *a))(*arrays)
+    spec = P(*("m" if position == (rows if axis == "rows" else inputs) else None for position in range(given.x.ndim)))
+    with jax.set_mesh(EXPLICIT):
+        placed = [jax.device_put(a, NamedSharding(EXPLICIT, spec if a.ndim == given.x.ndim else P(None))) for a in arrays]
+        found = jax.jit(lambda *a: run(way, *a))(*placed)
+    assert [jax.typeof(a).sharding.spec for a in found[:2]] == [spec, spec]
+    terms = np.sqrt((arrays[-1] ** 2).sum(axis=0 if way.fold == 1 else (0, 1)))  # that parameters' gradients are sums of
+    for one, other, bound in zip(found, truth, (B32[0], *3 * (B32[1],)), strict=True):
+        size = np.abs(np.asarray(other)).max(axis=rows, keepdims=True) if np.ndim(other) > 1 else terms
+        assert (np.abs(np.asarray(one) - np.asarray(other)) <= 2 * bound * size).all()
+
+
+@pytest.mark.parametrize("spec", [P("m", None), P(None, "m")], ids=str)
+@pytest.mark.parametrize("jitted", [True, False], ids=["jit", "eager"])
+def test_states_that_are_whole_merge_what_is_explicitly_sharded(spec, jitted, rng):
+    """And stay whole."""
+    x, zeros = rng.standard_normal((24, 6)).astype(np.float32), online.init(jnp.zeros(6))
+
+    def follow(state, x):
+        state = online.update(state, x)
+        return state, jn.merge(zeros, jn.moments(x, 0)), online.normalize(x, state)
+
+    truth = follow(zeros, x)
+    with jax.set_mesh(EXPLICIT):
+        found = (jax.jit(follow) if jitted else follow)(zeros, jax.device_put(x, NamedSharding(EXPLICIT, spec)))
+    assert jax.typeof(found[0].mean).sharding.spec == P(None)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(("groups", "message"), [(4, NO_DIVISOR), (7, NO_DIVISOR), (0, TOO_FEW), (-1, TOO_FEW)])

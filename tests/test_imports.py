@@ -20,7 +20,7 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "validation", "dtypes", "options"],
-    ["host", "engine.collectives", "engine.xla"],
+    ["host", "engine.collectives", "engine.sharding", "engine.xla"],
     ["engine.spec", "engine.words"],
     ["engine.groups"],
     ["engine.reference"],

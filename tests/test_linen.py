@@ -210,7 +210,7 @@ EXPLICIT = [*product(["linen", "nnx"], ["BatchNorm", "SwitchableNorm"], ["whole"
 
 @pytest.mark.parametrize(("family", "name", "state"), long_sweep(EXPLICIT, quick=[("linen", "BatchNorm", "whole")]))
 def test_training_where_channels_are_explicitly_sharded(family, name, state, rng):
-    """Output, gradient and state as on one device; the state lies as it did."""
+    """Output, gradients and state as on one device; the state lies as it did."""
     of_state = P("model") if state == "sharded" else P(None)
     mesh = jax.make_mesh((4, 2), ("data", "model"), devices=HOST, axis_types=(AxisType.Explicit,) * 2)
     x = rng.standard_normal((8, 4, 6)).astype(np.float32)
@@ -227,7 +227,7 @@ def test_training_where_channels_are_explicitly_sharded(family, name, state, rng
         module = nnx.merge(graph, variables, copy=True)
         return module(x), (module.mean[...], module.var[...])
 
-    run = jax.jit(jax.value_and_grad(lambda v, x: (lambda y, state: (jnp.sin(y).sum(), (y, state)))(*step(v, x)), 1, has_aux=True))
+    run = jax.jit(jax.value_and_grad(lambda v, x: (lambda y, state: (jnp.sin(y).sum(), (y, state)))(*step(v, x)), (0, 1), has_aux=True))
     truth = run(variables, x)
     with jax.set_mesh(mesh):
         placed = jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, of_state if leaf.shape == (6,) else P())), variables)

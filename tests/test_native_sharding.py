@@ -104,14 +104,17 @@ def test_sets_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
 
 @pytest.mark.parametrize(("x_spec", "native"), [(WHOLE, True), (ROWS, True), (PartitionSpec("data", None, "model"), False)], ids=str)
 @pytest.mark.parametrize("scale_spec", [WHOLE, PartitionSpec("model")], ids=str)
-def test_parameters_lie_as_x_does_or_whole(x_spec, native, scale_spec, rng):
-    """Else their product with x is sharded as JAX has it, by plain JAX."""
-    mesh, given = devices(AxisType.Explicit), arguments(rng, (8, 6, 16))[:3]
-    specs = x_spec, scale_spec, scale_spec
+def test_output_and_gradients_lie_as_x_and_parameters_do(x_spec, native, scale_spec, rng):
+    """Whatever the parameters are sharded over, they are taken as x needs them."""
+    mesh, given = devices(AxisType.Explicit), arguments(rng, (8, 6, 16))
+    specs = x_spec, scale_spec, scale_spec, x_spec
     placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(given, specs, strict=True)]
-    call = jax.jit(layer).lower(*placed).compile()
-    assert ("JaxnormForward" in call.as_text()) == (native and scale_spec == WHOLE)
-    close(call(*placed), layer(*given), 2e-6)
+    call = jax.jit(partial(with_gradients, layer)).lower(*placed).compile()
+    assert ("JaxnormForward" in call.as_text()) == native
+    found = call(*placed)
+    for one, like in zip(found, (placed[0], *placed[:3]), strict=True):
+        assert one.sharding.is_equivalent_to(like.sharding, one.ndim)
+    close(found, with_gradients(layer, *given), 2e-6)
 
 
 def test_axes_that_are_not_all_manual(rng):

@@ -12,10 +12,11 @@ from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
+from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
-from jaxnorm.kernels.placement import alike, fitted, on_device, sharded
+from jaxnorm.kernels.placement import fitted, on_device, sharded
 from jaxnorm.kernels.primitives import differentiable, linear
 
 DTYPES = ("float32", "bfloat16")
@@ -36,7 +37,7 @@ def obstacle(x: jax.Array, spec: Spec, where, scale, bias) -> str | None:
         return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
     if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
         return "takes no complex scale or bias"
-    if found := placement.obstacle(x, scale, bias):
+    if found := placement.obstacle(x):
         return found
     reduction = on_device(spec.reduction, x)
     if reduction is None:
@@ -92,18 +93,17 @@ class Facts:
 
 
 def forward(spec: Spec, x, scale, bias, *, moments: bool) -> tuple:
-    """The output and, if asked for, the Numbers, where there is no obstacle; scale and bias split."""
+    """The output and, if asked for, the Numbers, where there is no obstacle; scale and bias split and sharded as x is."""
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
         reduction = on_device(spec.reduction, x)
         assert reduction is not None
-        of_x, of_stats = jax.typeof(x).sharding, alike(spec.reduction, x, spec.reduction.split_stats_shape)
-        of_params = tuple(None if a is None else alike(spec.reduction, x, a.shape) for a in (scale, bias))
-        params = tuple(None if a is None else jax.sharding.reshard(a, of) for a, of in zip((scale, bias), of_params, strict=True))
+        of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, (scale, bias)))
+        of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)
         on_each = lambda x, params: _standardize_part(replace(spec, reduction=reduction), moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
-        y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
+        y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, (scale, bias))
     return y, found and assemble(spec, Stats(Frame(None, *found[0]), *found[1:]))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
 
 from jaxnorm.axes import Reduction, static
 
@@ -37,16 +37,9 @@ def sharded(x: jax.Array) -> bool:
     return any(_spec(x))
 
 
-def obstacle(x: jax.Array, *params: jax.Array | None) -> str | None:
-    """Why the part of x that a device has cannot be normalized there with its part of the parameters; None if it can."""
-    if sharded(x) and AxisType.Manual in _mesh(x).axis_types:
-        return WHOLE
-    for a in params:
-        if a is not None and sharded(a):
-            last = _spec(x)[x.ndim - a.ndim :]
-            if _spec(a) != tuple(None if size == 1 else name for size, name in zip(a.shape, last, strict=True)):
-                return f"takes scale and bias sharded as x is, or not at all: got {_spec(a)} beside {_spec(x)}"
-    return None
+def obstacle(x: jax.Array) -> str | None:
+    """Why the part of x that a device has cannot be normalized there; None if it can."""
+    return WHOLE if sharded(x) and AxisType.Manual in _mesh(x).axis_types else None
 
 
 def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
@@ -70,13 +63,6 @@ def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
 def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Of what broadcasts against the split shape of all of x, that of the part that a device has."""
     return tuple(1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True))
-
-
-def alike(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
-    """How what broadcasts against the split shape of x is sharded along with it."""
-    pairs = zip(reduction.parts, _spec(x), strict=True)
-    names = [name for sizes, names in pairs for name in (names, *[None] * (len(sizes) - 1))]
-    return NamedSharding(_mesh(x), PartitionSpec(*(None if size == 1 else name for size, name in zip(shape, names, strict=True))))
 
 
 def _names(entry) -> tuple[str, ...]:

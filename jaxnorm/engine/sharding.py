@@ -1,0 +1,56 @@
+"""Explicit sharding, in which the type of an array says how it is sharded."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxnorm.axes import Reduction
+
+
+def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
+    """In explicit sharding ``new`` lying as ``old`` does: a state goes on as it began, whatever the batch is sharded over."""
+    sharding, other = jax.typeof(old).sharding, jax.typeof(new).sharding
+    if _explicit(sharding):
+        return jax.sharding.reshard(new, sharding)
+    return jax.sharding.reshard(new, NamedSharding(other.mesh, PartitionSpec())) if _explicit(other) else new  # old is on no mesh
+
+
+def sharded_by_compiler(run: Callable, sharding: NamedSharding) -> Callable:
+    """The same function of arrays, in which XLA shards what is scattered and gathered; what it returns is sharded as said."""
+    axes = _explicit(sharding)
+    return jax.sharding.auto_axes(run, axes=axes, out_sharding=sharding) if axes else run
+
+
+def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> list:
+    """What broadcasts against x, split as x is; in explicit sharding it is sharded as x is."""
+    split = [None if a is None else a.reshape(reduction.fit(a.shape)) for a in arrays]
+    if not _explicit(jax.typeof(x).sharding):
+        return split
+    return [None if a is None else jax.sharding.reshard(a, split_sharding(reduction, x, a.shape)) for a in split]
+
+
+def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
+    """How what broadcasts against the split shape of x is sharded along with it."""
+    names = [name for name, sizes in zip(_names(x), reduction.parts, strict=True) for name in (name, *[None] * (len(sizes) - 1))]
+    return _where(x, [size != 1 for size in shape], names)
+
+
+def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
+    """How the statistics of segments are: as x is, along its axes that are neither reduced nor split."""
+    return _where(x, [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)], _names(x))
+
+
+def _where(x: jax.Array, kept: list[bool], names: list) -> NamedSharding:
+    spec = PartitionSpec(*(name if keep else None for keep, name in zip(kept, names, strict=True)))
+    return NamedSharding(jax.typeof(x).sharding.mesh, spec)
+
+
+def _names(x: jax.Array) -> list:
+    return list(jax.typeof(x).sharding.spec)
+
+
+def _explicit(sharding: NamedSharding) -> tuple[str, ...]:
+    """The axes of the mesh that types tell of."""
+    mesh = sharding.mesh
+    return tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
