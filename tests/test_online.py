@@ -259,6 +259,18 @@ def test_returns_of_several_devices_and_of_nan(rng):
     assert broken.moments.count == found.moments.count == 96
 
 
+def test_groups_of_devices_of_unequal_sizes(rng):
+    """Each has the statistics of its own rows."""
+    x, groups = rng.standard_normal((8, 6, 3)).astype(np.float32), [[0, 3, 5], [1, 2], [4], [6, 7]]
+    update = lambda x: online.update(online.init(jnp.zeros(3)), x, axis_name=jn.AxisGroups("data", groups))  # noqa: E731
+    found = jax.pmap(update, axis_name="data", devices=HOST)(x)
+    for group in groups:
+        for device in group:
+            assert_is(jax.tree.map(lambda leaf, device=device: leaf[device], found), x[group].reshape(-1, 3))
+    listed = jax.vmap(lambda x: online.update(online.init(jnp.zeros(3)), x, axis_name=["data"]), axis_name="data")(x)
+    assert_is(jax.tree.map(lambda leaf: leaf[0], listed), x.reshape(-1, 3))
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.999])
 def test_debiased_averages_are_those_of_adam(momentum, rng):
     parts = rng.standard_normal((12, 8, 3)).astype(np.float32) + 4

@@ -417,3 +417,26 @@ def test_segments_of_positions_without_elements(masked):
     options = {"segments": ids, "num_segments": 2, "where": np.ones((5, 1), bool) if masked else None}
     np.testing.assert_array_equal(jn.moments(x, (0, 1), **options).count, np.zeros((2, 1)))
     assert jn.layer_norm(x, axes=(0, 1), **options).shape == (5, 0)
+
+
+def test_groups_of_devices_of_unequal_sizes(rng):
+    """Output, gradient and Moments of each segment are those of the rows of its group of devices."""
+    groups = [[0, 3, 5], [1, 2], [4], [6, 7]]
+    x, where, ids = rng.standard_normal((8, 6, 3)).astype(np.float32), rng.random((8, 6, 3)) < 0.7, rng.integers(0, 4, (8, 6))
+    cotangent = rng.standard_normal(x.shape).astype(np.float32)
+
+    def run(x, where, ids, cotangent, axis_name=None):
+        by = {"where": where, "segments": ids, "num_segments": 4, "axis_name": axis_name}
+        y, pullback = jax.vjp(lambda x: jn.standardize(x, 0, **by, epsilon=0.1), x)
+        return y, pullback(cotangent)[0], jn.moments(x, 0, **by)
+
+    y, dx, found = jax.pmap(partial(run, axis_name=jn.AxisGroups("d", groups)), axis_name="d", devices=HOST)(x, where, ids, cotangent)
+    for group in groups:
+        whole = [np.concatenate(a[group]) for a in (x, where, ids, cotangent)]
+        truth = jax.jit(run)(*whole)
+        np.testing.assert_allclose(np.concatenate(np.asarray(y)[group]), truth[0], atol=1e-6)
+        np.testing.assert_allclose(np.concatenate(np.asarray(dx)[group]), truth[1], atol=1e-6)
+        for device in group:
+            np.testing.assert_array_equal(found.count[device], truth[2].count)
+            np.testing.assert_allclose(found.mean[device], truth[2].mean, atol=1e-6)
+            np.testing.assert_allclose(found.var[device], truth[2].var, atol=1e-6)

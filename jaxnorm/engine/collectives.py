@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.options import AxisGroups
+from jaxnorm.options import AxisGroups, AxisName
+
+
+def hashable(axis_name: AxisName) -> AxisName:
+    """The same, which programs are compiled for: of tuples."""
+    if isinstance(axis_name, AxisGroups):
+        return axis_name._replace(groups=tuple(map(tuple, axis_name.groups)))
+    return tuple(axis_name) if isinstance(axis_name, list) else axis_name
 
 
 def across(collective, value, axis_name):

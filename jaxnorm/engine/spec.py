@@ -1,7 +1,6 @@
 """The static facts about a norm: which elements share statistics, and what is done with those."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -9,7 +8,8 @@ import jax.numpy as jnp
 
 from jaxnorm.axes import Reduction, number
 from jaxnorm.dtypes import compute_dtype, needs_power
-from jaxnorm.options import AxisGroups
+from jaxnorm.engine.collectives import hashable
+from jaxnorm.options import AxisName
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spec:
     """
 
     reduction: Reduction
-    axis_name: str | Sequence[str] | AxisGroups | None = None
+    axis_name: AxisName = None
     centered: bool = True
     epsilon: float = 1e-30  # the least with which float32 needs no scaling
     correction: float = 0.0
@@ -45,7 +45,7 @@ class Spec:
     keep_offset: bool = True
 
     def __post_init__(self):  # these facts are hashed
-        names = tuple(self.axis_name) if isinstance(self.axis_name, list) else self.axis_name
+        names = hashable(self.axis_name)
         for name, value in (("axis_name", names), ("centered", bool(self.centered)), ("full_range", bool(self.full_range))):
             object.__setattr__(self, name, value)
 

@@ -11,8 +11,9 @@ from jax.typing import ArrayLike
 
 from jaxnorm import normalization, validation
 from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.collectives import across, hashable
 from jaxnorm.engine.sharding import sharded_as
-from jaxnorm.options import AxisName
+from jaxnorm.options import AxisGroups, AxisName
 from jaxnorm.statistics import Moments, moments
 
 Tree = Any
@@ -69,7 +70,7 @@ def update(state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_n
     leaves = _leaves(structure, before, batch)
     weights = None if weights is None else jnp.asarray(weights)
     masks = [_mask(weights, leaf, old) for leaf, old in zip(leaves, before, strict=True)]
-    return structure.unflatten(_update(axis_name, before, leaves, masks))
+    return structure.unflatten(_update(hashable(axis_name), before, leaves, masks))
 
 
 def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: float = 1e-5) -> Tree:
@@ -238,8 +239,9 @@ def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
         return jax.tree.map(lambda leaf: leaf[None], parts)
     with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
         row, restore = ravel_pytree(parts)
-        mine = jnp.arange(lax.psum(1, axis_name)) == lax.axis_index(axis_name)
-        return jax.vmap(restore)(lax.psum(jnp.where(mine[:, None], row, 0), axis_name))
+        name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
+        mine = jnp.arange(lax.psum(1, name)) == lax.axis_index(name)  # rows of devices of other groups stay empty
+        return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))
 
 
 @jax.jit
