@@ -93,7 +93,7 @@ def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
 
 def observed(x, scale, bias, where, epsilon):
     """The state of each channel, since weights are those of whole elements; what they hide is not normalized."""
-    start = jax.tree.map(lambda leaf: jnp.zeros_like(x[0], leaf.dtype), online.init(jnp.zeros((), x.dtype)))
+    start = jax.tree.map(lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype)))
     for part, mask in cut(x, where):
         update = lambda state, x, w: online.update(state, x, weights=w)  # noqa: E731
         start = jax.vmap(update, (0, 1, None if mask is None else 1))(start, part, mask)

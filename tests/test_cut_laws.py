@@ -98,9 +98,11 @@ def test_explicitly_sharded_rows_and_inputs(way, axis):
         assert (np.abs(np.asarray(one) - np.asarray(other)) <= 2 * bound * size).all()
 
 
-@pytest.mark.parametrize("spec", [P("m", None), P(None, "m")], ids=str)
-@pytest.mark.parametrize("jitted", [True, False], ids=["jit", "eager"])
-def test_states_that_are_whole_merge_what_is_explicitly_sharded(spec, jitted, rng):
+SPECS = [(spec, how) for spec in (P("m", None), P(None, "m")) for how in ("jit", "eager")]
+
+
+@pytest.mark.parametrize(("spec", "how"), long_sweep(SPECS, quick=SPECS[3:]), ids=str)
+def test_states_that_are_whole_merge_what_is_explicitly_sharded(spec, how, rng):
     """And stay whole."""
     x, zeros = rng.standard_normal((24, 6)).astype(np.float32), online.init(jnp.zeros(6))
 
@@ -110,7 +112,7 @@ def test_states_that_are_whole_merge_what_is_explicitly_sharded(spec, jitted, rn
 
     truth = follow(zeros, x)
     with jax.set_mesh(EXPLICIT):
-        found = (jax.jit(follow) if jitted else follow)(zeros, jax.device_put(x, NamedSharding(EXPLICIT, spec)))
+        found = (jax.jit(follow) if how == "jit" else follow)(zeros, jax.device_put(x, NamedSharding(EXPLICIT, spec)))
     assert jax.typeof(found[0].mean).sharding.spec == P(None)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)

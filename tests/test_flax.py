@@ -94,7 +94,7 @@ def test_same_attributes_as_flax(name):
 
 
 @pytest.mark.usefixtures("ordinary_promotion")  # Flax relies on it
-@pytest.mark.parametrize(("family", "name", "training"), MODES)
+@pytest.mark.parametrize(("family", "name", "training"), long_sweep(MODES, quick=MODES[::3]))
 def test_same_dtypes_as_flax(family, name, training):
     for kind in (FULL, LOW, jnp.int32, bool):
         x = jax.ShapeDtypeStruct((4, 5, 8), kind)
@@ -131,7 +131,7 @@ def test_wrappers_of_layers_have_the_dtypes_of_flax(family, name):
 
 
 @pytest.mark.usefixtures("ordinary_promotion")
-@pytest.mark.parametrize(("family", "name", "training"), MODES)
+@pytest.mark.parametrize(("family", "name", "training"), long_sweep(MODES, quick=MODES[::3]))
 def test_integers_and_booleans_as_flax(family, name, training, rng):
     for x in (rng.integers(0, 256, (4, 5, 8)).astype(np.uint8), rng.random((4, 5, 8)) < 0.5):
         ours, theirs = (partial(call, family, norm, training=training) for norm in both(family, name))

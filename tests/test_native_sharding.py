@@ -102,8 +102,11 @@ def test_sets_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
     close(call(*placed[:3]), norm(*given[:3]), 2e-6)
 
 
-@pytest.mark.parametrize(("x_spec", "native"), [(WHOLE, True), (ROWS, True), (PartitionSpec("data", None, "model"), False)], ids=str)
-@pytest.mark.parametrize("scale_spec", [WHOLE, PartitionSpec("model")], ids=str)
+OF_X, FEATURES = [(WHOLE, True), (ROWS, True), (PartitionSpec("data", None, "model"), False)], PartitionSpec("model")
+PLACES = [(*of_x, scale_spec) for of_x in OF_X for scale_spec in (WHOLE, FEATURES)]
+
+
+@pytest.mark.parametrize(("x_spec", "native", "scale_spec"), long_sweep(PLACES, quick=[(*OF_X[1], FEATURES), (*OF_X[2], WHOLE)]), ids=str)
 def test_output_and_gradients_lie_as_x_and_parameters_do(x_spec, native, scale_spec, rng):
     """Whatever the parameters are sharded over, they are taken as x needs them."""
     mesh, given = devices(AxisType.Explicit), arguments(rng, (8, 6, 16))

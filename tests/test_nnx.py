@@ -39,7 +39,7 @@ def disturb(module):
         variable[...] = jnp.asarray(np.asarray(variable[...]) + draw)
 
 
-@pytest.mark.parametrize(("name", "features", "options"), SAME, ids=[f"{row[0]} {row[2]}" for row in SAME])
+@pytest.mark.parametrize(("name", "features", "options"), long_sweep(SAME, quick=SAME[::2]), ids=[f"{row[0]} {row[2]}" for row in SAME])
 def test_same_parameters_state_and_output_as_flax(name, features, options, rng):
     if not hasattr(nnx, name):
         pytest.skip(f"this Flax has no nnx.{name}")

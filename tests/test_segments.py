@@ -419,6 +419,7 @@ def test_segments_of_positions_without_elements(masked):
     assert jn.layer_norm(x, axes=(0, 1), **options).shape == (5, 0)
 
 
+@pytest.mark.slow
 def test_groups_of_devices_of_unequal_sizes(rng):
     """Output, gradient and Moments of each segment are those of the rows of its group of devices."""
     groups = [[0, 3, 5], [1, 2], [4], [6, 7]]
