@@ -87,6 +87,7 @@ def switchable_norm(
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, x, where, scale, bias):
+    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
     frame = find_frame(replace(spec, centered=False), x, where)
     norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
@@ -99,7 +100,6 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     from their mean, so that no digits are lost to what all have in common.
     """
     u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
-    (where,) = alongside(own.reduction, x, where)
     own_frame, offset, var = find_stats(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None

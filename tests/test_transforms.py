@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import BY_NAME, CASES, DISTINCT, HOST, KERNELS, KINDS, laws, long_sweep
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle
 
@@ -182,6 +182,27 @@ def test_uneven_and_empty_shards(mean, rng):
     np.testing.assert_array_equal(np.asarray(found.count)[0, 0], np.full(3, sum(counts)))
     empty = jax.vmap(lambda x: jn.batch_norm(x, where=jnp.zeros_like(x, bool), axis_name="d"), axis_name="d")(x)
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
+
+
+@pytest.mark.parametrize("case", long_sweep(DISTINCT, quick=KINDS[:1]), ids=str)
+def test_masks_and_parameters_that_are_explicitly_sharded_otherwise_than_x(case, rng):
+    """Output and gradients lie as x and the parameters do."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=HOST[:4], axis_types=(AxisType.Explicit,) * 2)
+    shape = [size + size % 2 for size in case.shape]  # which two devices share
+    x, where = rng.standard_normal(shape).astype(np.float32), rng.random(shape) < 0.8
+    scale, bias = rng.uniform(0.5, 1.5, (2, shape[-1])).astype(np.float32)
+    given, none = (x, scale, bias, where), [None] * (len(shape) - 1)
+
+    def run(x, scale, bias, where):
+        call = lambda x, scale, bias: case(x, scale=scale, bias=bias, where=where)  # noqa: E731
+        return call(x, scale, bias), *jax.grad(lambda *a: jnp.sin(call(*a)).sum(), (0, 1, 2))(x, scale, bias)
+
+    specs = P(*none, "b"), P("a"), P("b"), P("a", *none)
+    with jax.set_mesh(mesh):
+        found = jax.jit(run)(*(jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(given, specs, strict=True)))
+    assert [jax.typeof(a).sharding.spec for a in found] == [specs[0], *specs[:3]]
+    for one, other in zip(found, jax.jit(run)(*given), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
 
 
 GROUPS = [((0, 1), (2, 3)), ((0, 1, 2), (3,), (4, 5, 6, 7)), ((5,), (0, 4, 2, 1, 3, 6, 7))]
