@@ -234,7 +234,7 @@ SIZES = [*product([30, 64, 77, 105, 1000], [False, True])]  # 1 / 105 times 105 
 
 @pytest.mark.parametrize(("n", "masked"), long_sweep(SIZES, quick=[(105, True)]))
 @pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", long_sweep([0, 1], quick=[1]))
 def test_a_constant_set_gives_the_bias(value, n, masked, axis):
     shape = (n, 3) if axis == 0 else (3, n)
     x, bias = np.full(shape, value, np.float32), np.float32(0.7)
@@ -297,7 +297,7 @@ def test_scaling_and_shifting_the_input_changes_only_the_sign(case, power, rng):
         np.testing.assert_allclose((y**2).mean(case.axes), var / (var + case.epsilon), rtol=8e-7)  # twice the bound of the output
 
 
-@pytest.mark.parametrize("name", ["layer", "rms"])
+@pytest.mark.parametrize("name", long_sweep(["layer", "rms"], quick=["layer"]))
 def test_a_row_depends_on_the_batch_in_its_last_bits_only(name, rng):
     """XLA orders sums by shape, so equal bits are not promised; 4 units in the last place of the largest value are."""
     x = rng.standard_normal((257, 77)).astype(np.float32)

@@ -134,7 +134,7 @@ def test_running_statistics_follow_the_documented_formula(rng):
     np.testing.assert_allclose(state["batch_stats"]["var"], 0.75 + 0.25 * x.var(0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+@pytest.mark.parametrize("name", long_sweep(["BatchNorm", "SwitchableNorm"], quick=["BatchNorm"]))
 @pytest.mark.parametrize("bad", ["nan", "empty", "masked"])
 def test_a_broken_batch_leaves_the_state(name, bad):
     norm = getattr(jn_nn, name)(use_running_average=False)

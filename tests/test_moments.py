@@ -46,7 +46,7 @@ def test_merge_is_associative_commutative_and_has_an_identity(lists, offset):
             np.testing.assert_array_equal(found, same)
 
 
-@pytest.mark.parametrize("cut", [1, 5, 50, 99])
+@pytest.mark.parametrize("cut", long_sweep([1, 5, 50, 99], quick=[1]))
 def test_the_whole_equals_its_parts(cut, rng):
     x = rng.standard_normal((100, 3)).astype(np.float32) * 3 + 7
     whole = jn.moments(x, 0)

@@ -123,7 +123,7 @@ def test_a_model_that_changes_its_import_trains_the_same(rng):
     np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+@pytest.mark.parametrize("name", long_sweep(["BatchNorm", "SwitchableNorm"], quick=["BatchNorm"]))
 @pytest.mark.parametrize("bad", ["nan", "empty", "masked"])
 def test_a_broken_batch_leaves_the_state(name, bad):
     norm = getattr(jn_nnx, name)(3, rngs=nnx.Rngs(0))

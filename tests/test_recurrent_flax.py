@@ -64,7 +64,10 @@ def test_a_cell_without_a_norm_is_flax_cell(kind, rng):
     close(ours.apply(variables, carry, x), applied(theirs, variables, carry, x))
 
 
-@pytest.mark.parametrize(("kind", "norm"), [("lstm", None), ("gru", None), ("rnn", None), ("lstm", "layer")])
+WIDTHS = [("lstm", None), ("gru", None), ("rnn", None), ("lstm", "layer")]
+
+
+@pytest.mark.parametrize(("kind", "norm"), long_sweep(WIDTHS, quick=WIDTHS[2:]))
 def test_the_carry_gives_the_width(kind, norm, rng):
     """As in Flax's cells: a decoder's cell is built of the features of its outputs and runs on the encoder's carry."""
     x, h = sequences(rng, 2, 4), jnp.full((2, HIDDEN), 0.5)
@@ -102,7 +105,7 @@ def test_each_carry_gives_the_width_of_its_cell(rng):
         jn_nn.LSTM(4, norm=None).init(KEY, x, initial_carry=(c, d))
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind", long_sweep(list(CELLS), quick=["gru"]))
 def test_without_a_norm_parameters_start_as_flax(kind):
     """To the bit, of the same keys: kernels in nnx are drawn whole, as Flax's are."""
     x = jnp.ones((2, 4, FEATURES))

@@ -376,7 +376,8 @@ def test_ids_out_of_range_inside_jit():
     np.testing.assert_array_equal(counted[0, :, 0], [1, 1])
 
 
-@pytest.mark.parametrize("dtype", long_sweep(["uint8", "int8", "uint16", "int64"], quick=["uint8"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int64"])
 def test_ids_of_any_integer_dtype(dtype, rng, request):
     """With more segments than an id of that dtype can name, too."""
     if dtype == "int64":
