@@ -1,6 +1,7 @@
 """Explicit sharding, in which the type of an array says how it is sharded."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -16,10 +17,10 @@ def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
     return jax.sharding.reshard(new, NamedSharding(other.mesh, PartitionSpec())) if _explicit(other) else new  # old is on no mesh
 
 
-def sharded_by_compiler(run: Callable, sharding: NamedSharding) -> Callable:
-    """The same function of arrays, in which XLA shards what is scattered and gathered; what it returns is sharded as said."""
-    axes = _explicit(sharding)
-    return jax.sharding.auto_axes(run, axes=axes, out_sharding=sharding) if axes else run
+def sharded_by_compiler(run: Callable, shardings: Any) -> Callable:
+    """The same function of arrays, in which XLA shards what types cannot tell; what it returns is sharded as said, by one or a tree."""
+    axes = _explicit(jax.tree.leaves(shardings)[0])
+    return jax.sharding.auto_axes(run, axes=axes, out_sharding=shardings) if axes else run
 
 
 def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> list:

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.dtypes import compute_dtype, promoted
 from jaxnorm.engine.plan import select
+from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
@@ -286,6 +287,12 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
 
 @partial(jax.jit, static_argnums=0)
 def _run(static: Static, x, params, state, mask, segment_ids, table, key):
+    shardings = static.layout.shardings(x)
+    return sharded_by_compiler(partial(_whole, static), shardings)(x, params, state, mask, segment_ids, table, key)
+
+
+def _whole(static: Static, x, params, state, mask, segment_ids, table, key) -> tuple:
+    """The state after the last step, the outputs, and the Moments of each step if asked for."""
     cell, layout = static.cell, static.layout
     dtype = params["recurrent_kernel"].dtype
     mask, segment_ids = (None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids))

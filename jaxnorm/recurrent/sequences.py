@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxnorm import validation
 
@@ -32,6 +33,13 @@ class Layout:
         """The inverse of the above: steps back to the caller's order."""
         values = (values[::-1] if self.reverse else values).reshape(self.time, *self.batch, *values.shape[2:])
         return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
+
+    def shardings(self, x: jax.Array) -> tuple[NamedSharding, NamedSharding, NamedSharding]:
+        """In explicit sharding, of the last state, the outputs and statistics of each step: as x along batch and time."""
+        sharding = jax.typeof(x).sharding
+        names = sharding.spec[:-1]
+        specs = (names[1:] if self.time_major else names[:-1]), names, ()
+        return tuple(NamedSharding(sharding.mesh, PartitionSpec(*spec)) for spec in specs)  # type: ignore[return-value]
 
     @property
     def steps(self) -> tuple[int, ...]:
