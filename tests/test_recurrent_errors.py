@@ -174,3 +174,15 @@ MADE = [
 def test_a_network_has_a_layer(make, layers):
     with pytest.raises(ValueError, match=f"num_layers must be at least 1: got {layers}"):
         make(layers)
+
+
+@pytest.mark.parametrize("rate", [2.0, -0.1])
+@pytest.mark.parametrize("family", ["linen", "nnx"])
+def test_a_rate_of_dropout_that_cannot_be(family, rate):
+    """Of 2 the survivors would be divided by -1."""
+    make = {
+        "linen": lambda: linen.LSTM(4, num_layers=2, dropout=rate, deterministic=True).init(jax.random.key(0), X),
+        "nnx": lambda: nnx.GRU(3, 4, num_layers=2, dropout=rate, rngs=Rngs(0)),
+    }
+    with pytest.raises(ValueError, match=rf"dropout must lie in \[0, 1\]: got {rate}"):
+        make[family]()
