@@ -73,7 +73,7 @@ def test_a_scale_and_a_shift_of_the_data(way, rng):
 
 
 EXPLICIT = jax.make_mesh((2,), ("m",), devices=HOST[:2], axis_types=(AxisType.Explicit,))
-SLICED = {"merge", "stages", "online", "segments_of_microbatches", "linen_accumulate", "nnx_accumulate"}  # not by JAX if rows are sharded
+SLICED = {"merge", "stages", "segments_of_microbatches", "linen_accumulate", "nnx_accumulate"}  # not by JAX if rows are sharded
 ON_ONE = [way for way in WAYS if not way.over_devices and way.name != "online"]  # which is tried below, without jax.vmap of its checks
 PLACED = [(way, axis) for way in ON_ONE for axis in ("rows", "inputs") if axis == "inputs" or way.name not in SLICED]
 

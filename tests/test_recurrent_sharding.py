@@ -14,7 +14,7 @@ import jaxnorm as jn
 
 pytestmark = pytest.mark.usefixtures("several_chunks")
 
-MESH = jax.make_mesh((8,), ("data",), devices=HOST, axis_types=(jax.sharding.AxisType.Auto,))
+MESH = jax.make_mesh((8,), ("data",), devices=HOST, axis_types=(AxisType.Auto,))
 ROWS = PartitionSpec("data")
 
 

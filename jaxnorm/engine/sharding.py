@@ -1,6 +1,6 @@
 """Explicit sharding, in which the type of an array says how it is sharded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -33,22 +33,24 @@ def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> 
 
 def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
     """How what broadcasts against the split shape of x is sharded along with it."""
-    names = [name for name, sizes in zip(_names(x), reduction.parts, strict=True) for name in (name, *[None] * (len(sizes) - 1))]
-    return _where(x, [size != 1 for size in shape], names)
+    names = [name for name, sizes in zip(names_of(x), reduction.parts, strict=True) for name in (name, *[None] * (len(sizes) - 1))]
+    return _along(x, names, [size != 1 for size in shape])
 
 
 def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
     """How the statistics of segments are: as x is, along its axes that are neither reduced nor split."""
-    return _where(x, [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)], _names(x))
+    return _along(x, names_of(x), [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)])
 
 
-def _where(x: jax.Array, kept: list[bool], names: list) -> NamedSharding:
-    spec = PartitionSpec(*(name if keep else None for keep, name in zip(kept, names, strict=True)))
+def names_of(x: jax.Array) -> tuple:
+    """Of each axis the mesh axis that its type says it is sharded over, a tuple of several, or None."""
+    return tuple(jax.typeof(x).sharding.spec)
+
+
+def _along(x: jax.Array, names: Iterable, kept: Iterable[bool]) -> NamedSharding:
+    """On the mesh of x, over those of the names that are kept."""
+    spec = PartitionSpec(*(name if keep else None for name, keep in zip(names, kept, strict=True)))
     return NamedSharding(jax.typeof(x).sharding.mesh, spec)
-
-
-def _names(x: jax.Array) -> list:
-    return list(jax.typeof(x).sharding.spec)
 
 
 def _explicit(sharding: NamedSharding) -> tuple[str, ...]:

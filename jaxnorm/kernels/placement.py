@@ -13,6 +13,7 @@ import jax
 from jax.sharding import AxisType
 
 from jaxnorm.axes import Reduction, static
+from jaxnorm.engine.sharding import names_of
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
 
@@ -28,13 +29,9 @@ def known(x: jax.Array) -> bool:
     return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
 
 
-def _spec(x: jax.Array) -> tuple:
-    return tuple(jax.typeof(x).sharding.spec)
-
-
 def sharded(x: jax.Array) -> bool:
     """Whether the array is explicitly sharded."""
-    return any(_spec(x))
+    return any(names_of(x))
 
 
 def obstacle(x: jax.Array) -> str | None:
@@ -51,7 +48,7 @@ def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
     (4, 3)
     """
     mesh, parts, position = _mesh(x), [], 0
-    for sizes, names in zip(reduction.parts, _spec(x), strict=True):
+    for sizes, names in zip(reduction.parts, names_of(x), strict=True):
         devices = math.prod(mesh.shape[name] for name in _names(names))
         if devices > 1 and (position in reduction.axes or sizes[0] % devices):
             return None
