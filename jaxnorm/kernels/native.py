@@ -177,6 +177,13 @@ def _tangent(facts: Facts, residuals, arguments):
     return reference.tangent(*_plain_residuals(facts, residuals), Inputs(*arguments))
 
 
+def _tangent_like(facts: Facts, _, arguments):
+    """Of the shapes and dtypes of :func:`_tangent`."""
+    dx, dtype = arguments[0], facts.spec.dtype
+    stats = jnp.sum(dx.astype(jnp.float32), (-3, -1), keepdims=True)
+    return dx if dtype is None else dx.astype(dtype), stats, stats
+
+
 def _backward(facts: Facts, residuals, cotangents):
     """The transpose of :func:`_tangent`, by the kernel."""
     (x, pivot, offset, var, power, scale), (dy, *dstats) = residuals, cotangents
@@ -201,6 +208,7 @@ _apply_tangent = linear(
     like=lambda residuals: (residuals[0], residuals[-1], residuals[-1]),
     batched=lambda facts, size: facts,  # any axes may stand before the four
     results=3,
+    results_like=_tangent_like,
     elsewhere=_plain_backward,
 )
 
@@ -217,5 +225,7 @@ def flat(a: jax.Array) -> jax.Array:
 
 def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
     """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself has it of a sum."""
+    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
+        return jax.ShapeDtypeStruct(shape, dtype)
     mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)  # noqa: E731
     return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

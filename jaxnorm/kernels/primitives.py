@@ -22,7 +22,15 @@ from jaxnorm.engine.collectives import vary, varying_axes
 
 
 def linear(
-    name: str, function: Callable, transpose: Callable, like: Callable, batched: Callable, *, results: int, elsewhere=None
+    name: str,
+    function: Callable,
+    transpose: Callable,
+    like: Callable,
+    batched: Callable,
+    *,
+    results: int,
+    results_like: Callable | None = None,
+    elsewhere: Callable | None = None,
 ) -> Callable:
     """A callable ``(facts, residuals, arguments) -> results``, linear in the arguments.
 
@@ -34,13 +42,16 @@ def linear(
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
       batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size, in front.
       results: how many there are.
+      results_like: as ``function``, with results of the same shapes and dtypes, for less to trace: reverse mode, which needs nothing
+        else of the function, then takes less time to compile.
       elsewhere: as ``transpose``, for platforms other than CPUs and for export; ``transpose`` then runs on CPUs only.
     """
 
     transposed = transposed_by_jax(function, like)
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
-    for primitive, plain, run, there in ((forward, function, function, None), (backward, transposed, transpose, elsewhere)):
-        _define(primitive, run, there, batched)
+    plans = ((forward, function, function, None, results_like), (backward, transposed, transpose, elsewhere, None))
+    for primitive, plain, run, there, typed in plans:
+        _define(primitive, run, there, batched, typed)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
     ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
@@ -99,12 +110,12 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
 STATIC = ("facts", "given", "taken", "made")  # beside the facts, the trees of residuals, arguments and results
 
 
-def _define(primitive, function, elsewhere, batched):
+def _define(primitive, function, elsewhere, batched, typed=None):
     run = jax.jit(partial(_flat, function), static_argnames=STATIC)
     other = jax.jit(partial(_flat, elsewhere), static_argnames=STATIC) if elsewhere else run
     primitive.multiple_results = True
     primitive.def_impl(run)
-    primitive.def_abstract_eval(partial(_types, run))
+    primitive.def_abstract_eval(partial(_types, jax.jit(partial(_flat, typed), static_argnames=STATIC) if typed else run))
     here, there = (mlir.lower_fun(f, multiple_results=True) for f in (run, other))
     mlir.register_lowering(primitive, there)
     if elsewhere:

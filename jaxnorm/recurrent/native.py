@@ -155,6 +155,11 @@ def _tangent(facts: Facts, residuals, arguments):
     return dhs, dc
 
 
+def _tangent_like(_, residuals, arguments):
+    """Of the shapes and dtypes of :func:`_tangent`."""
+    return residuals[-1][0], arguments[-1][1]
+
+
 def _backward(facts: Facts, residuals, cotangents):
     """The transpose of the tangent, chunk by chunk."""
     if facts.axes:
@@ -223,5 +228,6 @@ _apply_tangent = linear(
     like=_arguments_like,
     batched=_batched,
     results=2,
+    results_like=_tangent_like,
     elsewhere=transposed_by_jax(_tangent, _arguments_like),
 )
