@@ -237,3 +237,15 @@ def test_groups_of_replicas_where_devices_are_told_apart():
     mapped = shard_map(lambda x: jn.moments(x, 0, axis_name=across).mean, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     with pytest.raises(NotImplementedError, match=r"groups of devices.*check_vma=False"):
         mapped(jnp.arange(8.0))
+
+
+def test_a_numpy_array_may_be_overwritten_after_the_call(rng):
+    """Memory that lies on 64 bytes JAX takes as it is, without a copy, unless it is told not to."""
+    memory = np.zeros(6 * 16 * 4 + 64, np.uint8)
+    x = memory[-memory.ctypes.data % 64 :][: 6 * 16 * 4].view(np.float32).reshape(6, 16)
+    x[:] = rng.standard_normal(x.shape)
+    cotangent = rng.standard_normal(x.shape).astype(np.float32)
+    gradient_by_scale = lambda x: jax.vjp(lambda scale: jn.layer_norm(x, scale=scale), jnp.ones(16))[1]  # noqa: E731
+    (truth,), pullback = gradient_by_scale(jnp.array(x))(cotangent), gradient_by_scale(x)
+    x[:] = 0
+    np.testing.assert_array_equal(pullback(cotangent)[0], truth)
