@@ -21,7 +21,7 @@ from jaxnorm.engine.segments import Parts, Segments, along, in_words
 from jaxnorm.engine.segments import statistics as statistics_of_segments
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import Words, beyond, distilled, of_integers, two_sum
+from jaxnorm.engine.words import Words, beyond, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.options import AxisName, Param
@@ -268,4 +268,5 @@ def _merge(spec: Spec, parts: Moments) -> Moments:
 def _count_words(parts: Moments, dtype: jnp.dtype) -> Words:
     if jnp.issubdtype(parts.count.dtype, jnp.integer):
         return of_integers(parts.count, dtype)
-    return distilled([word.astype(dtype) for word in (parts.count, *parts.low.count)])
+    first, second, third = (sharded_as(parts.count, word.astype(dtype)) for word in (parts.count, *parts.low.count))
+    return first, second, third

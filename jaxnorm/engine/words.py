@@ -40,7 +40,7 @@ def of_integers(count: jax.Array, dtype) -> Words:
     """A count of any integer dtype."""
     count = count.astype(jnp.int32) if jnp.iinfo(count.dtype).bits < 32 else count
     low = count & ((1 << 12) - 1)
-    return distilled([(count - low).astype(dtype), low.astype(dtype), jnp.zeros(count.shape, dtype)])
+    return *two_sum((count - low).astype(dtype), low.astype(dtype)), jnp.zeros(count.shape, dtype)
 
 
 def total(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
@@ -48,6 +48,8 @@ def total(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | No
 
     Each word is split into digits of a few bits, whose sums need no rounding.
     """
+    if not axes and axis_name is None and by is None:
+        return words
     stacked = jnp.stack(words)[None]
     units = jnp.asarray([2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype)
     units = units.reshape(-1, *(1,) * (stacked.ndim - 1))
