@@ -124,7 +124,7 @@ def test_empty_arrays_keep_their_shape_and_state(shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 6), (2, 0, 4, 6)])
-@pytest.mark.parametrize("case", long_sweep([case for case in DISTINCT if len(case.shape) == 4], quick=KINDS), ids=str)
+@pytest.mark.parametrize("case", long_sweep([case for case in DISTINCT if len(case.shape) == 4], quick=KINDS[:3]), ids=str)
 def test_empty_images_keep_their_shape(case, shape):
     group = {"groups": 2} if case.name == "group" else {}
     x = jnp.zeros(shape)

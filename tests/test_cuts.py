@@ -284,6 +284,7 @@ def program():
     return run
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.integers(0, 2**32 - 1),

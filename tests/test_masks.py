@@ -73,7 +73,7 @@ def test_rounding_makes_no_variance_negative(rng):
     assert np.isfinite(pullback(jnp.ones_like(y))[0]).all()
 
 
-@laws(CASES)
+@laws(CASES, quick=KINDS[:3])
 def test_float_weights_equal_repeated_elements(case, implementation, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     weights = rng.integers(0, 4, case.shape).astype(np.float32)
@@ -95,7 +95,7 @@ def test_a_fully_masked_input_is_finite_everywhere(case, implementation, junk, r
         assert (np.asarray(array) == 0).all()
 
 
-@laws(DISTINCT)
+@laws(DISTINCT, quick=KINDS[:3])
 def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     x[1] = np.nan
@@ -144,11 +144,13 @@ def test_float_weights_under_control_flow_and_rematerialization(where, rng):
 
 def test_a_mask_may_have_any_shape_that_broadcasts(rng):
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
-    for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]:
-        mask = np.asarray(rng.random(shape) < 0.6)
+    masks = [np.asarray(rng.random(shape) < 0.6) for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]]
+    run = lambda mask: (jn.standardize(x, (1, 2), where=mask), jn.moments(x, "[n] h c", where=mask))  # noqa: E731
+    truth = jax.jit(run)
+    for mask, (y, found) in zip(masks, jax.jit(lambda masks: list(map(run, masks)))(masks), strict=True):
         full = np.broadcast_to(mask, x.shape)
-        np.testing.assert_allclose(jn.standardize(x, (1, 2), where=mask), jn.standardize(x, (1, 2), where=full), atol=1e-6)
-        found, whole = jn.moments(x, "[n] h c", where=mask), jn.moments(x, "[n] h c", where=full)
+        whole_y, whole = truth(full)
+        np.testing.assert_allclose(y, whole_y, atol=1e-6)
         np.testing.assert_allclose(found.mean, whole.mean, atol=1e-7)
         np.testing.assert_array_equal(found.count, full.sum(0, keepdims=True))
 

@@ -64,6 +64,7 @@ def test_any_batch_axes(lead, rng):
         assert_is(state[name], np.reshape(leaf, (-1, *state[name].mean.shape)))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_updates_lose_nothing(rng, usual_compile_of_class):
     """Mean 1e3, 25.6 million elements, which float32 cannot count: the mean to its last bit, where a plain sum is off by 1e-3."""
     table = jnp.asarray(rng.standard_normal((4096, 256)) * 3 + 1e3, jnp.float32)

@@ -42,7 +42,7 @@ def test_shard_map(case, rng):
 KINDS = [(case, kind) for case in FEW[:2] for kind in AxisType if kind != AxisType.Manual]
 
 
-@pytest.mark.parametrize(("case", "kind"), long_sweep(KINDS, quick=KINDS[2:]), ids=str)
+@pytest.mark.parametrize(("case", "kind"), long_sweep(KINDS, quick=KINDS[3:]), ids=str)
 def test_sharded_jit(case, kind, rng):
     """By XLA, or by the types of arrays."""
     x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))

@@ -127,7 +127,8 @@ def test_lists_of_unequal_microbatches(bounds, rng):
     assert_same([(m.mean, m.var) for m in running(found)], [(m.mean, m.var) for m in running(truth)])
 
 
-@pytest.mark.parametrize("parts", [4, *(pytest.param(parts, marks=pytest.mark.slow) for parts in (1, 2, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
 def test_stacked_microbatches_with_masks(parts, rng):
     """Microbatches of 24 / parts examples, of which each has another number, and the rest is NaN."""
     params, batch = weights(rng), draw(rng)
