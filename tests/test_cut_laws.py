@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -78,18 +79,24 @@ ON_ONE = [way for way in WAYS if not way.over_devices and way.name != "online"] 
 PLACED = [(way, axis) for way in ON_ONE for axis in ("rows", "inputs") if axis == "inputs" or way.name not in SLICED]
 
 
+@cache
+def on_one_device(way):
+    """As many inputs as two devices share, and what comes of them."""
+    given, inputs = finite(way), 1 if way.fold == 1 else 0
+    even = range(given.x.shape[inputs] // 2 * 2)
+    take = lambda a: np.take(a, even, inputs if a.ndim > 1 else 0) if a.ndim > 1 or way.fold == 1 else a  # noqa: E731
+    arrays = [take(a) for a in (given.x, given.scale, given.bias, given.where, given.cotangent)]
+    return arrays, jax.jit(lambda *a: run(way, *a))(*arrays)
+
+
 @pytest.mark.parametrize(("way", "axis"), long_sweep(PLACED, quick=[(ON_ONE[0], "inputs")]), ids=str)
 def test_explicitly_sharded_rows_and_inputs(way, axis):
     """Outputs and gradients are those of arrays on one device, and lie as x does."""
-    given = finite(way)
-    rows, inputs = (0, 1) if way.fold == 1 else (1, 0)
-    even = range(given.x.shape[inputs] // 2 * 2)  # as many as two devices share
-    take = lambda a: np.take(a, even, inputs if a.ndim > 1 else 0) if a.ndim > 1 or way.fold == 1 else a  # noqa: E731
-    arrays = [take(a) for a in (given.x, given.scale, given.bias, given.where, given.cotangent)]
-    truth = jax.jit(lambda *a: run(way, *a))(*arrays)
-    spec = P(*("m" if position == (rows if axis == "rows" else inputs) else None for position in range(given.x.ndim)))
+    arrays, truth = on_one_device(way)
+    x, (rows, inputs) = arrays[0], (0, 1) if way.fold == 1 else (1, 0)
+    spec = P(*("m" if position == (rows if axis == "rows" else inputs) else None for position in range(x.ndim)))
     with jax.set_mesh(EXPLICIT):
-        placed = [jax.device_put(a, NamedSharding(EXPLICIT, spec if a.ndim == given.x.ndim else P(None))) for a in arrays]
+        placed = [jax.device_put(a, NamedSharding(EXPLICIT, spec if a.ndim == x.ndim else P(None))) for a in arrays]
         found = jax.jit(lambda *a: run(way, *a))(*placed)
     assert [jax.typeof(a).sharding.spec for a in found[:2]] == [spec, spec]
     terms = np.sqrt((arrays[-1] ** 2).sum(axis=0 if way.fold == 1 else (0, 1)))  # that parameters' gradients are sums of
