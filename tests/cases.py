@@ -1,7 +1,7 @@
 """The table of norms: every law is tested for every row."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
@@ -53,6 +53,13 @@ class Case:
     def group_axes(self):
         """The axes of a group within which an error is measured: the smallest groups that share statistics."""
         return self.axes
+
+    def resized(self, shape):
+        """The same of arrays of another shape with as many channels."""
+        if self.split is None:
+            return replace(self, shape=shape)
+        at = next(i for i, (whole, part) in enumerate(zip(self.shape, self.split, strict=False)) if whole != part)
+        return replace(self, shape=shape, split=(*shape[:at], *self.split[at : at + 2], *shape[at + 1 :]))
 
     def params(self, rng):
         return tuple(rng.uniform(0.5, 1.5, self.param).astype(np.float32) for _ in range(2))
