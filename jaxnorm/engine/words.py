@@ -48,7 +48,7 @@ def total(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | No
 
     Each word is split into digits of a few bits, whose sums need no rounding.
     """
-    if not axes and axis_name is None and by is None:
+    if not axes and axis_name is None and by is None:  # nothing is added, and the words are as they were
         return words
     stacked = jnp.stack(words)[None]
     units = jnp.asarray([2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype)
