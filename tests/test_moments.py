@@ -21,6 +21,12 @@ def of(values):
     return jn.moments(jnp.asarray(values, jnp.float32), 0)
 
 
+def of_some(values):
+    """As :func:`of`, by one program for up to nine."""
+    padded = np.resize(values, 9).astype(np.float32)
+    return jn.moments(padded, 0, where=np.arange(9) < len(values))
+
+
 def assert_close(found, truth, rtol=2e-6, scale=1.0):
     np.testing.assert_allclose(found.count, truth.count, rtol=1e-6)
     np.testing.assert_allclose(found.mean, truth.mean, rtol=rtol, atol=rtol * scale)
@@ -33,7 +39,7 @@ parts = st.lists(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), min
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(parts, st.sampled_from([0, 1000, 1_000_000]))
 def test_merge_is_associative_commutative_and_has_an_identity(lists, offset):
-    a, b, c = (of(np.array(values) / 8 + offset) for values in lists)
+    a, b, c = (of_some(np.array(values) / 8 + offset) for values in lists)
     scale = max(1.0, max(abs(v) for values in lists for v in values) / 8)
     exact = np.concatenate(lists) / 8 + offset
     truth = jn.Moments(np.array([len(exact)]), np.array([exact.mean()]), np.array([exact.var()]))
