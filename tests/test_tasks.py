@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from matplotlib.figure import Figure
-from scipy import stats
 
 from jaxnorm.experiments import data, data_sequences, figures, report, samples
 from jaxnorm.experiments.command import main
@@ -32,6 +30,8 @@ def _short_samples():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "DRAWN", 6)
         patch.setattr(samples, "TEXT_LENGTH", 20)
+        from matplotlib.figure import Figure  # here, as scipy below: to collect all tests takes a worker less time
+
         render = Figure.savefig
         patch.setattr(Figure, "savefig", lambda *given, **more: given[1].touch() if "curves" in given[1].name else render(*given, **more))
         patch.setitem(TASKS, "draw", replace(TASKS["draw"], model=partial(Painter, steps=2)))
@@ -169,6 +169,8 @@ def test_a_painter_that_paints_nothing_needs_log_2_for_each_pixel(variant, rng):
 
 
 def test_point_densities_are_those_of_scipy(rng):
+    from scipy import stats
+
     outputs, points = rng.standard_normal((4, 6 * MIXTURES + 1)), rng.standard_normal((4, 3))
     points[:, 2] = [0, 1, 1, 0]
     found = point_nats(jnp.asarray(outputs, jnp.float32), jnp.asarray(points, jnp.float32))
