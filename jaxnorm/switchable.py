@@ -102,8 +102,8 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     own_frame, offset, var = find_stats(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None
-    whole = Spec(unsplit(var.shape, tuple(range(x.ndim))), axis_name)
-    origin = jnp.asarray(find_frame(whole, jnp.broadcast_to(pivot, var.shape), None if where is None else n).pivot)
+    whole = Spec(unsplit(pivot.shape, tuple(range(x.ndim))), axis_name)
+    origin = jnp.asarray(find_frame(whole, pivot, None if where is None else n).pivot)
     frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
     running = None if running is None else into_frame(running, frame)
     layer, batch = instance.merge(features), instance.merge(0, axis_name=axis_name) if running is None else running

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, find_frame, reduce_groups, split
+from jaxnorm.engine.groups import Frame, find_frame, split
 from jaxnorm.engine.numbers import Numbers, assemble
 from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, like, nothing_saved, statistics, tangent
 from jaxnorm.engine.spec import Spec
@@ -55,17 +55,10 @@ def _linear(in_rows: bool) -> Callable:
     from jaxnorm.kernels.primitives import linear
 
     arguments_like = lambda r: Inputs(r.x, r.scale, r.bias)  # noqa: E731
-    make = partial(linear, function=tangent, like=arguments_like, batched=Spec.batched, results=3, results_like=tangent_like)
+    make = partial(linear, function=tangent, like=arguments_like, batched=Spec.batched, results=3, results_like=reference.tangent_like)
     if in_rows:
         return make("jaxnorm_normalize_rows", transpose=backward_of_rows, elsewhere=backward)
     return make("jaxnorm_normalize", transpose=backward)
-
-
-def tangent_like(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of the shapes and dtypes of :func:`tangent`."""
-    given = residuals.x.dtype
-    stats = reduce_groups(spec, split(spec, tangents.x, compute_dtype(given)), spec.axes)
-    return tangents.x.astype(given if spec.dtype is None else spec.dtype), stats, stats
 
 
 def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:

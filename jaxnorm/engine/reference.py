@@ -195,6 +195,13 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
     return jax.jvp(line, primals, steps)[1], doffset, dvar
 
 
+def tangent_like(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of the shapes and dtypes of :func:`tangent`."""
+    given = residuals.x.dtype
+    stats = reduce_groups(spec, split(spec, tangents.x, compute_dtype(given)), spec.axes)
+    return tangents.x.astype(given if spec.dtype is None else spec.dtype), stats, stats
+
+
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients

@@ -49,8 +49,8 @@ def linear(
 
     transposed = transposed_by_jax(function, like)
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
-    plans = ((forward, function, function, None, results_like), (backward, transposed, transpose, elsewhere, None))
-    for primitive, plain, run, there, typed in plans:
+    both = ((forward, function, function, None, results_like), (backward, transposed, transpose, elsewhere, None))
+    for primitive, plain, run, there, typed in both:
         _define(primitive, run, there, batched, typed)
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
     ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
