@@ -91,7 +91,7 @@ def check(console: Console, write: bool) -> int:
         for peer in ("jaxnorm, plain JAX", "jaxnorm"):
             if peer == "jaxnorm" and not kernels.built():
                 continue
-            numbers, _ = speed.counters(speed.JAX_PEERS[peer]()[case.norm], *speed.arrays(case))
+            numbers, _ = speed.counters(speed.JAX_PEERS[peer]()[case.norm], *jax.eval_shape(partial(speed.arrays, case)))
             found[f"{peer}: {case.norm} {case.shape} {case.dtype}"] = {name: round(numbers[name] + 0.005, 2) for name in COUNTERS}
     if write:
         BOUNDS.write_text(json.dumps(found, indent=1) + "\n")

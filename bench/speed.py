@@ -70,14 +70,14 @@ def with_gradients(norm: Callable) -> Callable:
 
 
 def counters(norm: Callable, x, scale, bias, cotangent) -> tuple[dict[str, float], Callable]:
-    """What does not vary, and the compiled gradients."""
-    residuals = jax.tree.leaves(jax.vjp(norm, x, scale, bias)[1])
+    """What does not vary, and the compiled gradients; of arrays, or their shapes and dtypes."""
+    residuals = jax.eval_shape(lambda *given: jax.tree.leaves(jax.vjp(norm, *given)[1]), x, scale, bias)
     started = time.perf_counter()
     compiled = jax.jit(with_gradients(norm)).lower(x, scale, bias, cotangent).compile()
     return {
         "compile_s": time.perf_counter() - started,
-        "residual_bytes": sum(leaf.nbytes for leaf in residuals if hasattr(leaf, "nbytes")) / x.size,
-        "temporaries": compiled.memory_analysis().temp_size_in_bytes / x.nbytes,
+        "residual_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in residuals) / x.size,
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes / (x.size * x.dtype.itemsize),
     }, compiled
 
 
