@@ -78,6 +78,7 @@ def before_activations(model: nn.Module, params: Params, stats, images) -> list[
     return [jn.moments(values, tuple(range(values.ndim - 1))) for values in hidden]
 
 
+@jax.jit
 def drift(old: list[jn.Moments], new: list[jn.Moments]) -> jax.Array:
     """For each layer how far features moved, in their deviations: Wasserstein's distance of the normal distributions."""
 
