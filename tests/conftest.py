@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax._src import compiler
 from recurrent_cases import small_chunks
+from selection import of_each
 
 from jaxnorm import kernels
 from jaxnorm.engine import plan
@@ -23,6 +24,18 @@ STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", 
 USUAL = compiler.get_compile_options
 for name, value in STRICT:
     jax.config.update(name, value)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--rows", type=int, metavar="N", help="run at most N rows of each test by each implementation")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Before marks select, so that a test of which a row is of the README's command has no further one in ``-m slow --rows 1``."""
+    if config.option.rows:
+        items[:], rest = of_each(items, config.option.rows)
+        config.hook.pytest_deselected(items=rest)
 
 
 def pytest_collection_finish():
