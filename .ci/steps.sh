@@ -1,0 +1,39 @@
+# What the scripts beside this one share. They start from a clean clone, in $work/clone, and clean environments; each step prints its
+# name, and the first failure ends it.
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export JAX_PLATFORMS=cpu PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_NO_COMPILE=1 # most of what is installed is never imported: what is, is compiled then
+unset PYTHONDONTWRITEBYTECODE # and kept for the steps that follow
+export JAXNORM_WHEEL=pure # what is installed from these sources; .ci/wheel makes the other kind, too
+
+step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+# In the background: NAME is what the command is waited for by, and what it prints is shown then.
+declare -A jobs
+beside() { ("${@:2}") > "$work/$1.log" 2>&1 & jobs[$1]=$!; }
+finished() {
+  local status=0
+  wait "${jobs[$1]}" || status=$?
+  cat "$work/$1.log"
+  return $status
+}
+# Into the environment in FOLDER: by uv, which takes half the time, if it can be had.
+install() {
+  "$1/bin/pip" install -q uv && "$1/bin/uv" pip install -q --python "$1/bin/python" "${@:2}" || "$1/bin/pip" install -q "${@:2}"
+}
+# Environment NAME of PYTHON, with the library and what its tests take.
+environment() { "$2" -m venv "$work/$1" && install "$work/$1" "${@:3}" '.[test]'; }
+# Runs tests in the environment in FOLDER.
+tests() { "$1/bin/python" -m pytest -n 2 -p no:cacheprovider "${@:2}"; }
+versions() { "$1/bin/pip" list 2> /dev/null | grep -iE '^(jax|jaxlib|flax) '; }
+
+git clone -q "$here" "$work/clone"
+cd "$work/clone"
+
+# The newest Python there is. A name on the path may be a shim for a version that is not selected: the first that runs is taken.
+newest=
+for candidate in python3.13 "$HOME"/.pyenv/versions/3.13.*/bin/python python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python; do
+  if "$candidate" -c 'import venv' 2> /dev/null; then newest=$candidate && break; fi
+done
