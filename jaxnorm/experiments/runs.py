@@ -142,4 +142,5 @@ def _as_json(settings: Any) -> dict:
 
 def _progress_on(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    quiet = Console(quiet=True)  # before rich 14.3 what is disabled ends with an empty line
+    return Progress(*columns, console=console if console.is_terminal else quiet, disable=not console.is_terminal)
