@@ -10,6 +10,8 @@ unset PYTHONDONTWRITEBYTECODE # and kept for the steps that follow
 export JAXNORM_WHEEL=pure # what is installed from these sources; .ci/wheel makes the other kind, too
 
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+# The first command line after the README's line that begins with these words.
+readme_command() { awk -v words="$1" 'index($0, words) == 1 {f = 1} f && /^python3/ {print; exit}' README.md; }
 # In the background: NAME is what the command is waited for by, and what it prints is shown then.
 declare -A jobs
 beside() { ("${@:2}") > "$work/$1.log" 2>&1 & jobs[$1]=$!; }
