@@ -92,7 +92,7 @@ def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) ->
         square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, where, frame)
-    (own_x, _), (own_offset,) = apart(spec, x, frame.power), apart(spec, offset)  # one by one: neither sum waits for the other
+    (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
     square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
