@@ -59,8 +59,9 @@ def run(source: Path, address: str, write: bool) -> None:
 
 def main() -> None:
     address = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source", "")
+    sources = sorted(FOLDER.glob("[0-9]*.py"), reverse=True)  # the short ones last, so that neither process waits for the other
     with ThreadPoolExecutor(2) as pool:  # each notebook has a process of its own
-        running = [pool.submit(run, source, address, "--write" in sys.argv) for source in sorted(FOLDER.glob("[0-9]*.py"))]
+        running = [pool.submit(run, source, address, "--write" in sys.argv) for source in sources]
         wait(running, return_when=FIRST_EXCEPTION)
         pool.shutdown(cancel_futures=True)
     for found in running:
