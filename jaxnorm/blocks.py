@@ -9,11 +9,6 @@ import jax.numpy as jnp
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, resolve
 from jaxnorm.engine.segments import Segments, along
-from jaxnorm.statistics import Moments
-
-
-def shape_of(moments: Moments) -> tuple[int, ...]:
-    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
 
 
 def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
@@ -27,7 +22,7 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 
 
 def blocks_along(
-    moments: Moments, shape: tuple[int, ...], segments: Any, axes: Any, sizes: dict[str, int]
+    given: tuple[int, ...], shape: tuple[int, ...], segments: Any, axes: Any, sizes: dict[str, int]
 ) -> tuple[Reduction, Segments, jax.Array] | None:
     """How ``shape`` splits so that all axes of the Moments but that of segments broadcast against it; the segments, and their ids."""
     if segments is None or axes is None:
@@ -35,7 +30,7 @@ def blocks_along(
             alone, missing = ("axes", "segments") if segments is None else ("segments", "axes")
             raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
         return None
-    own, given = resolve(axes, shape, sizes), shape_of(moments)
+    own = resolve(axes, shape, sizes)
     first = own.whole_axis(own.axes[0])
     if len(given) != len(shape):
         raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
@@ -50,15 +45,3 @@ def fit_blocks(blocks: Reduction, leaf: Any) -> jax.Array:
     padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
     parts = zip(padded, blocks.shape, blocks.parts, strict=True)
     return leaf.reshape([s for size, full, part in parts for s in (part if size == full else (size, *(1,) * (len(part) - 1)))])
-
-
-def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
-    """Running Moments of the shape of the features or of the batch's, as the batch's."""
-    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
-    sizes = tuple(shape[axis] for axis in features)
-    for name in ("mean", "var"):
-        given = jnp.shape(getattr(running, name))
-        if given not in (target, sizes):
-            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
-    shape = jnp.shape(running.mean)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
-from jaxnorm.blocks import blocks_along, blocks_of, fit_blocks, like_batch, shape_of
+from jaxnorm.blocks import blocks_along, blocks_of, fit_blocks
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, forward_segments, select
@@ -23,7 +23,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, moments_of
+from jaxnorm.statistics import Moments, from_numbers, like_batch, moments_of, shape_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -85,7 +85,7 @@ def normalize(
     if jnp.iscomplexobj(moments.mean) and not jnp.iscomplexobj(x):
         raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
     validation.variance(moments.var)
-    at = blocks_along(moments, x.shape, segments, axes, sizes)
+    at = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     spec = make_spec(
         blocks_of(shape_of(moments), x.shape) if at is None else at[0],
         x,

@@ -1,4 +1,4 @@
-"""Running statistics: Moments that follow those of the batches."""
+"""Running statistics: Moments that follow those of the batches, by a blend or by a merge."""
 
 from functools import partial
 
@@ -98,3 +98,12 @@ def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:
     """The smallest step from ``old`` towards ``new``."""
     old, new = lax.stop_gradient(old), lax.stop_gradient(new)
     return jnp.nextafter(old, new) - old
+
+
+@jax.jit
+def merged(old: Moments, parts: Moments) -> Moments:
+    """``old`` and the parts along a further first axis; where the result would not be finite, ``old`` stays."""
+    stacked = jax.tree.map(lambda state, part: jnp.concatenate([state[None], sharded_as(state[None], part)]), old, parts)
+    new = jax.tree.map(lambda leaf: leaf[0], stacked.merge(0))
+    known = jnp.isfinite(new.mean) & jnp.isfinite(new.var)
+    return jax.tree.map(lambda fresh, state: jnp.where(known, fresh, state), new, old)

@@ -200,6 +200,22 @@ def from_numbers(numbers: Any) -> Moments:
     return Moments(count, mean, var, Low(low_count, low_mean, jnp.zeros_like(var)))
 
 
+def shape_of(moments: Moments) -> tuple[int, ...]:
+    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+
+
+def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
+    """Running Moments of the shape of the features or of the batch's, as the batch's."""
+    target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
+    sizes = tuple(shape[axis] for axis in features)
+    for name in ("mean", "var"):
+        given = jnp.shape(getattr(running, name))
+        if given not in (target, sizes):
+            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
+    shape = jnp.shape(running.mean)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)
+
+
 def into_frame(moments: Moments, frame: Frame) -> Moments:
     """The Moments in the units of the frame, relative to its pivot."""
     mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))

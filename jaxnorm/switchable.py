@@ -10,7 +10,6 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
-from jaxnorm.blocks import like_batch
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.plan import find_stats, select
@@ -20,7 +19,7 @@ from jaxnorm.engine.spec import Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands
 from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, into_frame
+from jaxnorm.statistics import Moments, from_numbers, into_frame, like_batch
 
 
 def switchable_norm(

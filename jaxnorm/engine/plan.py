@@ -129,8 +129,9 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     """
     if implementation == "reference":
         return replace(spec, bare=True)
-    reduction, shared = spec.reduction, number(*(spec.reduction.split_shape[axis] for axis in spec.shared_axes(scale, bias)))
-    recompute = where is None and spec.in_rows and (scale is bias is None or shared <= 1)
+    reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
+    alike = number(*(reduction.split_shape[axis] for axis in shared))
+    recompute = where is None and spec.in_rows and (scale is bias is None or alike <= 1)
     in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = where is None and not spec.in_rows and len(reduction.parts[-1]) > 1
     separate = not in_one_loop and (joined or len(reduction.parts[-1]) == 1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.online.observations import merged
+from jaxnorm.running import merged
 from jaxnorm.statistics import Moments
 
 Seen = dict[str, Moments]  # by the path of the module that saw it

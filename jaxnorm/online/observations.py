@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 from jaxnorm import normalization, validation
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, hashable
-from jaxnorm.engine.sharding import sharded_as
 from jaxnorm.options import AxisGroups, AxisName
+from jaxnorm.running import merged
 from jaxnorm.statistics import Moments, moments
 
 Tree = Any
@@ -242,12 +242,3 @@ def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
         name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
         mine = jnp.arange(lax.psum(1, name)) == lax.axis_index(name)  # rows of devices of other groups stay empty
         return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))
-
-
-@jax.jit
-def merged(old: Moments, parts: Moments) -> Moments:
-    """``old`` and the parts along a further first axis; where the result would not be finite, ``old`` stays."""
-    stacked = jax.tree.map(lambda state, part: jnp.concatenate([state[None], sharded_as(state[None], part)]), old, parts)
-    new = jax.tree.map(lambda leaf: leaf[0], stacked.merge(0))
-    known = jnp.isfinite(new.mean) & jnp.isfinite(new.var)
-    return jax.tree.map(lambda fresh, state: jnp.where(known, fresh, state), new, old)
