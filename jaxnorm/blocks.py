@@ -1,14 +1,15 @@
 """The shapes of Moments beside that of the array that they are applied to: an axis of g of them belongs to g blocks."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, resolve
-from jaxnorm.engine.segments import Segments, along
+from jaxnorm.engine.segments import Segments
+from jaxnorm.engine.spec import Spec
 
 
 def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
@@ -22,21 +23,21 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 
 
 def blocks_along(
-    given: tuple[int, ...], shape: tuple[int, ...], segments: Any, axes: Any, sizes: dict[str, int]
-) -> tuple[Reduction, Segments, jax.Array] | None:
-    """How ``shape`` splits so that all axes of the Moments but that of segments broadcast against it; the segments, and their ids."""
-    if segments is None or axes is None:
-        if segments is not axes:
-            alone, missing = ("axes", "segments") if segments is None else ("segments", "axes")
+    given: tuple[int, ...], shape: tuple[int, ...], ids: Any, axes: Any, sizes: dict[str, int]
+) -> tuple[Reduction, Segments | None, jax.Array | None]:
+    """As :func:`blocks_of`, but for the axis that segments lie along; what these are, and their ids: None where none are given."""
+    if ids is None or axes is None:
+        if ids is not axes:
+            alone, missing = ("axes", "segments") if ids is None else ("segments", "axes")
             raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
-        return None
+        return blocks_of(given, shape), None, None
     own = resolve(axes, shape, sizes)
     first = own.whole_axis(own.axes[0])
     if len(given) != len(shape):
         raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
     blocks = blocks_of((*given[:first], shape[first], *given[first + 1 :]), shape)
-    at, ids = cast(tuple[Segments, jax.Array], along(own, segments, given[first]))
-    return blocks, replace(at, axis=sum(map(len, blocks.parts[:first]))), ids
+    spec, ids = Spec(own).along(ids, given[first])
+    return blocks, replace(spec.segments, axis=sum(map(len, blocks.parts[:first]))), ids
 
 
 def fit_blocks(blocks: Reduction, leaf: Any) -> jax.Array:

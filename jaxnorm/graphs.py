@@ -12,12 +12,10 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.groups import Frame, elements, find_frame
+from jaxnorm.engine.groups import elements, find_frame
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, abs_squared, apply, cast_once, nothing_saved, with_epsilon
-from jaxnorm.engine.segments import Parts, Places, Segments, find_power
-from jaxnorm.engine.segments import apply as apply_segments
-from jaxnorm.engine.segments import statistics as statistics_of_segments
+from jaxnorm.engine.segments import Places
 from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
@@ -139,7 +137,6 @@ class _Static(NamedTuple):
     """The facts that a program is compiled for."""
 
     spec: Spec
-    at: Segments | None
     implementation: str
 
 
@@ -155,20 +152,17 @@ class _Arrays(NamedTuple):
 
 
 def _split(operands: tuple) -> tuple[_Static, _Arrays]:
-    spec, x, where, scale, bias, implementation, along = operands
-    (spec, added), (at, ids) = static_epsilon(spec), along or (None, None)
-    return _Static(spec, at, select(implementation, None, x).implementation), _Arrays(x, where, ids, scale, bias, added)
-
-
-Groups = tuple[Segments, Places] | None
+    spec, x, where, scale, bias, implementation, ids = operands
+    spec, added = static_epsilon(spec)
+    return _Static(spec, select(implementation, None, x).implementation), _Arrays(x, where, ids, scale, bias, added)
 
 
 def _run(norm: Callable, static: _Static, arrays: _Arrays, param: jax.Array) -> jax.Array:
-    """``norm(groups, spec, x, further arrays, param)``, each array cast once."""
+    """``norm(places of segments or None, spec, x, further arrays, param)``, each array cast once."""
 
     def run(arrays: _Arrays, param: jax.Array) -> jax.Array:
-        groups = None if static.at is None or arrays.ids is None else (static.at, static.at.places(arrays.ids))
-        return cast_once(partial(norm, groups), static.spec, arrays.x, arrays._replace(x=None), param)
+        places = None if arrays.ids is None else static.spec.segments.places(arrays.ids)
+        return cast_once(partial(norm, places), static.spec, arrays.x, arrays._replace(x=None), param)
 
     return sharded_by_compiler(run, jax.typeof(arrays.x).sharding)(arrays, param)
 
@@ -177,10 +171,10 @@ def _run(norm: Callable, static: _Static, arrays: _Arrays, param: jax.Array) -> 
 def _graph(static: _Static, arrays: _Arrays, kept: jax.Array) -> jax.Array:
     """The mean that is kept is taken from the offset that is subtracted, and its square belongs to the mean square."""
 
-    def run(groups: Groups, spec: Spec, x, arrays: _Arrays, kept):
-        frame, offset, var = _statistics(static, spec, groups, x, arrays.where)
+    def run(places: Places | None, spec: Spec, x, arrays: _Arrays, kept):
+        frame, offset, var = find_stats(spec, x, arrays.where, static.implementation, places)
         mean = kept.astype(offset.dtype) * (frame.pivot + offset)
-        return _apply(spec, groups, x, arrays, Stats(frame, offset - mean, var + abs_squared(mean)))
+        return _apply(spec, x, arrays, Stats(frame, offset - mean, var + abs_squared(mean)))
 
     return _run(run, static, arrays, kept)
 
@@ -189,39 +183,25 @@ def _graph(static: _Static, arrays: _Arrays, kept: jax.Array) -> jax.Array:
 def _pair(static: _Static, arrays: _Arrays, features: tuple[int, ...], length: jax.Array) -> jax.Array:
     """Variances are summed over the channels, which therefore have one power of two."""
 
-    def run(groups: Groups, spec: Spec, x, arrays: _Arrays, length):
-        power, u = _of_one_size(spec, groups, x, arrays.where, features)
-        frame, offset, var = _statistics(static, Spec(spec.reduction, spec.axis_name), groups, u, arrays.where)
+    def run(places: Places | None, spec: Spec, x, arrays: _Arrays, length):
+        power, u = _of_one_size(spec, places, x, arrays.where, features)
+        own = Spec(spec.reduction, spec.axis_name, segments=spec.segments)
+        frame, offset, var = find_stats(own, u, arrays.where, static.implementation, places)
         scale = length * (jnp.ones((1,) * x.ndim, length.dtype) if arrays.scale is None else arrays.scale.astype(length.dtype))
         stats = Stats(frame._replace(power=power), offset, reduce_axes(var, features))
-        return _apply(spec, groups, x, arrays._replace(scale=scale), stats)
+        return _apply(spec, x, arrays._replace(scale=scale), stats)
 
     return _run(run, static, arrays, length)
 
 
-def _of_one_size(spec: Spec, groups: Groups, x, where, features: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array]:
+def _of_one_size(spec: Spec, places: Places | None, x, where, features: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array]:
     """The power of two of all channels of each group, and x divided by it; None, and x itself, where none is needed."""
     together = replace(spec, reduction=unsplit(x.shape, tuple(sorted({*spec.axes, *features}))), centered=False, bare=True)
-    if groups is None:
-        power = spread = find_frame(together, x, where).power
-    else:
-        at, places = groups
-        power = find_power(together, at, x, where, places)
-        spread = at.spread(power, places)
-    return power, x if power is None else elements(together, x, where, Frame(None, spread, None))
+    frame = find_frame(together, x, where, places)
+    return frame.power, x if frame.power is None else elements(together, x, where, frame)
 
 
-def _statistics(static: _Static, spec: Spec, groups: Groups, x, where) -> Stats:
-    if groups is None:
-        return find_stats(spec, x, where, static.implementation)
-    at, places = groups
-    return statistics_of_segments(spec, at, Parts(x), where, places)[0]
-
-
-def _apply(spec: Spec, groups: Groups, x: jax.Array, arrays: _Arrays, stats: Stats) -> jax.Array:
+def _apply(spec: Spec, x: jax.Array, arrays: _Arrays, stats: Stats) -> jax.Array:
     _, where, _, scale, bias, epsilon = arrays
     stats = stats if epsilon is None else with_epsilon(stats, epsilon)
-    if groups is None:
-        return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
-    at, places = groups
-    return nothing_saved(partial(apply_segments, spec, at))(x, where, places, stats, scale, bias)
+    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)

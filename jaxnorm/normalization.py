@@ -17,8 +17,6 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, forward_segments, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
-from jaxnorm.engine.segments import Along, Segments, along
-from jaxnorm.engine.segments import apply as apply_segments
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Spec
 from jaxnorm.features import aligned
@@ -85,18 +83,12 @@ def normalize(
     if jnp.iscomplexobj(moments.mean) and not jnp.iscomplexobj(x):
         raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
     validation.variance(moments.var)
-    at = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
-    spec = make_spec(
-        blocks_of(shape_of(moments), x.shape) if at is None else at[0],
-        x,
-        epsilon=epsilon,
-        correction=correction,
-        epsilon_in=epsilon_in,
-        dtype=dtype,
-    )
+    blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
+    options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
+    spec = make_spec(blocks, x, segments=along, **options)
     where = validation.mask(where, x.shape)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return _normalize(*_static(spec, moments), x, where, scale, bias, *(() if at is None else at[1:]))
+    return _normalize(*_static(spec, moments), x, where, scale, bias, ids)
 
 
 def standardize(
@@ -200,9 +192,8 @@ def _validated(x, axes, scale, bias, where, implementation, sizes, *, segments=N
     """The operands of :func:`fused`."""
     x = validation.floating(x)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    spec = make_spec(resolve(axes, x.shape, sizes), x, **options)
-    at = along(spec.reduction, segments, num_segments)
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, at
+    spec, ids = make_spec(resolve(axes, x.shape, sizes), x, **options).along(segments, num_segments)
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, ids
 
 
 def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options) -> Spec:
@@ -215,12 +206,12 @@ def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0,
     return spec
 
 
-def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, at: Along = None, *, moments: bool = False) -> tuple:
+def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, ids=None, *, moments: bool = False) -> tuple:
     """The output, and the Moments if asked for, of arguments that have been validated."""
-    selected = _selected(spec, x, where, scale, bias, implementation, at).implementation
-    if at is not None:
+    selected = _selected(spec, x, where, scale, bias, implementation).implementation
+    if ids is not None:
         spec, added = static_epsilon(spec)
-        return _of_segments(spec, at[0], x, where, scale, bias, at[1], added), None
+        return _of_segments(spec, x, where, scale, bias, ids, added), None
     if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
         found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
         two_step = replace(spec, reduction=blocks_of(shape_of(found), x.shape), axis_name=None)
@@ -250,7 +241,8 @@ def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, 
     implementation = options.get("implementation")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, along(reduction, segments, num_segments)
+    spec, ids = spec.along(segments, num_segments)
+    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, ids
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -259,8 +251,8 @@ def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, s
     return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 
 
-def _selected(spec: Spec, x, where, scale, bias, implementation: str | None, at: Along = None) -> Plan:
-    return select(implementation, NORM_KERNELS if at is None else None, x, spec, where, scale, bias)
+def _selected(spec: Spec, x, where, scale, bias, implementation: str | None, ids=None) -> Plan:
+    return select(implementation, NORM_KERNELS if spec.segments is None else None, x, spec, where, scale, bias)
 
 
 def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
@@ -292,30 +284,28 @@ def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: b
     return y, from_numbers(numbers) if moments else None
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _of_segments(spec: Spec, at: Segments, x, where, scale, bias, ids, added):
+@partial(jax.jit, static_argnums=0)
+def _of_segments(spec: Spec, x, where, scale, bias, ids, added):
     def run(x, where, scale, bias, ids, added) -> jax.Array:
         where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
-        return forward_segments(spec, at, x, where, scale, bias, ids, added)
+        return forward_segments(spec, x, where, scale, bias, ids, added)
 
     return sharded_by_compiler(run, jax.typeof(x).sharding)(x, where, scale, bias, ids, added)
 
 
-@partial(jax.jit, static_argnums=(0, 6))
-def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, at: Segments | None = None, ids=None):
-    run = partial(_normalize_blocks, spec, at)
-    if at is None:
+@partial(jax.jit, static_argnums=0)
+def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, ids=None):
+    run = partial(_normalize_blocks, spec)
+    if ids is None:
         return run(moments, x, where, scale, bias, ids)
     return sharded_by_compiler(run, jax.typeof(x).sharding)(moments, x, where, scale, bias, ids)
 
 
-def _normalize_blocks(spec: Spec, at: Segments | None, moments: Moments, x, where, scale, bias, ids) -> jax.Array:
+def _normalize_blocks(spec: Spec, moments: Moments, x, where, scale, bias, ids) -> jax.Array:
     blocks = spec.reduction
     where, scale, bias = alongside(blocks, x, where, scale, bias)
     dtype = compute_dtype(x.dtype)
     n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
     mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
-    stats = Stats(Frame(n, None, mean), offset, var)
-    if at is not None:
-        return nothing_saved(partial(apply_segments, spec, at))(x, where, at.places(ids), stats, scale, bias)
+    stats = Stats(Frame(n, None, mean, None if ids is None else spec.segments.places(ids)), offset, var)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)

@@ -14,16 +14,13 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
 from jaxnorm.engine.collectives import across, vary, varying_axes
-from jaxnorm.engine.groups import Frame, hide, scale_down
+from jaxnorm.engine.groups import Frame, hide, over_groups, scale_down, spread_stats
 from jaxnorm.engine.plan import find_numbers
 from jaxnorm.engine.reference import abs_squared
-from jaxnorm.engine.segments import Parts, Segments, along, in_words
-from jaxnorm.engine.segments import statistics as statistics_of_segments
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
-from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.options import AxisName, Param
 
 
@@ -96,9 +93,8 @@ class Moments:
           ValueError: the axes or the ids do not fit.
         """
         mean = validation.floating(self.mean, "mean")
-        spec = Spec(resolve(axes, mean.shape, sizes), axis_name)
-        at = along(spec.reduction, segments, num_segments)
-        return _merge(spec, replace(self, mean=mean)) if at is None else _regroup(spec, at[0], replace(self, mean=mean), at[1])
+        spec, ids = Spec(resolve(axes, mean.shape, sizes), axis_name).along(segments, num_segments)
+        return _merged(spec, replace(self, mean=mean), ids)
 
 
 def _zero(value: Any) -> Any:
@@ -159,9 +155,8 @@ def moments(
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    spec = Spec(resolve(axes, x.shape, sizes), axis_name, centered)
-    at = along(spec.reduction, segments, num_segments)
-    return moments_of(spec, x, where) if at is None else _moments_of_segments(spec, at[0], x, where, at[1])
+    spec, ids = Spec(resolve(axes, x.shape, sizes), axis_name, centered).along(segments, num_segments)
+    return moments_of(spec, x, where, ids)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -224,61 +219,50 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
 
 
 @partial(jax.jit, static_argnums=0)
-def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None) -> Moments:
+def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array | None = None) -> Moments:
     """The Moments, of arguments that have been checked."""
-    (where,) = alongside(spec.reduction, x, where)
-    return from_numbers(find_numbers(spec, x, where))
 
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _moments_of_segments(spec: Spec, at: Segments, x: jax.Array, where: jax.Array | None, ids: jax.Array) -> Moments:
-    def run(x: jax.Array, where: jax.Array | None, ids: jax.Array) -> Moments:
+    def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, Parts(x), where, at.places(ids))))
+        return from_numbers(find_numbers(spec, x, where, None if ids is None else spec.segments.places(ids)))
 
-    return sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _regroup(spec: Spec, at: Segments, parts: Moments, ids: jax.Array) -> Moments:
-    """Merging, where groups become one for each segment."""
-    return sharded_by_compiler(partial(_merge_segments, spec, at), stats_sharding(spec.reduction, parts.mean))(parts, ids)
-
-
-def _merge_segments(spec: Spec, at: Segments, parts: Moments, ids: jax.Array) -> Moments:
-    shape, dtype = parts.mean.shape, real(parts.mean.dtype)
-    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape).reshape(spec.reduction.split_shape), parts)
-    words, places = _count_words(parts, dtype), at.places(ids)
-    whole = words_total(words, tuple(axis for axis in spec.axes if axis != at.axis), spec.axis_name, lambda word: at.total(word, places))
-    taken = Parts(parts.mean, parts.low.mean, parts.var + parts.low.var)
-    return from_numbers(in_words(spec, at, *statistics_of_segments(spec, at, taken, lax.stop_gradient(words[0]), places, whole)))
+    return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 
 
 @partial(jax.jit, static_argnums=0)
-def _merge(spec: Spec, parts: Moments) -> Moments:
+def _merged(spec: Spec, parts: Moments, ids: jax.Array | None) -> Moments:
+    run = partial(_merge, spec)
+    return run(parts) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, parts.mean))(parts, ids)
+
+
+def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     """With n the counts, N their sum and p one number near the mean, which keeps digits::
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
     reduction, dtype = spec.reduction, real(parts.mean.dtype)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, parts.mean.shape).reshape(reduction.split_shape), parts)
-    words = _count_words(parts, dtype)
-    whole, weight = words_total(words, reduction.axes, spec.axis_name), words[0]
-    share = weight / jnp.where(whole[0] > 0, whole[0], 1)  # before the product: an empty part changes no bit
+    words, places = _count_words(parts, dtype), None if ids is None else spec.segments.places(ids)
+    spread = partial(spread_stats, spec, places=places)
+    further = tuple(axis for axis in reduction.axes if places is None or axis != spec.segments.axis)
+    whole = words_total(words, further, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
+    weight = words[0] if places is None else hide(words[0], spec.segments.inside(places, len(reduction.split_shape)))
+    n = spread(whole[0])
+    share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
-        return across(lax.psum, [reduce_axes(hide(a, weight) * share.astype(a.dtype), spec.axes) for a in values], spec.axis_name)
+        return across(lax.psum, [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values], spec.axis_name)
 
     pivots = lax.stop_gradient(averages(parts.mean, parts.var))
-    apart = [hide(a - pivot + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
+    apart = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
     offsets = averages(*apart)
-    rest = [a - offset for a, offset in zip(apart, offsets, strict=True)]
+    rest = [a - spread(offset) for a, offset in zip(apart, offsets, strict=True)]
     between, *corrections = averages(abs_squared(rest[0]), *rest)  # of the offsets too, whose rounding would add up over merges
     (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
     low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
     merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
-    return jax.tree.map(lambda leaf: leaf.reshape(reduction.stats_shape), merged)
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.stats_shape), merged)
 
 
 def _count_words(parts: Moments, dtype: jnp.dtype) -> Words:

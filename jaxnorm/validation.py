@@ -54,13 +54,11 @@ def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     return where
 
 
-def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array | None:
-    """Ids in [0, num_segments) along the last axis of ``shape``, or for each row of all of it; None where none are given."""
+def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
+    """Ids in [0, num_segments) along the last axis of ``shape``, or for each row of all of it."""
     if ids is None or num_segments is None:
-        if ids is not num_segments:
-            given, missing = ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
-            raise TypeError(f"segments and num_segments must be given together: got {given} alone. Pass {missing}=..., too.")
-        return None
+        given, missing = ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
+        raise TypeError(f"segments and num_segments must be given together: got {given} alone. Pass {missing}=..., too.")
     if isinstance(num_segments, bool) or not hasattr(num_segments, "__index__") or isinstance(num_segments, jax.core.Tracer):
         raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
     if num_segments < 1:

@@ -20,12 +20,11 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "validation", "dtypes", "options"],
-    ["host", "engine.collectives", "engine.sharding", "engine.xla"],
+    ["host", "engine.collectives", "engine.segments", "engine.sharding", "engine.xla"],
     ["engine.spec", "engine.words"],
     ["engine.groups"],
     ["engine.reference"],
     ["engine.numbers"],
-    ["engine.segments"],
     ["kernels"],
     ["engine.derivatives", "engine.plan"],
     ["statistics", "features", "blocks"],

@@ -15,11 +15,24 @@ from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, split
 from jaxnorm.engine.numbers import Numbers, assemble
-from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, like, nothing_saved, statistics, tangent
+from jaxnorm.engine.reference import (
+    Inputs,
+    Residuals,
+    Stats,
+    apply,
+    backward,
+    cast_once,
+    estimate,
+    like,
+    nothing_saved,
+    statistics,
+    tangent,
+    with_epsilon,
+)
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import separate
 
-__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
+__all__ = ["forward", "forward_segments", "statistics"]  # what plan.py calls of an implementation
 
 
 def forward(spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Array, Numbers | None]:
@@ -27,6 +40,18 @@ def forward(spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Ar
     frame = find_frame(spec, x, where)
     y, offset, var = normalized(spec, x, where, frame, scale, bias)
     return y, assemble(spec, Stats(frame, offset, var), where) if moments else None
+
+
+def forward_segments(spec: Spec, x, where, scale, bias, ids: jax.Array, epsilon) -> jax.Array:
+    """The output, normalized by the statistics of each segment; a traced epsilon is added to their variance."""
+    places = spec.segments.places(ids)
+
+    def run(spec: Spec, x, scale, bias, epsilon):
+        stats = statistics(spec, x, where, places)
+        stats = stats if epsilon is None else with_epsilon(stats, epsilon)
+        return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
+
+    return cast_once(run, spec, x, scale, bias, epsilon)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -3,7 +3,7 @@
     u = x / 2**power - pivot
 
 In it elements are small, so that no statistics lose digits or leave the range. No result depends on the frame: it is constant
-under differentiation.
+under differentiation. A group is what the reduction axes span or, where there are places, what ids name along the first of them.
 """
 
 import math
@@ -18,6 +18,7 @@ from jax import lax
 from jaxnorm.axes import number
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
+from jaxnorm.engine.segments import Places, Segments
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes, separate
 
@@ -42,6 +43,11 @@ def spread(spec: Spec, values):
     return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, spec.loop_shape[-1])
 
 
+def spread_stats(spec: Spec, stats, places: Places | None):
+    """Statistics where they are combined with elements; to each position those of its segment, and NaN where it is in none."""
+    return spread(spec, stats) if places is None or stats is None else spec.segments.spread(stats, places)
+
+
 def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
     """Along split axes, of values of the shape of a loop over x: where the last axis is split for that, after the others."""
     if spec.joined:
@@ -49,6 +55,15 @@ def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Call
         values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
         values, axes = values.reshape(*values.shape[:-1], *parts), tuple(axis for axis in axes if axis >= first)
     return reduce_axes(values, axes, by)
+
+
+def over_groups(
+    spec: Spec, values: jax.Array, places: Places | None, by: Callable = jnp.sum, within: Callable = Segments.total
+) -> jax.Array:
+    """Along all reduction axes ``by``, but for that of segments, and ``within`` each of these."""
+    if places is None:
+        return reduce_groups(spec, values, spec.axes, by)
+    return within(spec.segments, reduce_axes(values, tuple(axis for axis in spec.axes if axis != spec.segments.axis), by), places)
 
 
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -73,48 +88,84 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
-def count_elements(spec: Spec, where: jax.Array) -> jax.Array:
-    """How many elements of each group a boolean mask leaves on this device."""
-    return reduce_axes(jnp.broadcast_to(where, spec.reduction.split_shape), spec.axes, partial(jnp.sum, dtype=jnp.int32))
+def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -> jax.Array:
+    """How many elements of each group there are on this device, or a boolean mask leaves there."""
+    shape = spec.reduction.split_shape
+    if where is None:
+        counted = jnp.ones([size if axis in spec.axes else 1 for axis, size in enumerate(shape)], jnp.int32)
+    else:
+        counted = jnp.broadcast_to(where, shape).astype(jnp.int32)
+    return over_groups(spec, counted, places, partial(jnp.sum, dtype=jnp.int32))
 
 
-def total(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+def total(spec: Spec, values: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:
     """The sum over each group, by weight."""
-    return across(lax.psum, reduce_groups(spec, weigh(values, where), spec.axes), spec.axis_name)
+    return across(lax.psum, over_groups(spec, weigh(values, where), places), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
     """The mean over each group, by weight; 0 of an empty one. With a veil it is exact for a constant, see :func:`divide`."""
-    return divide(total(spec, values, where), total_weight(spec, frame), veil)
+    return divide(total(spec, values, where, frame.places), total_weight(spec, frame), veil)
 
 
 class Frame(NamedTuple):
-    """Constants of each group: its weight, the power of two that x is divided by, and a number near the mean."""
+    """Constants of each group: its weight, the power of two that x is divided by, a number near the mean, and where elements of it are."""
 
     n: jax.Array | float | None  # None where every element counts, and no trace makes an array of their number
     power: jax.Array | None
     pivot: jax.Array | None
+    places: Places | None = None  # of segments
 
 
-def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None) -> Frame:
+def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None) -> Frame:
     """The constants in which the elements of each group are small."""
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
-    frame = Frame(None, None, None)
-    if where is not None:
-        weights = count_elements(spec, where) if where.dtype == jnp.bool_ else jnp.broadcast_to(where, spec.reduction.split_shape)
-        frame = frame._replace(n=total(spec, weights.astype(real(compute_dtype(x.dtype))), None))
+    frame = Frame(None, None, None, places)
+    if where is not None or places is not None:
+        frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
-        frame = frame._replace(power=find_power(spec, x, where, lowest))
+        frame = frame._replace(power=_find_power(spec, x, where, places, lowest))
     if not spec.centered:
         return frame
-    sums = total(spec, elements(spec, x, where, frame), where)
+    if places is not None:
+        return frame._replace(pivot=_pivot_of_segments(spec, x, where, frame))
+    sums = total(spec, elements(spec, x, where, frame), where, None)
     return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
 
 
-def find_power(spec: Spec, x: jax.Array, where: jax.Array | None, lowest: int) -> jax.Array:
+def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
+    if where is None or where.dtype == jnp.bool_:
+        return across(lax.psum, count_elements(spec, where, places).astype(dtype), spec.axis_name)
+    return total(spec, jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype), None, places)
+
+
+def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
-    return power_of_elements(across(lax.pmax, reduce_groups(spec, size, spec.axes, partial(jnp.max, initial=0)), spec.axis_name), lowest)
+    largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
+    return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
+
+
+def _pivot_of_segments(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+    """One of the elements of a segment plus how far from it they are in the mean: of equal elements each of them."""
+    u = elements(spec, x, where, frame)
+    one = _one_of_each(spec, u, where, frame.places)
+    apart = hide(u - spread_stats(spec, one, frame.places), where)
+    return jnp.where(jnp.asarray(frame.n) > 0, one + mean(spec, apart, where, frame), 0)
+
+
+def _one_of_each(spec: Spec, u: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:
+    """An element of each segment: the last one or, where some do not count or are elsewhere, the largest, which takes longer."""
+    axis = spec.segments.axis
+    if where is None and spec.axis_name is None and u.size:
+        order = lax.broadcasted_iota(jnp.int32, [size if at <= axis else 1 for at, size in enumerate(u.shape)], axis)
+        last = over_groups(spec, order, places, jnp.max, Segments.largest)
+        first = lax.slice(u, [0] * u.ndim, [1 if at in spec.axes and at != axis else size for at, size in enumerate(u.shape)])
+        return jnp.take_along_axis(first, jnp.maximum(last, 0), axis=axis)
+    if jnp.iscomplexobj(u):
+        return lax.complex(*(_one_of_each(spec, part(u), where, places) for part in (jnp.real, jnp.imag)))
+    shown = u if where is None else jnp.where(where if where.dtype == jnp.bool_ else where > 0, u, -jnp.inf)
+    return across(lax.pmax, over_groups(spec, shown, places, partial(jnp.max, initial=-jnp.inf), Segments.largest), spec.axis_name)
 
 
 def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:
@@ -126,7 +177,7 @@ def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    stats = (spread(spec, a) for a in (frame.power, frame.pivot, offset))
+    stats = (spread_stats(spec, a, frame.places) for a in (frame.power, frame.pivot, offset))
     x, power, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *stats)
     u = scaled(spec, x, where, power)
     u = u if pivot is None else u - pivot

@@ -26,27 +26,23 @@ class Numbers(NamedTuple):
 
 def assemble(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Numbers:
     """The mean as two words, powers of two put back."""
-    count = jnp.full_like(stats.var, total_weight(spec, stats.frame))
-    return from_stats(stats, count, _further_words(spec, stats.frame, where, count), spec.reduction.stats_shape)
-
-
-def from_stats(stats: Stats, count: jax.Array, further: tuple, shape: tuple[int, ...]) -> Numbers:
-    """:func:`assemble` for a known count, of which there are two further words."""
     frame, offset, var = stats
+    count = jnp.full_like(var, total_weight(spec, frame))
+    further = _further_words(spec, frame, where, count)
     mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
     up = None if frame.power is None else -frame.power
     first, second, third = (jnp.broadcast_to(word, var.shape) for word in (count, *further))
     low_mean = scale_down(lax.stop_gradient(low_mean), up)
     found = Numbers(first, scale_down(mean, up), scale_down(scale_down(var, up), up), (second, third), low_mean)
-    return jax.tree.map(lambda leaf: leaf.reshape(shape), found)
+    return jax.tree.map(lambda leaf: leaf.reshape(spec.stats_shape), found)
 
 
 def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
     """What a count of elements is short of in one word: 0 of weights, whose sum is rounded anyway."""
-    if frame.n is None:
+    if where is not None and where.dtype != jnp.bool_:
+        return (np.zeros((), count.dtype),) * 2
+    if where is None and frame.places is None:
         size = spec.reduction.group_size * devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    if where is None or where.dtype != jnp.bool_:
-        return (np.zeros((), count.dtype),) * 2
-    return beyond(total(of_integers(count_elements(spec, where), count.dtype), (), spec.axis_name), count)
+    return beyond(total(of_integers(count_elements(spec, where, frame.places), count.dtype), (), spec.axis_name), count)

@@ -18,7 +18,6 @@ PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with 
 IMPLEMENTATIONS = (*PLAIN, "native")
 # Modules, loaded when one first runs.
 PLAIN_JAX, NORM_KERNELS, NUMBERS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native", "jaxnorm.engine.numbers"
-SEGMENTS = "jaxnorm.engine.segments"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -105,29 +104,29 @@ def forward(implementation: str, spec: Spec, x, where, scale, bias, *, moments: 
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
 
 
-def forward_segments(spec: Spec, at: Any, x, where, scale, bias, ids, epsilon) -> jax.Array:
+def forward_segments(spec: Spec, x, where, scale, bias, ids, epsilon) -> jax.Array:
     """The output, in plain JAX, of groups that ids name; ``epsilon`` is a traced one, which the spec then has not."""
-    return import_module(SEGMENTS).forward(spec, at, x, where, scale, bias, ids, epsilon)
+    return import_module(PLAIN_JAX).forward_segments(for_plain_jax(spec, "xla", where), x, where, scale, bias, ids, epsilon)
 
 
-def find_stats(spec: Spec, x, where, implementation: str = "xla") -> Any:
-    """The Stats, in plain JAX."""
-    return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where)
+def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
+    """The Stats, in plain JAX; of segments, if there are places."""
+    return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where, places)
 
 
-def find_numbers(spec: Spec, x, where) -> Any:
-    """The Numbers, in plain JAX."""
-    return import_module(NUMBERS).assemble(spec, find_stats(spec, x, where), where)
+def find_numbers(spec: Spec, x, where, places=None) -> Any:
+    """The Numbers, in plain JAX; of segments, if there are places."""
+    return import_module(NUMBERS).assemble(spec, find_stats(spec, x, where, places=places), where)
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
-    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference".
+    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
     A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes
     share nothing, but for many rows, of which XLA makes one loop, and masks where the last axis is split: there sharing takes less
     time. Without a mask a split last axis is one axis in loops over x, which are then as fast as those of instance norm.
     """
-    if implementation == "reference":
+    if implementation == "reference" or spec.segments is not None:
         return replace(spec, bare=True)
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = number(*(reduction.split_shape[axis] for axis in shared))

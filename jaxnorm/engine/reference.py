@@ -38,9 +38,11 @@ from jaxnorm.engine.groups import (
     scaled,
     split,
     spread,
+    spread_stats,
     total_weight,
     weigh,
 )
+from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
 
@@ -79,9 +81,9 @@ def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
     return apply(spec, x, where, stats, scale, bias), stats
 
 
-def statistics(spec: Spec, x: jax.Array, where: jax.Array | None) -> Stats:
+def statistics(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None) -> Stats:
     """The statistics of each group, differentiable."""
-    frame = find_frame(spec, x, where)
+    frame = find_frame(spec, x, where, places)
     return Stats(frame, *estimate(spec, x, where, frame))
 
 
@@ -115,8 +117,12 @@ def _estimate_jvp(spec, primals, tangents):
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    du = scaled(spec, dx, where, spread(spec, frame.power))
+    if frame.places is not None:  # what is in no segment is as if it were masked out
+        inside = spec.segments.inside(frame.places, len(spec.reduction.split_shape))
+        where = inside if where is None else jnp.where(inside, where, jnp.zeros_like(where))
+    du = scaled(spec, dx, where, spread_stats(spec, frame.power, frame.places))
     deviation = elements(spec, x, where, frame, offset)
+    deviation = deviation if frame.places is None else hide(deviation, where)
     dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame)
     return mean(spec, du, where, frame) if spec.centered else jnp.zeros_like(offset), dvar
 
@@ -124,13 +130,9 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
-    return apply_rstd(spec, x, where, frame, offset, rstd(spec, frame, var), scale, bias)
-
-
-def apply_rstd(spec: Spec, x, where, frame: Frame, offset, r, scale, bias) -> jax.Array:
-    """The output for a given 1 / sqrt(var + epsilon)."""
+    r = rstd(spec, frame, var)
     y = elements(spec, x, where, frame, offset)
-    y = y * spread(spec, r).astype(y.dtype)
+    y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     if scale is not None:
         y = y * spread(spec, scale).astype(_at_least(y.dtype, scale.dtype))
     if bias is not None:

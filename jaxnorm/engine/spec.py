@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from operator import index
 
 import jax
 import jax.numpy as jnp
 
+from jaxnorm import validation
 from jaxnorm.axes import Reduction, number
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import hashable
+from jaxnorm.engine.segments import Segments
 from jaxnorm.options import AxisName
 
 
@@ -25,6 +28,7 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
+      segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       bare, separate, joined, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time
         and memory; else, whether each pass over x shares nothing with the next; whether it takes a split last axis as one; whether
         backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
@@ -38,6 +42,7 @@ class Spec:
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
     full_range: bool = False
+    segments: Segments = None  # type: ignore[assignment]
     bare: bool = False
     separate: bool = False
     joined: bool = False
@@ -53,6 +58,15 @@ class Spec:
     def axes(self) -> tuple[int, ...]:
         """The reduction axes, of the split shape."""
         return self.reduction.axes
+
+    @property
+    def stats_shape(self) -> tuple[int, ...]:
+        """The shape of the statistics: a reduced axis has size one, that of segments as many as they are."""
+        shape = self.reduction.stats_shape
+        if self.segments is None:
+            return shape
+        own = self.reduction.whole_axis(self.segments.axis)
+        return (*shape[:own], self.segments.number, *shape[own + 1 :])
 
     @property
     def loop_shape(self) -> tuple[int, ...]:
@@ -86,6 +100,20 @@ class Spec:
         longer = [axis for axis, size in enumerate(self.reduction.split_shape) if number(size) > 1]
         reduced = [axis for axis in longer if axis in self.axes]
         return bool(reduced) and longer[-len(reduced) :] == reduced
+
+    def along(self, ids, num_segments) -> tuple["Spec", jax.Array | None]:
+        """With the segments that ids name, and the ids, checked; as it is, and None, where none are given."""
+        if ids is None and num_segments is None:
+            return self, None
+        reduction, axis = self.reduction, self.axes[0]
+        own = reduction.whole_axis(axis)
+        ids = validation.segments(ids, num_segments, reduction.shape[: own + 1])
+        if len(reduction.parts[own]) > 1:
+            raise ValueError(
+                f"segments must lie along an axis that is not split: axis {own}, the first one with a reduction, is split into "
+                f"{reduction.parts[own]}. Reshape x first."
+            )
+        return replace(self, segments=Segments(axis, index(num_segments), ids.shape)), ids
 
     def batched(self, size: int) -> "Spec":
         """That of an array with one more axis in front."""
