@@ -30,6 +30,8 @@ def blocks_along(
         if ids is not axes:
             alone, missing = ("axes", "segments") if ids is None else ("segments", "axes")
             raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
+        if sizes:
+            raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} without axes.")
         return blocks_of(given, shape), None, None
     own = resolve(axes, shape, sizes)
     first = own.whole_axis(own.axes[0])

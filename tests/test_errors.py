@@ -73,6 +73,7 @@ WRONG = [
     (lambda: jn.standardize(X, 0, scale=np.ones((2, 1, 6), "f4")), ValueError, "scale must broadcast against x without growing it"),
     (lambda: jn.normalize(X, jn.moments(IMAGES, 0)), ValueError, "moments must broadcast against x without growing it"),
     (lambda: jn.normalize(X, jn.moments(X + 1j, 0)), TypeError, "x must be complex for complex Moments: got float32."),
+    (lambda: jn.normalize(X, jn.moments(X, 0), epsilonn=1e-3), TypeError, "sizes go with a pattern: got epsilonn without axes."),
     (lambda: jn.normalize(X, (0, 1)), TypeError, "normalize takes Moments: got tuple."),
     (lambda: jn.normalize(X, jn.Moments(1.0, 0.0, -1.0)), ValueError, "a variance must be >= 0: found -1.0."),
     (lambda: jn.merge(M, 3.0), TypeError, "merge takes Moments: got float."),
