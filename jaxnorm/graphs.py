@@ -12,9 +12,10 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.derivatives import cast_once, with_epsilon
 from jaxnorm.engine.groups import elements, find_frame
 from jaxnorm.engine.plan import find_stats, select
-from jaxnorm.engine.reference import Stats, abs_squared, apply, cast_once, nothing_saved, with_epsilon
+from jaxnorm.engine.reference import Stats, abs_squared, apply, nothing_saved
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.engine.spec import Spec

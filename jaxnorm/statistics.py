@@ -14,7 +14,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
 from jaxnorm.engine.collectives import across, vary, varying_axes
-from jaxnorm.engine.groups import Frame, hide, over_groups, scale_down, spread_stats
+from jaxnorm.engine.groups import Frame, counted, hide, over_groups, scale_down, spread_stats
 from jaxnorm.engine.plan import find_numbers
 from jaxnorm.engine.reference import abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
@@ -246,8 +246,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     spread = partial(spread_stats, spec, places=places)
     further = tuple(axis for axis in reduction.axes if places is None or axis != spec.segments.axis)
     whole = words_total(words, further, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
-    weight = words[0] if places is None else hide(words[0], spec.segments.inside(places, len(reduction.split_shape)))
-    n = spread(whole[0])
+    weight, n = counted(spec, words[0], places), spread(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:

@@ -11,9 +11,9 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import compute_dtype
+from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, find_frame, split
+from jaxnorm.engine.groups import Frame, find_frame, scale_down, split
 from jaxnorm.engine.numbers import Numbers, assemble
 from jaxnorm.engine.reference import (
     Inputs,
@@ -21,13 +21,11 @@ from jaxnorm.engine.reference import (
     Stats,
     apply,
     backward,
-    cast_once,
     estimate,
     like,
     nothing_saved,
     statistics,
     tangent,
-    with_epsilon,
 )
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import separate
@@ -52,6 +50,24 @@ def forward_segments(spec: Spec, x, where, scale, bias, ids: jax.Array, epsilon)
         return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
     return cast_once(run, spec, x, scale, bias, epsilon)
+
+
+def with_epsilon(stats: Stats, epsilon: jax.Array) -> Stats:
+    """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
+    return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
+
+
+def cast_once(run: Callable, spec: Spec, x: jax.Array, *more) -> jax.Array:
+    """``run(spec, x, *more)``, which reads x in several places.
+
+    Half precision is cast before, so that the gradients of all places are summed and rounded once, and recomputed, so that no copy
+    of x in another dtype is among the residuals.
+    """
+    dtype = compute_dtype(x.dtype)
+    if x.dtype == dtype:
+        return run(spec, x, *more)
+    spec = replace(spec, dtype=x.dtype if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(x.dtype))
+    return nothing_saved(lambda x, *more: run(spec, x.astype(dtype), *more))(x, *more)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -9,7 +9,7 @@ under differentiation. A group is what the reduction axes span or, where there a
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,14 @@ def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
     return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
 
 
+def counted(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
+    """The mask or weights, and 0 of what is in no segment."""
+    if places is None:
+        return where
+    inside = spec.segments.inside(places, len(spec.reduction.split_shape))
+    return inside if where is None else jnp.where(inside, where, jnp.zeros_like(where))
+
+
 def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     """How many elements, or how much weight, each group has: a number without a mask, else an array."""
     if frame.n is not None:
@@ -92,10 +100,10 @@ def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -
     """How many elements of each group there are on this device, or a boolean mask leaves there."""
     shape = spec.reduction.split_shape
     if where is None:
-        counted = jnp.ones([size if axis in spec.axes else 1 for axis, size in enumerate(shape)], jnp.int32)
+        ones = jnp.ones([size if axis in spec.axes else 1 for axis, size in enumerate(shape)], jnp.int32)
     else:
-        counted = jnp.broadcast_to(where, shape).astype(jnp.int32)
-    return over_groups(spec, counted, places, partial(jnp.sum, dtype=jnp.int32))
+        ones = jnp.broadcast_to(where, shape).astype(jnp.int32)
+    return over_groups(spec, ones, places, partial(jnp.sum, dtype=jnp.int32))
 
 
 def total(spec: Spec, values: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:

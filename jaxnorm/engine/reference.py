@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import compute_dtype, needs_power
+from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import (
     Frame,
     apart,
+    counted,
     elements,
     find_frame,
     hide,
@@ -117,9 +118,7 @@ def _estimate_jvp(spec, primals, tangents):
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    if frame.places is not None:  # what is in no segment is as if it were masked out
-        inside = spec.segments.inside(frame.places, len(spec.reduction.split_shape))
-        where = inside if where is None else jnp.where(inside, where, jnp.zeros_like(where))
+    where = counted(spec, where, frame.places)
     du = scaled(spec, dx, where, spread_stats(spec, frame.power, frame.places))
     deviation = elements(spec, x, where, frame, offset)
     deviation = deviation if frame.places is None else hide(deviation, where)
@@ -146,24 +145,6 @@ def _at_least(dtype, other):
     return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
 
 
-def with_epsilon(stats: Stats, epsilon: jax.Array) -> Stats:
-    """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
-    return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
-
-
-def cast_once(run: Callable, spec: Spec, x: jax.Array, *more) -> jax.Array:
-    """``run(spec, x, *more)``, which reads x in several places.
-
-    Half precision is cast before, so that the gradients of all places are summed and rounded once, and recomputed, so that no copy
-    of x in another dtype is among the residuals.
-    """
-    dtype = compute_dtype(x.dtype)
-    if x.dtype == dtype:
-        return run(spec, x, *more)
-    spec = replace(spec, dtype=x.dtype if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(x.dtype))
-    return nothing_saved(lambda x, *more: run(spec, x.astype(dtype), *more))(x, *more)
-
-
 def known(spec: Spec, residuals: Residuals) -> Stats:
     """The statistics, recomputed where they are not among the residuals."""
     x, where, stats, *_ = residuals
@@ -178,7 +159,7 @@ def centred(stats: Stats) -> Stats:
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot = frame.pivot + offset  # with the eight operations of two_sum XLA would write an array as large as x
+    pivot = frame.pivot + offset
     return stats._replace(frame=frame._replace(pivot=pivot), offset=offset - (pivot - frame.pivot))
 
 
