@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 import jaxnorm as jn
@@ -28,40 +29,53 @@ def batch_loss(model: nn.Module, stats, batch) -> Callable[[Params], jax.Array]:
 
 
 @partial(jax.jit, static_argnums=0)
-def along_gradient(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> dict[str, jax.Array]:
+def loss_and_gradient(model: nn.Module, params: Params, stats, batch) -> tuple[jax.Array, Params]:
+    """Of one batch. Every probe calls this one program: a copy in each takes longer to compile, and a loop of it several times to run."""
+    return jax.value_and_grad(batch_loss(model, stats, batch))(params)
+
+
+@jax.jit
+def moved(params: Params, gradient: Params, steps: dict[str, float]) -> Params:
+    """Each module of the parameters a step of its own down the gradient."""
+    return {name: jax.tree.map(lambda p, g, step=step: p - step * g, params[name], gradient[name]) for name, step in steps.items()}
+
+
+@jax.jit
+def turns(there: Params, here: Params) -> tuple[jax.Array, jax.Array]:
+    """How far a gradient is from another: in all, and of each layer's kernel relative to the length of that."""
+    kernels = [(there[name]["kernel"], here[name]["kernel"]) for name in layers(here)]
+    return norm(jax.tree.map(jnp.subtract, there, here)), jnp.stack([norm(a - b) / norm(b) for a, b in kernels])
+
+
+def along_gradient(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> dict[str, np.ndarray]:
     """At points ``REACH`` learning rates down the gradient (Santurkar et al. 2018, arXiv:1805.11604, section 3.1).
 
     Returns:
       ``losses``; ``turns``, the distances of the gradient there from the gradient here (predictiveness); ``smoothness``,
       the largest of these per length of the step.
     """
-    value = jax.value_and_grad(batch_loss(model, stats, batch))
-    _, gradient = value(params)
-
-    def at(step: jax.Array):
-        loss, there = value(jax.tree.map(lambda p, g: p - step * g, params, gradient))
-        return loss, norm(jax.tree.map(jnp.subtract, there, gradient))
-
-    steps = learning_rate * jnp.array(REACH)
-    losses, turns = jax.lax.map(at, steps)
-    return {"losses": losses, "turns": turns, "smoothness": (turns / (steps * norm(gradient))).max()}
+    _, gradient = loss_and_gradient(model, params, stats, batch)
+    steps, losses, distances = learning_rate * np.array(REACH), [], []
+    for step in steps:
+        loss, there = loss_and_gradient(model, moved(params, gradient, dict.fromkeys(params, float(step))), stats, batch)
+        losses.append(float(loss))
+        distances.append(float(turns(there, gradient)[0]))
+    smoothness = (distances / (steps * float(length(gradient)))).max()
+    return {"losses": np.array(losses), "turns": np.array(distances), "smoothness": smoothness}
 
 
-@partial(jax.jit, static_argnums=0)
-def shift_of_gradients(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> jax.Array:
+def shift_of_gradients(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> np.ndarray:
     """For each layer how far its gradient moves, relative to its length, when all layers before it make their step.
 
     That is "internal covariate shift" as Santurkar et al. 2018 define it (definition 2.1).
     """
-    gradient_of = jax.grad(batch_loss(model, stats, batch))
-    gradient = gradient_of(params)
+    _, gradient = loss_and_gradient(model, params, stats, batch)
     shifts = []
-    for i, name in enumerate(layers(params)):
-        earlier = {key: i > position(params, key) for key in params}
-        moved = {key: jax.tree.map(lambda p, g, on=earlier[key]: p - learning_rate * g * on, params[key], gradient[key]) for key in params}
-        here, there = gradient[name]["kernel"], gradient_of(moved)[name]["kernel"]
-        shifts.append(norm(there - here) / norm(here))
-    return jnp.stack(shifts)
+    for layer in range(len(layers(params))):
+        steps = {name: learning_rate if position(params, name) < layer else 0.0 for name in params}
+        _, there = loss_and_gradient(model, moved(params, gradient, steps), stats, batch)
+        shifts.append(float(turns(there, gradient)[1][layer]))
+    return np.array(shifts)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -89,22 +103,21 @@ def drift(old: list[jn.Moments], new: list[jn.Moments]) -> jax.Array:
     return jnp.stack([moved(a, b) for a, b in zip(old, new, strict=True)])
 
 
-@partial(jax.jit, static_argnums=0)
-def scaled_weights(model: nn.Module, params: Params, stats, batch) -> dict[str, jax.Array]:
+def scaled_weights(model: nn.Module, params: Params, stats, batch) -> dict[str, np.ndarray]:
     """Loss, and the length of the kernel's gradient, with the second layer's kernel and bias times ``FACTORS``."""
-    name, value = layers(params)[1], jax.value_and_grad(batch_loss(model, stats, batch))
-
-    def at(factor: jax.Array):
-        loss, gradient = value(params | {name: jax.tree.map(lambda p: factor * p, params[name])})
-        return loss, norm(gradient[name]["kernel"])
-
-    losses, gradients = jax.lax.map(at, jnp.array(FACTORS))
-    return {"losses": losses, "gradients": gradients}
+    name = layers(params)[1]
+    losses, gradients = [], []
+    for factor in FACTORS:
+        scaled = params | {name: jax.tree.map(lambda p, factor=factor: factor * p, params[name])}
+        loss, gradient = loss_and_gradient(model, scaled, stats, batch)
+        losses.append(float(loss))
+        gradients.append(float(length(gradient[name]["kernel"])))
+    return {"losses": np.array(losses), "gradients": np.array(gradients)}
 
 
 def length_of_second(params: Params) -> jax.Array:
     """The length of the kernel that ``scaled_weights`` scales."""
-    return norm(params[layers(params)[1]]["kernel"])
+    return length(params[layers(params)[1]]["kernel"])
 
 
 def layers(params: Params) -> list[str]:
@@ -120,3 +133,6 @@ def position(params: Params, name: str) -> int:
 
 def norm(tree) -> jax.Array:
     return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+
+
+length = jax.jit(norm)
