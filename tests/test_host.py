@@ -14,6 +14,8 @@ from cases import long_sweep
 import jaxnorm as jn
 from jaxnorm import host
 from jaxnorm.axes import resolve
+from jaxnorm.host import tiles
+from jaxnorm.host.statistics import summarize
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 EXACT = {jn: 2e-6, host: 1e-13}
@@ -175,7 +177,7 @@ def test_what_holds_no_numbers_is_refused_by_its_dtype(x):
 @pytest.mark.parametrize("order", ["as drawn", "sorted", "outlier first"])
 def test_no_offset_costs_accuracy(offset, order, rng, monkeypatch):
     """Against twice the precision, in several tiles and parts, and merged from small batches."""
-    monkeypatch.setattr(host, "TILE", 1 << 13)
+    monkeypatch.setattr(tiles, "TILE", 1 << 13)
     x = rng.standard_normal((200_000, 2)) + offset
     x = np.sort(x, 0) if order == "sorted" else x
     x[0] += 1e4 if order == "outlier first" else 0
@@ -206,7 +208,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("masked", long_sweep([False, True], quick=[True]))
 @pytest.mark.parametrize("tile", long_sweep([1 << 12, 1 << 18], quick=[1 << 12]))
 def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, rng, monkeypatch):
-    monkeypatch.setattr(host, "TILE", tile)
+    monkeypatch.setattr(tiles, "TILE", tile)
     x = rng.standard_normal(shape, np.float32) * 3 + 50
     reduction = resolve(pattern, shape, sizes)
     where = rng.random(shape) < 0.6 if masked else None
@@ -215,7 +217,7 @@ def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, 
     count = w.sum(reduction.axes, keepdims=True)
     mean = (w * split).sum(reduction.axes, keepdims=True) / np.maximum(count, 1)
     var = (w * (split - mean) ** 2).sum(reduction.axes, keepdims=True) / np.maximum(count, 1)
-    found, threaded = (host.summarize(x, reduction, where, threads=threads) for threads in (1, 2))
+    found, threaded = (summarize(x, reduction, where, threads=threads) for threads in (1, 2))
     assert found.moments.mean.shape == reduction.stats_shape
     assert_close(host, found.moments, *(leaf.reshape(reduction.stats_shape) for leaf in (count, mean, var)))
     assert_same(threaded.moments, found.moments)

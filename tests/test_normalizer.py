@@ -13,6 +13,7 @@ import pytest
 
 from jaxnorm import host
 from jaxnorm.data import Normalizer
+from jaxnorm.host import tiles
 
 Step = namedtuple("Step", "state action")
 AXES = {"image": "[n h w] c", "state": "[n t] f"}
@@ -349,7 +350,7 @@ def test_a_state_of_more_batches_than_there_are_is_refused(tmp_path):
 
 
 def test_threads_change_no_bit(rng, monkeypatch):
-    monkeypatch.setattr(host, "TILE", 1 << 15)
+    monkeypatch.setattr(tiles, "TILE", 1 << 15)
     x = rng.standard_normal((60_000, 64)).astype(np.float32)
     results = [Normalizer().update(x, threads=threads).moments for threads in (1, 2, 5)]
     for other in results[1:]:

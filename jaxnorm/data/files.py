@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.host import Moments, Summary
+from jaxnorm.host.statistics import Moments, Summary
 
 FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")

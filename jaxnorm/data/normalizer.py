@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm import host
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data import files, progress, transform
 from jaxnorm.data.trees import axes_by_path, flatten, index, map_leaves, masks_by_path, of_prefix, plain, sizes_in
+from jaxnorm.host.arguments import mask, numbers
+from jaxnorm.host.statistics import Summary, merge, summarize
 
 
 class _State(NamedTuple):
     """What batches change, all at once: an interrupt leaves the old or the new one."""
 
-    summaries: dict[str, host.Summary]
+    summaries: dict[str, Summary]
     structure: Any  # the tree of the batches, with its paths as leaves, or None where nothing is fitted
     batches: int
 
@@ -161,7 +162,7 @@ class Normalizer:
         return self._state.batches
 
     @property
-    def summaries(self) -> Mapping[str, host.Summary]:
+    def summaries(self) -> Mapping[str, Summary]:
         """Moments and extremes of each leaf that is fitted, by its path."""
         return dict(self._state.summaries)
 
@@ -264,19 +265,19 @@ class Normalizer:
         if missing:
             raise ValueError(f"axes must name leaves of the batch: {missing} {'is' if len(missing) == 1 else 'are'} not among them.")
 
-    def _summarized(self, path: str, leaf, where, threads: int) -> host.Summary:
+    def _summarized(self, path: str, leaf, where, threads: int) -> Summary:
         try:
-            x = host.numbers(leaf)
+            x = numbers(leaf)
             if np.iscomplexobj(x):
                 raise TypeError(f"x must be real: got {x.dtype}. Split it into its real and imaginary parts.")
             axes = self.axes[str(of_prefix(self.axes, path))]
-            new = host.summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), host.mask(where, x.shape), threads=threads)
+            new = summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), mask(where, x.shape), threads=threads)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
         self._check_shape(path, new)
         return new
 
-    def _check_shape(self, path: str, new: host.Summary) -> None:
+    def _check_shape(self, path: str, new: Summary) -> None:
         old = self._state.summaries.get(path)
         if old is not None and old.min.shape != new.min.shape:
             shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
@@ -288,7 +289,7 @@ class Normalizer:
         structure = new.structure if old.structure is None else old.structure
         return _State(both or old.summaries, structure, old.batches + new.batches)
 
-    def _tree(self, function: Callable[[host.Summary], Any]) -> Any:
+    def _tree(self, function: Callable[[Summary], Any]) -> Any:
         self._check_fitted()
         return map_leaves(lambda _, path: function(self._state.summaries[path]), self._state.structure)
 
@@ -322,8 +323,8 @@ class Normalizer:
         self._state = saved._state
 
 
-def _join(old: host.Summary, new: host.Summary) -> host.Summary:
-    return host.Summary(host.merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
+def _join(old: Summary, new: Summary) -> Summary:
+    return Summary(merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
 
 
 def _label(path: str) -> str:

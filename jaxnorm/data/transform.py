@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.host import Summary, is_extended
+from jaxnorm.host.arguments import is_extended
+from jaxnorm.host.statistics import Summary
 
 
 class Fit(NamedTuple):

@@ -1,0 +1,144 @@
+"""Count, mean and variance of groups of elements in float64 NumPy, and merging them."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxnorm.axes import Axes, Reduction, resolve, unsplit
+from jaxnorm.host.arguments import mask, numbers
+from jaxnorm.host.tiles import QUIET, reduce_tiles
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and variance of groups of elements, in float64: a value that can be merged.
+
+    Attributes:
+      count: how many elements (or how much weight) each group holds, exact to 2^53; 0 for an empty one.
+      mean: the mean of each group, 0 for an empty one.
+      var: the biased variance of each group, 0 for an empty one.
+
+    >>> import numpy as np
+    >>> from jaxnorm import host
+    >>> per_instance = host.moments(np.arange(24.0).reshape(2, 3, 4), "n [h] c")
+    >>> per_instance.merge(0).mean.tolist()
+    [[[10.0, 11.0, 12.0, 13.0]]]
+    """
+
+    count: np.ndarray
+    mean: np.ndarray
+    var: np.ndarray
+
+    def merge(self, axes: Axes, **sizes: int) -> "Moments":
+        """Reduces further axes: the groups along ``axes`` become one.
+
+        Args:
+          axes: ints or a pattern over the shape of ``mean``.
+          **sizes: sizes of split axes in a pattern.
+
+        Raises:
+          ValueError: the axes do not fit.
+        """
+        mean = numbers(self.mean, "mean")
+        return _merge(resolve(axes, mean.shape, sizes), np.asarray(self.count, np.float64), mean, np.asarray(self.var, np.float64))
+
+
+class Summary(NamedTuple):
+    """The Moments of groups of elements, and the smallest and largest element of each (inf and -inf of an empty one)."""
+
+    moments: Moments
+    min: np.ndarray
+    max: np.ndarray
+
+
+def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int) -> Moments:
+    """Count, mean and variance of ``x`` over ``axes``, in float64.
+
+    Args:
+      x: array of floating, complex or integer dtype, of any shape; memory-mapped ones are read tile by tile.
+      axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
+      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, even NaN.
+      centered: False takes the mean as 0, so that ``var`` is the mean square.
+      **sizes: sizes of split axes in a pattern.
+
+    Returns:
+      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of float64 (the mean of complex ``x``
+      is complex128). The variance is biased, and computed from deviations from the mean, corrected for its rounding.
+
+    Raises:
+      TypeError: boolean ``x``, or what holds no numbers; a mask that is neither boolean nor float.
+      ValueError: axes, pattern or mask that do not fit ``x``.
+
+    >>> import numpy as np
+    >>> from jaxnorm import host
+    >>> host.moments(np.array([[1, 3], [5, 9]], np.uint8), "n [c]").var.tolist()
+    [[1.0], [4.0]]
+    """
+    x = numbers(x)
+    where = mask(where, x.shape)
+    reduction = resolve(axes, x.shape, sizes)
+    if not np.iscomplexobj(x):
+        return summarize(x, reduction, where, centered=centered, extremes=False).moments
+    real, imag = (summarize(part, reduction, where, centered=centered, extremes=False).moments for part in (x.real, x.imag))
+    return Moments(real.count, real.mean + 1j * imag.mean, real.var + imag.var)
+
+
+def merge(first: Moments, *others: Moments) -> Moments:
+    """The Moments of several collections taken together.
+
+    Associative and commutative; an empty Moments (count 0) is the identity.
+
+    >>> import numpy as np
+    >>> from jaxnorm import host
+    >>> parts = [host.moments(np.array(part), 0) for part in ([1.0, 2.0], [6.0])]
+    >>> host.merge(*parts).mean.tolist()
+    [3.0]
+    """
+    parts = (first, *others)
+    if not all(isinstance(part, Moments) for part in parts):
+        wrong = next(type(part).__name__ for part in parts if not isinstance(part, Moments))
+        raise TypeError(f"merge takes Moments: got {wrong}. Make them with jaxnorm.host.moments.")
+    means = [numbers(part.mean, "mean") for part in parts]
+    try:
+        shape = np.broadcast_shapes(*(mean.shape for mean in means))
+    except ValueError:
+        shapes = ", ".join(str(mean.shape) for mean in means)
+        raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
+    columns = ([part.count for part in parts], means, [part.var for part in parts])
+    count, mean, var = (np.stack([np.broadcast_to(leaf, shape) for leaf in leaves]) for leaves in columns)
+    whole = _merge(unsplit(mean.shape, (0,)), count.astype(np.float64), mean, var.astype(np.float64))
+    return Moments(*(leaf.reshape(shape) for leaf in (whole.count, whole.mean, whole.var)))
+
+
+def summarize(x: np.ndarray, reduction: Reduction, where=None, *, centered=True, extremes=True, threads: int = 1) -> Summary:
+    """The Moments and extremes of real arguments that have been checked. ``threads`` changes no bit."""
+    count, mean, var, low, high = reduce_tiles(x, reduction, where, centered=centered, extremes=extremes, threads=threads)
+    return Summary(Moments(count, mean, var), low, high)
+
+
+@QUIET
+def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Moments:
+    """Relative to the mean of the part that holds most, so that one part alone keeps its bits."""
+    kept = tuple(axis for axis in range(len(reduction.split_shape)) if axis not in reduction.axes)
+    groups = math.prod(reduction.split_shape[axis] for axis in kept)
+
+    def rows(leaf: np.ndarray) -> np.ndarray:
+        split = np.broadcast_to(leaf, reduction.shape).reshape(reduction.split_shape)
+        return split.transpose(*kept, *reduction.axes).reshape(groups, reduction.group_size)
+
+    shape = reduction.stats_shape
+    if not mean.size:
+        return Moments(np.zeros(shape), np.zeros(shape, mean.dtype), np.zeros(shape))
+    count, mean, var = rows(count), rows(mean), rows(var)
+    whole, live = count.sum(1, keepdims=True), count > 0
+    share = count / np.where(whole > 0, whole, 1)
+    pivot = np.where(whole > 0, np.take_along_axis(mean, count.argmax(1)[:, None], 1), 0)
+    d = np.where(live, mean - pivot, 0)
+    offset = (share * d).sum(1, keepdims=True)
+    d = np.where(live, d - offset, 0)
+    rounding = (share * d).sum(1, keepdims=True)
+    between = np.maximum((share * np.abs(d) ** 2).sum(1, keepdims=True) - np.abs(rounding) ** 2, 0)
+    within = (share * np.where(live, var, 0)).sum(1, keepdims=True)
+    return Moments(*(leaf.reshape(shape) for leaf in (whole, pivot + (offset + rounding), between + within)))
