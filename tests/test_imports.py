@@ -63,6 +63,25 @@ def test_imports_run_downwards(path):
             assert layer(module) < own, f"{path} imports {module}"
 
 
+def test_no_more_than_seven_floors():
+    """A file or folder stands above all that it imports; engine and kernels, one of which plan.py asks, are one floor."""
+
+    def room(name):
+        return {"kernels": "engine"}.get(name, name)
+
+    imports: dict[str, set[str]] = {}
+    for path in FILES:
+        own = room(path.parts[0].removesuffix(".py"))
+        below = {room(module.split(".")[1]) for module in imported(path) if module.startswith("jaxnorm.")}
+        imports.setdefault(own, set()).update(name for name in below - {own} if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())
+
+    @cache
+    def floor(name):
+        return 1 + max(map(floor, imports[name]), default=0)
+
+    assert {name: floor(name) for name in imports if floor(name) > 5} == {"linen": 6, "nnx": 6, "experiments": 7}
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_what_decides_is_asked_in_one_place(path):
     """Which implementation runs is decided in engine/plan.py, and where arrays and kernels lie in kernels/."""
