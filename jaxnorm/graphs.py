@@ -162,8 +162,7 @@ def _run(norm: Callable, static: _Static, arrays: _Arrays, param: jax.Array) -> 
     """``norm(places of segments or None, spec, x, further arrays, param)``, each array cast once."""
 
     def run(arrays: _Arrays, param: jax.Array) -> jax.Array:
-        places = None if arrays.ids is None else static.spec.segments.places(arrays.ids)
-        return cast_once(partial(norm, places), static.spec, arrays.x, arrays._replace(x=None), param)
+        return cast_once(partial(norm, static.spec.places(arrays.ids)), static.spec, arrays.x, arrays._replace(x=None), param)
 
     return sharded_by_compiler(run, jax.typeof(arrays.x).sharding)(arrays, param)
 

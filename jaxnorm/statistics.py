@@ -224,7 +224,7 @@ def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array
 
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_numbers(find_numbers(spec, x, where, None if ids is None else spec.segments.places(ids)))
+        return from_numbers(find_numbers(spec, x, where, spec.places(ids)))
 
     return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 
@@ -242,10 +242,9 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     """
     reduction, dtype = spec.reduction, real(parts.mean.dtype)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, parts.mean.shape).reshape(reduction.split_shape), parts)
-    words, places = _count_words(parts, dtype), None if ids is None else spec.segments.places(ids)
+    words, places = _count_words(parts, dtype), spec.places(ids)
     spread = partial(spread_stats, spec, places=places)
-    further = tuple(axis for axis in reduction.axes if places is None or axis != spec.segments.axis)
-    whole = words_total(words, further, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
+    whole = words_total(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
     weight, n = counted(spec, words[0], places), spread(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 

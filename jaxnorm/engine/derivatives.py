@@ -42,7 +42,7 @@ def forward(spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Ar
 
 def forward_segments(spec: Spec, x, where, scale, bias, ids: jax.Array, epsilon) -> jax.Array:
     """The output, normalized by the statistics of each segment; a traced epsilon is added to their variance."""
-    places = spec.segments.places(ids)
+    places = spec.places(ids)
 
     def run(spec: Spec, x, scale, bias, epsilon):
         stats = statistics(spec, x, where, places)

@@ -63,14 +63,14 @@ def over_groups(
     """Along all reduction axes ``by``, but for that of segments, and ``within`` each of these."""
     if places is None:
         return reduce_groups(spec, values, spec.axes, by)
-    return within(spec.segments, reduce_axes(values, tuple(axis for axis in spec.axes if axis != spec.segments.axis), by), places)
+    return within(spec.segments, reduce_axes(values, spec.whole_axes, by), places)
 
 
-def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """0, whatever stands there, instead of what is masked out."""
+def hide(values: jax.Array, where: jax.Array | None, instead: float = 0) -> jax.Array:
+    """0 or another number, whatever stands there, instead of what is masked out."""
     if where is None:
         return values
-    return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
+    return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, instead)
 
 
 def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -158,8 +158,8 @@ def _pivot_of_segments(spec: Spec, x: jax.Array, where: jax.Array | None, frame:
     """One of the elements of a segment plus how far from it they are in the mean: of equal elements each of them."""
     u = elements(spec, x, where, frame)
     one = _one_of_each(spec, u, where, frame.places)
-    apart = hide(u - spread_stats(spec, one, frame.places), where)
-    return jnp.where(jnp.asarray(frame.n) > 0, one + mean(spec, apart, where, frame), 0)
+    rest = hide(u - spread_stats(spec, one, frame.places), where)
+    return jnp.where(jnp.asarray(frame.n) > 0, one + mean(spec, rest, where, frame), 0)
 
 
 def _one_of_each(spec: Spec, u: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:
@@ -168,12 +168,12 @@ def _one_of_each(spec: Spec, u: jax.Array, where: jax.Array | None, places: Plac
     if where is None and spec.axis_name is None and u.size:
         order = lax.broadcasted_iota(jnp.int32, [size if at <= axis else 1 for at, size in enumerate(u.shape)], axis)
         last = over_groups(spec, order, places, jnp.max, Segments.largest)
-        first = lax.slice(u, [0] * u.ndim, [1 if at in spec.axes and at != axis else size for at, size in enumerate(u.shape)])
+        first = lax.slice(u, [0] * u.ndim, [1 if at in spec.whole_axes else size for at, size in enumerate(u.shape)])
         return jnp.take_along_axis(first, jnp.maximum(last, 0), axis=axis)
     if jnp.iscomplexobj(u):
         return lax.complex(*(_one_of_each(spec, part(u), where, places) for part in (jnp.real, jnp.imag)))
-    shown = u if where is None else jnp.where(where if where.dtype == jnp.bool_ else where > 0, u, -jnp.inf)
-    return across(lax.pmax, over_groups(spec, shown, places, partial(jnp.max, initial=-jnp.inf), Segments.largest), spec.axis_name)
+    largest = over_groups(spec, hide(u, where, -jnp.inf), places, partial(jnp.max, initial=-jnp.inf), Segments.largest)
+    return across(lax.pmax, largest, spec.axis_name)
 
 
 def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:

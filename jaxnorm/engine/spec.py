@@ -11,7 +11,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Reduction, number
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import hashable
-from jaxnorm.engine.segments import Segments
+from jaxnorm.engine.segments import Places, Segments
 from jaxnorm.options import AxisName
 
 
@@ -58,6 +58,15 @@ class Spec:
     def axes(self) -> tuple[int, ...]:
         """The reduction axes, of the split shape."""
         return self.reduction.axes
+
+    @property
+    def whole_axes(self) -> tuple[int, ...]:
+        """The reduction axes but for that of segments."""
+        return self.axes if self.segments is None else tuple(axis for axis in self.axes if axis != self.segments.axis)
+
+    def places(self, ids: jax.Array | None) -> Places | None:
+        """Where each position is added to its segment; None where nothing names any."""
+        return None if ids is None else self.segments.places(ids)
 
     @property
     def stats_shape(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -92,7 +91,7 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
     history: dict[str, list] = {}
     before = None
     for step, params, stats in watched(run, model, data, every):
-        found: dict[str, Any] = dict(probes.along_gradient(model, params, stats, batch, run.learning_rate))
+        found = probes.along_gradient(model, params, stats, batch, run.learning_rate)
         found |= {"shift": probes.shift_of_gradients(model, params, stats, batch, run.learning_rate)}
         moments = probes.before_activations(model, params, stats, batch[0])
         found |= {"drift": probes.drift(before or moments, moments), "step": np.array(step)}

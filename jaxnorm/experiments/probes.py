@@ -47,7 +47,7 @@ def turns(there: Params, here: Params) -> tuple[jax.Array, jax.Array]:
     return norm(jax.tree.map(jnp.subtract, there, here)), jnp.stack([norm(a - b) / norm(b) for a, b in kernels])
 
 
-def along_gradient(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> dict[str, np.ndarray]:
+def along_gradient(model: nn.Module, params: Params, stats, batch, learning_rate: float) -> dict[str, Any]:
     """At points ``REACH`` learning rates down the gradient (Santurkar et al. 2018, arXiv:1805.11604, section 3.1).
 
     Returns:
