@@ -159,7 +159,7 @@ def centred(stats: Stats) -> Stats:
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot = frame.pivot + offset
+    pivot = frame.pivot + offset  # not by two_sum: eight operations in a loop over x would be written to memory, as large as x
     return stats._replace(frame=frame._replace(pivot=pivot), offset=offset - (pivot - frame.pivot))
 
 
