@@ -1,9 +1,6 @@
 """Norms of graphs: of the nodes of each graph, whose statistics are changed before they are applied."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +9,11 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.derivatives import cast_once, with_epsilon
-from jaxnorm.engine.groups import elements, find_frame
-from jaxnorm.engine.plan import find_stats, select
-from jaxnorm.engine.reference import Stats, abs_squared, apply, nothing_saved
-from jaxnorm.engine.segments import Places
-from jaxnorm.engine.sharding import sharded_by_compiler
+from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.features import aligned, packed_axes
-from jaxnorm.normalization import norm_operands, static_epsilon
+from jaxnorm.normalization import norm_over
 from jaxnorm.options import NormOptions, Param
 
 
@@ -79,7 +71,7 @@ def graph_norm(
         )
     (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return _graph(*_split(norm_operands(x, unsplit(x.shape, nodes), features, options, **given)), kept)
+    return norm_over(x, unsplit(x.shape, nodes), features, options, change=_keep_of_mean, param=kept, **given)
 
 
 def pair_norm(
@@ -130,78 +122,20 @@ def pair_norm(
     length = jnp.asarray(length, real(compute_dtype(x.dtype)))
     if length.ndim:
         raise ValueError(f"length must be one number: got shape {length.shape}. Pass a scale for one gain per channel.")
+    scale = jnp.ones([x.shape[axis] for axis in features]) if scale is None else validation.floating(scale, "scale")
+    dtype = jnp.promote_types(scale.dtype, length.dtype)
+    scale = scale.astype(dtype) * length.astype(dtype)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return _pair(*_split(norm_operands(x, unsplit(x.shape, nodes), features, options, **given)), features, length)
+    return norm_over(x, unsplit(x.shape, nodes), features, options, change=_sum_over_channels, power_axes=features, **given)
 
 
-class _Static(NamedTuple):
-    """The facts that a program is compiled for."""
-
-    spec: Spec
-    implementation: str
-
-
-class _Arrays(NamedTuple):
-    """What is normalized, by what; a traced epsilon is added to the variance."""
-
-    x: Any
-    where: jax.Array | None
-    ids: jax.Array | None
-    scale: jax.Array | None
-    bias: jax.Array | None
-    epsilon: jax.Array | None
-
-
-def _split(operands: tuple) -> tuple[_Static, _Arrays]:
-    spec, x, where, scale, bias, implementation, ids = operands
-    spec, added = static_epsilon(spec)
-    return _Static(spec, select(implementation, None, x).implementation), _Arrays(x, where, ids, scale, bias, added)
-
-
-def _run(norm: Callable, static: _Static, arrays: _Arrays, param: jax.Array) -> jax.Array:
-    """``norm(places of segments or None, spec, x, further arrays, param)``, each array cast once."""
-
-    def run(arrays: _Arrays, param: jax.Array) -> jax.Array:
-        return cast_once(partial(norm, static.spec.places(arrays.ids)), static.spec, arrays.x, arrays._replace(x=None), param)
-
-    return sharded_by_compiler(run, jax.typeof(arrays.x).sharding)(arrays, param)
-
-
-@partial(jax.jit, static_argnums=0)
-def _graph(static: _Static, arrays: _Arrays, kept: jax.Array) -> jax.Array:
+def _keep_of_mean(spec: Spec, stats: Stats, kept: jax.Array) -> Stats:
     """The mean that is kept is taken from the offset that is subtracted, and its square belongs to the mean square."""
-
-    def run(places: Places | None, spec: Spec, x, arrays: _Arrays, kept):
-        frame, offset, var = find_stats(spec, x, arrays.where, static.implementation, places)
-        mean = kept.astype(offset.dtype) * (frame.pivot + offset)
-        return _apply(spec, x, arrays, Stats(frame, offset - mean, var + abs_squared(mean)))
-
-    return _run(run, static, arrays, kept)
+    frame, offset, var = stats
+    mean = kept.astype(offset.dtype) * (frame.pivot + offset)
+    return Stats(frame, offset - mean, var + abs_squared(mean))
 
 
-@partial(jax.jit, static_argnums=(0, 2))
-def _pair(static: _Static, arrays: _Arrays, features: tuple[int, ...], length: jax.Array) -> jax.Array:
-    """Variances are summed over the channels, which therefore have one power of two."""
-
-    def run(places: Places | None, spec: Spec, x, arrays: _Arrays, length):
-        power, u = _of_one_size(spec, places, x, arrays.where, features)
-        own = Spec(spec.reduction, spec.axis_name, segments=spec.segments)
-        frame, offset, var = find_stats(own, u, arrays.where, static.implementation, places)
-        scale = length * (jnp.ones((1,) * x.ndim, length.dtype) if arrays.scale is None else arrays.scale.astype(length.dtype))
-        stats = Stats(frame._replace(power=power), offset, reduce_axes(var, features))
-        return _apply(spec, x, arrays._replace(scale=scale), stats)
-
-    return _run(run, static, arrays, length)
-
-
-def _of_one_size(spec: Spec, places: Places | None, x, where, features: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array]:
-    """The power of two of all channels of each group, and x divided by it; None, and x itself, where none is needed."""
-    together = replace(spec, reduction=unsplit(x.shape, tuple(sorted({*spec.axes, *features}))), centered=False, bare=True)
-    frame = find_frame(together, x, where, places)
-    return frame.power, x if frame.power is None else elements(together, x, where, frame)
-
-
-def _apply(spec: Spec, x: jax.Array, arrays: _Arrays, stats: Stats) -> jax.Array:
-    _, where, _, scale, bias, epsilon = arrays
-    stats = stats if epsilon is None else with_epsilon(stats, epsilon)
-    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
+def _sum_over_channels(spec: Spec, stats: Stats, _: None) -> Stats:
+    """The squared lengths of nodes: all channels have one power of two."""
+    return stats._replace(var=reduce_axes(stats.var, spec.power_axes))

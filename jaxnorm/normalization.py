@@ -1,7 +1,6 @@
 """Normalizing data with given Moments or with its own: the public functions."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar, cast
@@ -12,16 +11,17 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
-from jaxnorm.blocks import blocks_along, blocks_of, fit_blocks
+from jaxnorm.blocks import blocks_along, fit_blocks
 from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame
-from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, forward_segments, select
+from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply, nothing_saved
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, like_batch, moments_of, shape_of
+from jaxnorm.statistics import Moments, from_numbers, like_batch, shape_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -85,10 +85,9 @@ def normalize(
     validation.variance(moments.var)
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
-    spec = make_spec(blocks, x, segments=along, **options)
-    where = validation.mask(where, x.shape)
+    spec, added = make_spec(blocks, x, segments=along, **options)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    return _normalize(*_static(spec, moments), x, where, scale, bias, ids)
+    return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added))
 
 
 def standardize(
@@ -154,9 +153,9 @@ def standardize(
     [-1.0, -1.0, 1.0, 1.0]
     """
     own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
-    options = {"axis_name": axis_name, "full_range": full_range, "dtype": dtype}
-    named = {"segments": segments, "num_segments": num_segments}
-    return fused(*_validated(x, axes, scale, bias, where, implementation, sizes, **own, **options, **named))[0]
+    options = {"axis_name": axis_name, "full_range": full_range, "implementation": implementation, "dtype": dtype}
+    named = {"where": where, "segments": segments, "num_segments": num_segments}
+    return fused(*_validated(x, axes, scale, bias, sizes, **own, **options, **named))[0]
 
 
 def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
@@ -188,35 +187,38 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     return _selected(*_validated(**given.arguments))
 
 
-def _validated(x, axes, scale, bias, where, implementation, sizes, *, segments=None, num_segments=None, **options) -> tuple:
-    """The operands of :func:`fused`."""
+def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
+    """What :func:`fused` takes."""
     x = validation.floating(x)
     scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
-    spec, ids = make_spec(resolve(axes, x.shape, sizes), x, **options).along(segments, num_segments)
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, ids
+    return _operands(x, resolve(axes, x.shape, sizes), scale, bias, **options)
 
 
-def make_spec(reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options) -> Spec:
-    """The static facts, checked."""
-    options |= {"epsilon": validation.epsilon(epsilon), "correction": validation.correction(correction)}
-    options |= {"epsilon_in": validation.epsilon_in(epsilon_in), "dtype": validation.output_dtype(dtype, x)}
-    spec = Spec(reduction, **options)
-    if isinstance(epsilon, jax.core.Tracer) and (correction or epsilon_in == "std" or spec.full_range):
-        raise TypeError("epsilon must be a static number beside correction, epsilon_in='std' and full_range: got a traced value.")
-    return spec
+def _operands(
+    x, reduction, scale, bias, *, where, implementation=None, segments=None, num_segments=None, param=None, **options
+) -> tuple[Spec, Operands, str | None]:
+    spec, added = make_spec(reduction, x, **options)
+    spec, ids = spec.along(segments, num_segments)
+    return spec, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added, param), implementation
 
 
-def fused(spec: Spec, x, where, scale, bias, implementation: str | None = None, ids=None, *, moments: bool = False) -> tuple:
+def make_spec(
+    reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
+) -> tuple[Spec, jax.Array | None]:
+    """The static facts, checked, and by itself a traced epsilon: kernels and what is compiled are for one."""
+    options |= {"correction": validation.correction(correction), "epsilon_in": validation.epsilon_in(epsilon_in)}
+    options |= {"dtype": validation.output_dtype(dtype, x)}
+    epsilon = validation.epsilon(epsilon)
+    if not isinstance(epsilon, jax.core.Tracer):
+        return Spec(reduction, epsilon=epsilon, **options), None
+    if correction or epsilon_in == "std":
+        raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
+    return Spec(reduction, epsilon=0.0, **options), epsilon
+
+
+def fused(spec: Spec, operands: Operands, implementation: str | None = None, *, moments: bool = False) -> tuple:
     """The output, and the Moments if asked for, of arguments that have been validated."""
-    selected = _selected(spec, x, where, scale, bias, implementation).implementation
-    if ids is not None:
-        spec, added = static_epsilon(spec)
-        return _of_segments(spec, x, where, scale, bias, ids, added), None
-    if isinstance(spec.epsilon, jax.core.Tracer):  # in two steps, since kernels and what is compiled are for one epsilon
-        found = moments_of(Spec(spec.reduction, spec.axis_name, spec.centered), x, where)
-        two_step = replace(spec, reduction=blocks_of(shape_of(found), x.shape), axis_name=None)
-        return _normalize(*_static(two_step, found), x, where, scale, bias), found
-    return _fused(spec, selected, x, where, scale, bias, moments=moments)
+    return _fused(spec, _selected(spec, operands, implementation).implementation, operands, moments=moments)
 
 
 def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
@@ -232,17 +234,16 @@ def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, 
     return fused(*norm_operands(x, reduction, features, *options, **own))[0]
 
 
-def norm_operands(x, reduction, features, options: NormOptions, *, scale, bias, where, segments=None, num_segments=None, **own) -> tuple:
+def norm_operands(
+    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options: NormOptions, *, scale, bias, **own
+) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
     if unknown := options.keys() - NormOptions.__annotations__.keys():
         raise TypeError(
             f"options must be those of the norm, or {', '.join(NormOptions.__annotations__)}: got {', '.join(sorted(unknown))}."
         )
-    implementation = options.get("implementation")
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    spec = make_spec(reduction, x, **own, **{name: value for name, value in options.items() if name != "implementation"})
-    spec, ids = spec.along(segments, num_segments)
-    return spec, x, validation.mask(where, x.shape), scale, bias, implementation, ids
+    return _operands(x, reduction, scale, bias, **own, **options)
 
 
 def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
@@ -251,22 +252,8 @@ def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, s
     return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 
 
-def _selected(spec: Spec, x, where, scale, bias, implementation: str | None, ids=None) -> Plan:
-    return select(implementation, NORM_KERNELS if spec.segments is None else None, x, spec, where, scale, bias)
-
-
-def _static(spec: Spec, moments: Moments) -> tuple[Spec, Moments]:
-    """Spec and Moments with a static epsilon: a traced one is added to the variance instead."""
-    spec, added = static_epsilon(spec)
-    if added is None:
-        return spec, moments
-    var = jnp.asarray(moments.var)
-    return spec, replace(moments, var=var + added.astype(var.dtype))
-
-
-def static_epsilon(spec: Spec) -> tuple[Spec, Any]:
-    """The spec with a static epsilon, and a traced one by itself, to be added :func:`with_epsilon`."""
-    return (replace(spec, epsilon=0.0), spec.epsilon) if isinstance(spec.epsilon, jax.core.Tracer) else (spec, None)
+def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Plan:
+    return select(implementation, NORM_KERNELS if spec.ordinary else None, operands.x, spec, operands)
 
 
 def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
@@ -278,34 +265,33 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
-def _fused(spec: Spec, implementation: str, x, where, scale, bias, *, moments: bool = False):
-    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
-    y, numbers = forward(implementation, spec, x, where, scale, bias, moments=moments)
-    return y, from_numbers(numbers) if moments else None
+def _fused(spec: Spec, implementation: str, operands: Operands, *, moments: bool = False) -> tuple[jax.Array, Moments | None]:
+    def run(operands: Operands) -> tuple[jax.Array, Moments | None]:
+        y, numbers = forward(implementation, spec, _split(spec, operands), moments=moments)
+        return y, from_numbers(numbers) if moments else None
+
+    return _by_compiler(run, operands)(operands)
 
 
 @partial(jax.jit, static_argnums=0)
-def _of_segments(spec: Spec, x, where, scale, bias, ids, added):
-    def run(x, where, scale, bias, ids, added) -> jax.Array:
-        where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
-        return forward_segments(spec, x, where, scale, bias, ids, added)
+def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
+    def run(operands: Operands, moments: Moments) -> jax.Array:
+        x, where, scale, bias, ids, epsilon, _ = _split(spec, operands)
+        blocks, dtype = spec.reduction, compute_dtype(x.dtype)
+        n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
+        mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+        stats = with_epsilon(Stats(Frame(n, None, mean, spec.places(ids)), offset, var), epsilon)
+        return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
 
-    return sharded_by_compiler(run, jax.typeof(x).sharding)(x, where, scale, bias, ids, added)
-
-
-@partial(jax.jit, static_argnums=0)
-def _normalize(spec: Spec, moments: Moments, x, where, scale, bias, ids=None):
-    run = partial(_normalize_blocks, spec)
-    if ids is None:
-        return run(moments, x, where, scale, bias, ids)
-    return sharded_by_compiler(run, jax.typeof(x).sharding)(moments, x, where, scale, bias, ids)
+    return _by_compiler(run, operands)(operands, moments)
 
 
-def _normalize_blocks(spec: Spec, moments: Moments, x, where, scale, bias, ids) -> jax.Array:
-    blocks = spec.reduction
-    where, scale, bias = alongside(blocks, x, where, scale, bias)
-    dtype = compute_dtype(x.dtype)
-    n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
-    mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
-    stats = Stats(Frame(n, None, mean, spec.places(ids)), offset, var)
-    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
+def _split(spec: Spec, operands: Operands) -> Operands:
+    """With what broadcasts against x split as x is."""
+    where, scale, bias = alongside(spec.reduction, operands.x, operands.where, operands.scale, operands.bias)
+    return operands._replace(where=where, scale=scale, bias=bias)
+
+
+def _by_compiler(run: Callable, operands: Operands) -> Callable:
+    """The same function, which XLA shards where there are ids, whose types do not tell how: its output as x is."""
+    return run if operands.ids is None else sharded_by_compiler(run, jax.typeof(operands.x).sharding)

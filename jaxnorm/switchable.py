@@ -15,7 +15,7 @@ from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved
 from jaxnorm.engine.sharding import alongside
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands
 from jaxnorm.options import NormOptions, Param
@@ -75,11 +75,11 @@ def switchable_norm(
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
     everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.static_epsilon(epsilon)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
-    spec, *operands, implementation, _ = norm_operands(x, everything, features, options, **given)
+    spec, operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:
         running = like_batch(running, x.shape, features)
-    selected = select(implementation, None, operands[0]).implementation
-    y, batch = _switchable(selected, spec, features, spatial, *logits, running, *operands)
+    selected = select(implementation, None, x).implementation
+    y, batch = _switchable(selected, spec, features, spatial, *logits, running, *operands[:4])
     return y, batch if running is None else running
 
 
@@ -115,6 +115,6 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
-    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), u, where, gain, shift, implementation)
+    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), Operands(u, where, gain, shift), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     return y, from_numbers(assemble(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var)))

@@ -12,6 +12,7 @@ from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
+from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
 from jaxnorm.options import Param
@@ -55,8 +56,8 @@ def weight_norm(
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    spec = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
-    return fused(spec, kernel, None, gain, None)[0]
+    spec, added = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
+    return fused(spec, Operands(kernel, scale=gain, epsilon=added))[0]
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

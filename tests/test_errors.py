@@ -110,7 +110,7 @@ WRONG = [
         TypeError,
         "epsilon must be one floating point number: got shape",
     ),
-    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5), TypeError, "static number beside correction, eps"),
+    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5), TypeError, "static number beside correction and epsilon_in"),
     (lambda: jax.jit(lambda c: jn.layer_norm(X, correction=c))(1.0), TypeError, "correction must be a static number: got a traced value."),
     (
         lambda: jn.layer_norm(X, dtype=jnp.int32),

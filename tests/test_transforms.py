@@ -93,6 +93,13 @@ def test_a_traced_epsilon_equals_a_static_one(case, rng):
     np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 0.02, rtol=0.05, atol=0.01)
 
 
+@pytest.mark.parametrize("size", [1e-15, 1e19])
+def test_a_traced_epsilon_of_data_whose_squares_leave_the_range(size, rng):
+    x = jnp.asarray(rng.standard_normal((4, 6)), jnp.float32)
+    norm = jax.jit(lambda x, e: jn.layer_norm(x, epsilon=e, full_range=True))
+    np.testing.assert_allclose(norm(x * size, 0.25 * size**2), jn.layer_norm(x, epsilon=0.25), rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_shapes_are_known_without_computing(case):
     x = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)

@@ -7,6 +7,7 @@ JAX makes of the tangent.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,47 +28,49 @@ from jaxnorm.engine.reference import (
     statistics,
     tangent,
 )
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import separate
 
-__all__ = ["forward", "forward_segments", "statistics"]  # what plan.py calls of an implementation
+__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
 
 
-def forward(spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Array, Numbers | None]:
+def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Numbers | None]:
     """The output and, if asked for, the statistics."""
+    x, where, scale, bias, *_ = operands
+    if not spec.ordinary or operands.epsilon is not None:
+        return cast_once(partial(forward_in_steps, moments), spec, operands)
     frame = find_frame(spec, x, where)
     y, offset, var = normalized(spec, x, where, frame, scale, bias)
     return y, assemble(spec, Stats(frame, offset, var), where) if moments else None
 
 
-def forward_segments(spec: Spec, x, where, scale, bias, ids: jax.Array, epsilon) -> jax.Array:
-    """The output, normalized by the statistics of each segment; a traced epsilon is added to their variance."""
-    places = spec.places(ids)
-
-    def run(spec: Spec, x, scale, bias, epsilon):
-        stats = statistics(spec, x, where, places)
-        stats = stats if epsilon is None else with_epsilon(stats, epsilon)
-        return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
-
-    return cast_once(run, spec, x, scale, bias, epsilon)
+def forward_in_steps(moments: bool, spec: Spec, operands: Operands) -> tuple[jax.Array, Numbers | None]:
+    """Statistics, what becomes of them, and the output: derivatives are those of each step."""
+    x, where, scale, bias, ids, epsilon, param = operands
+    found = statistics(spec, x, where, spec.places(ids))
+    stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
+    y = nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
+    return y, assemble(spec, found, where) if moments else None
 
 
-def with_epsilon(stats: Stats, epsilon: jax.Array) -> Stats:
+def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
     """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
+    if epsilon is None:
+        return stats
     return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
 
 
-def cast_once(run: Callable, spec: Spec, x: jax.Array, *more) -> jax.Array:
-    """``run(spec, x, *more)``, which reads x in several places.
+def cast_once(run: Callable, spec: Spec, operands: Operands) -> Any:
+    """``run(spec, operands)``, which reads x in several places.
 
     Half precision is cast before, so that the gradients of all places are summed and rounded once, and recomputed, so that no copy
     of x in another dtype is among the residuals.
     """
-    dtype = compute_dtype(x.dtype)
-    if x.dtype == dtype:
-        return run(spec, x, *more)
-    spec = replace(spec, dtype=x.dtype if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(x.dtype))
-    return nothing_saved(lambda x, *more: run(spec, x.astype(dtype), *more))(x, *more)
+    given = operands.x.dtype
+    if given == compute_dtype(given):
+        return run(spec, operands)
+    spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(given))
+    return nothing_saved(lambda operands: run(spec, operands._replace(x=operands.x.astype(compute_dtype(given)))))(operands)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -151,6 +151,7 @@ def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Place
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
     size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
+    largest = jnp.max(largest, spec.power_axes, keepdims=True) if spec.power_axes else largest
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
 
 

@@ -10,7 +10,7 @@ import jax
 
 from jaxnorm import kernels
 from jaxnorm.axes import number, static
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
@@ -96,17 +96,12 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
 
 
-def forward(implementation: str, spec: Spec, x, where, scale, bias, *, moments: bool) -> tuple[jax.Array, Any]:
-    """The output and, if asked for, the Numbers, by what :func:`select` names; all but x are split."""
+def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
+    """The output and, if asked for, the Numbers, by what :func:`select` names."""
+    x, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        spec = for_plain_jax(spec, implementation, where, scale, bias)
-        return import_module(PLAIN_JAX).forward(spec, x, where, scale, bias, moments=moments)
+        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands, moments=moments)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
-
-
-def forward_segments(spec: Spec, x, where, scale, bias, ids, epsilon) -> jax.Array:
-    """The output, in plain JAX, of groups that ids name; ``epsilon`` is a traced one, which the spec then has not."""
-    return import_module(PLAIN_JAX).forward_segments(for_plain_jax(spec, "xla", where), x, where, scale, bias, ids, epsilon)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:

@@ -1,8 +1,10 @@
 """The static facts about a norm: which elements share statistics, and what is done with those."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import index
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,26 @@ from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import hashable
 from jaxnorm.engine.segments import Places, Segments
 from jaxnorm.options import AxisName
+
+
+class Operands(NamedTuple):
+    """The arrays of a norm: what is normalized, and by what; None where there is none.
+
+    Attributes:
+      x: the data.
+      where, scale, bias: of the rank of x; inside of a program, of its split shape.
+      ids: which segment each position is of.
+      epsilon: a traced one, added to the variance beside that of the spec.
+      param: what ``Spec.change`` takes.
+    """
+
+    x: Any
+    where: jax.Array | None = None
+    scale: jax.Array | None = None
+    bias: jax.Array | None = None
+    ids: jax.Array | None = None
+    epsilon: jax.Array | None = None
+    param: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,8 @@ class Spec:
       dtype: that of the output; None for that of x.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
+      change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
+      power_axes: the axes along which all groups are divided by one power of two.
       bare, separate, joined, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time
         and memory; else, whether each pass over x shares nothing with the next; whether it takes a split last axis as one; whether
         backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
@@ -43,6 +67,8 @@ class Spec:
     dtype: jnp.dtype | None = None
     full_range: bool = False
     segments: Segments = None  # type: ignore[assignment]
+    change: Callable | None = None
+    power_axes: tuple[int, ...] = ()
     bare: bool = False
     separate: bool = False
     joined: bool = False
@@ -63,6 +89,11 @@ class Spec:
     def whole_axes(self) -> tuple[int, ...]:
         """The reduction axes but for that of segments."""
         return self.axes if self.segments is None else tuple(axis for axis in self.axes if axis != self.segments.axis)
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether groups are what the axes span, and normalized by their own statistics: kernels are for no others."""
+        return self.segments is None and self.change is None
 
     def places(self, ids: jax.Array | None) -> Places | None:
         """Where each position is added to its segment; None where nothing names any."""

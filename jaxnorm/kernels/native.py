@@ -13,7 +13,7 @@ from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import fitted, on_device, sharded
@@ -26,11 +26,12 @@ ABSENT = np.zeros((1, 1, 1, 1), np.float32)  # instead of a value for each group
 CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel are less than a hundredth
 
 
-def obstacle(x: jax.Array, spec: Spec, where, scale, bias) -> str | None:
+def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
     """Why the kernels cannot take these arguments, in words; None if they can."""
-    if where is not None or spec.axis_name is not None:
+    scale, bias = operands.scale, operands.bias
+    if operands.where is not None or spec.axis_name is not None:
         return "takes no mask and no axis_name"
-    if isinstance(spec.epsilon, jax.core.Tracer):
+    if operands.epsilon is not None:
         return "takes no traced epsilon"
     dtypes = [x.dtype, *([] if spec.dtype is None else [spec.dtype])]
     if any(str(dtype) not in DTYPES for dtype in dtypes):
