@@ -66,11 +66,11 @@ def over_groups(
     return within(spec.segments, reduce_axes(values, spec.whole_axes, by), places)
 
 
-def hide(values: jax.Array, where: jax.Array | None, instead: float = 0) -> jax.Array:
-    """0 or another number, whatever stands there, instead of what is masked out."""
+def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """0, whatever stands there, instead of what is masked out."""
     if where is None:
         return values
-    return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, instead)
+    return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
 def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -135,9 +135,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
         frame = frame._replace(power=_find_power(spec, x, where, places, lowest))
     if not spec.centered:
         return frame
-    if places is not None:
-        return frame._replace(pivot=_pivot_of_segments(spec, x, where, frame))
-    sums = total(spec, elements(spec, x, where, frame), where, None)
+    sums = total(spec, elements(spec, x, where, frame), where, places)
     return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
 
 
@@ -153,28 +151,6 @@ def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Place
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
     largest = jnp.max(largest, spec.power_axes, keepdims=True) if spec.power_axes else largest
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
-
-
-def _pivot_of_segments(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
-    """One of the elements of a segment plus how far from it they are in the mean: of equal elements each of them."""
-    u = elements(spec, x, where, frame)
-    one = _one_of_each(spec, u, where, frame.places)
-    rest = hide(u - spread_stats(spec, one, frame.places), where)
-    return jnp.where(jnp.asarray(frame.n) > 0, one + mean(spec, rest, where, frame), 0)
-
-
-def _one_of_each(spec: Spec, u: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:
-    """An element of each segment: the last one or, where some do not count or are elsewhere, the largest, which takes longer."""
-    axis = spec.segments.axis
-    if where is None and spec.axis_name is None and u.size:
-        order = lax.broadcasted_iota(jnp.int32, [size if at <= axis else 1 for at, size in enumerate(u.shape)], axis)
-        last = over_groups(spec, order, places, jnp.max, Segments.largest)
-        first = lax.slice(u, [0] * u.ndim, [1 if at in spec.whole_axes else size for at, size in enumerate(u.shape)])
-        return jnp.take_along_axis(first, jnp.maximum(last, 0), axis=axis)
-    if jnp.iscomplexobj(u):
-        return lax.complex(*(_one_of_each(spec, part(u), where, places) for part in (jnp.real, jnp.imag)))
-    largest = over_groups(spec, hide(u, where, -jnp.inf), places, partial(jnp.max, initial=-jnp.inf), Segments.largest)
-    return across(lax.pmax, largest, spec.axis_name)
 
 
 def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:
