@@ -21,7 +21,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, like_batch, shape_of
+from jaxnorm.statistics import Moments, from_stats, like_batch, shape_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -267,8 +267,9 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 @partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
 def _fused(spec: Spec, implementation: str, operands: Operands, *, moments: bool = False) -> tuple[jax.Array, Moments | None]:
     def run(operands: Operands) -> tuple[jax.Array, Moments | None]:
-        y, numbers = forward(implementation, spec, _split(spec, operands), moments=moments)
-        return y, from_numbers(numbers) if moments else None
+        operands = _split(spec, operands)
+        y, stats = forward(implementation, spec, operands, moments=moments)
+        return y, from_stats(spec, stats, operands.where) if moments else None
 
     return _by_compiler(run, operands)(operands)
 

@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import real
-from jaxnorm.engine.collectives import across, vary, varying_axes
-from jaxnorm.engine.groups import Frame, counted, hide, over_groups, scale_down, spread_stats
-from jaxnorm.engine.plan import find_numbers
-from jaxnorm.engine.reference import abs_squared
+from jaxnorm.engine.collectives import across, devices, vary, varying_axes
+from jaxnorm.engine.groups import Frame, count_elements, counted, hide, over_groups, scale_down, spread_stats, total_weight
+from jaxnorm.engine.plan import find_stats
+from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import Words, beyond, of_integers, two_sum
@@ -189,10 +189,27 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     return jax.tree.map(lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves]), *parts)
 
 
-def from_numbers(numbers: Any) -> Moments:
-    """The public value of what the engine found, see engine/numbers.py."""
-    count, mean, var, low_count, low_mean = numbers
-    return Moments(count, mean, var, Low(low_count, low_mean, jnp.zeros_like(var)))
+def from_stats(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moments:
+    """The public value of what the engine found, powers of two put back; the mean is of two words, the rounded one and the rest."""
+    frame, offset, var = stats
+    count = jnp.full_like(var, total_weight(spec, frame))
+    low_count = _further_words(spec, frame, where, count)
+    mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
+    up = None if frame.power is None else -frame.power
+    low = Low(low_count, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
+    found = Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found)
+
+
+def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
+    """What a count of elements is short of in one word: 0 of weights, whose sum is rounded anyway."""
+    if where is not None and where.dtype != jnp.bool_:
+        return (np.zeros((), count.dtype),) * 2
+    if where is None and frame.places is None:
+        size = spec.reduction.group_size * devices(spec.axis_name)
+        rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
+        return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
+    return beyond(words_total(of_integers(count_elements(spec, where, frame.places), count.dtype), (), spec.axis_name), count)
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
@@ -224,7 +241,7 @@ def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array
 
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_numbers(find_numbers(spec, x, where, spec.places(ids)))
+        return from_stats(spec, find_stats(spec, x, where, places=spec.places(ids)), where)
 
     return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 

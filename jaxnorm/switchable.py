@@ -11,7 +11,6 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
-from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved
 from jaxnorm.engine.sharding import alongside
@@ -19,7 +18,7 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands
 from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, from_numbers, into_frame, like_batch
+from jaxnorm.statistics import Moments, from_stats, into_frame, like_batch
 
 
 def switchable_norm(
@@ -117,4 +116,4 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
     y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), Operands(u, where, gain, shift), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
-    return y, from_numbers(assemble(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var)))
+    return y, from_stats(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var))

@@ -13,7 +13,7 @@ import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.axes import resolve
 from jaxnorm.engine import plan
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
 
@@ -155,8 +155,8 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
 
 
 def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
-    call = jnp.ones((2, 3)), Spec(resolve("n [c]", (2, 3))), None, None, None
-    choose = partial(plan.select, None, "jaxnorm.kernels.native", *call)
+    x = jnp.ones((2, 3))
+    choose = partial(plan.select, None, "jaxnorm.kernels.native", x, Spec(resolve("n [c]", x.shape)), Operands(x))
     assert jax.device_count() == 8
     assert repr(choose()).splitlines()[::2] == ["xla", "  not native: there are several devices, and x may lie on any of them"]
     monkeypatch.setattr(jax, "device_count", lambda: 1)

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, scale_down, split
-from jaxnorm.engine.numbers import Numbers, assemble
 from jaxnorm.engine.reference import (
     Inputs,
     Residuals,
@@ -34,23 +33,22 @@ from jaxnorm.engine.xla import separate
 __all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
 
 
-def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Numbers | None]:
-    """The output and, if asked for, the statistics."""
+def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
+    """The output and the statistics."""
     x, where, scale, bias, *_ = operands
     if not spec.ordinary or operands.epsilon is not None:
-        return cast_once(partial(forward_in_steps, moments), spec, operands)
+        return cast_once(forward_in_steps, spec, operands)
     frame = find_frame(spec, x, where)
     y, offset, var = normalized(spec, x, where, frame, scale, bias)
-    return y, assemble(spec, Stats(frame, offset, var), where) if moments else None
+    return y, Stats(frame, offset, var)
 
 
-def forward_in_steps(moments: bool, spec: Spec, operands: Operands) -> tuple[jax.Array, Numbers | None]:
+def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     """Statistics, what becomes of them, and the output: derivatives are those of each step."""
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(spec, x, where, spec.places(ids))
     stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
-    y = nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
-    return y, assemble(spec, found, where) if moments else None
+    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias), found
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:

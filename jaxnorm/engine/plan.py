@@ -17,7 +17,7 @@ from jaxnorm.kernels.placement import known
 PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
 IMPLEMENTATIONS = (*PLAIN, "native")
 # Modules, loaded when one first runs.
-PLAIN_JAX, NORM_KERNELS, NUMBERS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native", "jaxnorm.engine.numbers"
+PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -97,21 +97,16 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
 
 
 def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
-    """The output and, if asked for, the Numbers, by what :func:`select` names."""
+    """The output and, if asked for, the Stats, by what :func:`select` names."""
     x, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands, moments=moments)
+        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
     """The Stats, in plain JAX; of segments, if there are places."""
     return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where, places)
-
-
-def find_numbers(spec: Spec, x, where, places=None) -> Any:
-    """The Numbers, in plain JAX; of segments, if there are places."""
-    return import_module(NUMBERS).assemble(spec, find_stats(spec, x, where, places=places), where)
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:

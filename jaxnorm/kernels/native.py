@@ -10,7 +10,6 @@ import numpy as np
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame
-from jaxnorm.engine.numbers import assemble
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
@@ -94,7 +93,7 @@ class Facts:
 
 
 def forward(spec: Spec, x, scale, bias, *, moments: bool) -> tuple:
-    """The output and, if asked for, the Numbers, where there is no obstacle; scale and bias split and sharded as x is."""
+    """The output and, if asked for, the Stats, where there is no obstacle; scale and bias split and sharded as x is."""
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
@@ -105,7 +104,7 @@ def forward(spec: Spec, x, scale, bias, *, moments: bool) -> tuple:
         on_each = lambda x, params: _standardize_part(replace(spec, reduction=reduction), moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
         y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, (scale, bias))
-    return y, found and assemble(spec, Stats(Frame(None, *found[0]), *found[1:]))
+    return y, found and Stats(Frame(None, *found[0]), *found[1:])
 
 
 def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
