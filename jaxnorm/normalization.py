@@ -155,7 +155,7 @@ def standardize(
     own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
     options = {"axis_name": axis_name, "full_range": full_range, "implementation": implementation, "dtype": dtype}
     named = {"where": where, "segments": segments, "num_segments": num_segments}
-    return fused(*_validated(x, axes, scale, bias, sizes, **own, **options, **named))[0]
+    return fused(*_validated(x, axes, scale, bias, sizes, **own, **options, **named))
 
 
 def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
@@ -216,9 +216,9 @@ def make_spec(
     return Spec(reduction, epsilon=0.0, **options), epsilon
 
 
-def fused(spec: Spec, operands: Operands, implementation: str | None = None, *, moments: bool = False) -> tuple:
-    """The output, and the Moments if asked for, of arguments that have been validated."""
-    return _fused(spec, _selected(spec, operands, implementation).implementation, operands, moments=moments)
+def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> jax.Array:
+    """The output, of arguments that have been validated."""
+    return _fused(spec, _selected(spec, operands, implementation).implementation, operands)
 
 
 def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
@@ -226,12 +226,13 @@ def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[i
 
     ``reduction`` may have no axes: every element is then a group of its own.
     """
-    return fused(*norm_operands(x, reduction, features, *options, **own), moments=True)
+    spec, operands, implementation = norm_operands(x, reduction, features, *options, **own)
+    return _with_moments(spec, _selected(spec, operands, implementation).implementation, operands)
 
 
 def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
     """:func:`norm_over_with_moments` without the Moments."""
-    return fused(*norm_operands(x, reduction, features, *options, **own))[0]
+    return fused(*norm_operands(x, reduction, features, *options, **own))
 
 
 def norm_operands(
@@ -264,14 +265,19 @@ def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-@partial(jax.jit, static_argnums=(0, 1), static_argnames="moments")
-def _fused(spec: Spec, implementation: str, operands: Operands, *, moments: bool = False) -> tuple[jax.Array, Moments | None]:
-    def run(operands: Operands) -> tuple[jax.Array, Moments | None]:
-        operands = _split(spec, operands)
-        y, stats = forward(implementation, spec, operands, moments=moments)
-        return y, from_stats(spec, stats, operands.where) if moments else None
+@partial(jax.jit, static_argnums=(0, 1))
+def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
+    def run(operands: Operands) -> jax.Array:
+        return forward(implementation, spec, _split(spec, operands), moments=False)[0]
 
     return _by_compiler(run, operands)(operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
+    operands = _split(spec, operands)
+    y, stats = forward(implementation, spec, operands, moments=True)
+    return y, from_stats(spec, stats, operands.where)
 
 
 @partial(jax.jit, static_argnums=0)

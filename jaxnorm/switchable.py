@@ -114,6 +114,6 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     if scale is not None:
         gain, shift = gain * scale.astype(gain.dtype), shift * scale.astype(gain.dtype)
     shift = shift if bias is None else shift + bias.astype(shift.dtype)
-    y, _ = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), Operands(u, where, gain, shift), implementation)
+    y = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), Operands(u, where, gain, shift), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     return y, from_stats(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var))

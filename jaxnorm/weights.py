@@ -57,7 +57,7 @@ def weight_norm(
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     spec, added = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
-    return fused(spec, Operands(kernel, scale=gain, epsilon=added))[0]
+    return fused(spec, Operands(kernel, scale=gain, epsilon=added))
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
