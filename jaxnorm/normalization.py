@@ -206,9 +206,9 @@ def make_spec(
     reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
 ) -> tuple[Spec, jax.Array | None]:
     """The static facts, checked, and by itself a traced epsilon: kernels and what is compiled are for one."""
-    options |= {"correction": validation.correction(correction), "epsilon_in": validation.epsilon_in(epsilon_in)}
-    options |= {"dtype": validation.output_dtype(dtype, x)}
-    epsilon = validation.epsilon(epsilon)
+    correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
+    options |= {"correction": correction, "epsilon_in": validation.epsilon_in(epsilon_in), "dtype": validation.output_dtype(dtype, x)}
+    epsilon = validation.number_or_traced("epsilon", epsilon)
     if not isinstance(epsilon, jax.core.Tracer):
         return Spec(reduction, epsilon=epsilon, **options), None
     if correction or epsilon_in == "std":

@@ -72,7 +72,7 @@ def switchable_norm(
     for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
         if value.shape != (3,):
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
-    everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.static_epsilon(epsilon)
+    everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.number("epsilon", epsilon)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
     spec, operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:

@@ -96,23 +96,6 @@ def output_dtype(dtype, x: jax.Array) -> jnp.dtype | None:
     return dtype
 
 
-def epsilon(value) -> Any:
-    """A finite number >= 0; a traced one is checked under checkify."""
-    if not isinstance(value, jax.core.Tracer):
-        return static_epsilon(value)
-    return _scalar("epsilon", value, lambda e: (e >= 0) & (e < math.inf), "epsilon must be finite and >= 0")
-
-
-def static_epsilon(value) -> float:
-    """A finite, static number >= 0."""
-    return _number("epsilon", value)
-
-
-def correction(value) -> float:
-    """The number that the count is reduced by in the variance: 0 divides by n, 1 by n - 1."""
-    return _number("correction", value, remedy=" 0 divides by n, 1 by n - 1.")
-
-
 def epsilon_in(value: str) -> str:
     if value not in ("var", "std"):
         raise ValueError(f"epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got {value!r}.")
@@ -120,23 +103,21 @@ def epsilon_in(value: str) -> str:
 
 
 def momentum(value) -> Any:
-    """A number in [0, 1], the weight of the old value; a traced one is checked under checkify."""
-    if not isinstance(value, jax.Array):
-        return _number("momentum", value, 1, " It is the weight of the old value (1 - momentum in PyTorch's terms).")
-    return _scalar("momentum", value, lambda m: (m >= 0) & (m <= 1), "momentum must lie in [0, 1]")
+    """A number in [0, 1], the weight of the old value; it may be traced."""
+    return number_or_traced("momentum", value, 1, " It is the weight of the old value (1 - momentum in PyTorch's terms).")
 
 
-def rate(name: str, value) -> float:
-    """A static number in [0, 1]."""
-    return _number(name, value, 1)
+def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "") -> Any:
+    """A finite number from 0 to ``most``; a traced one is checked under checkify."""
+    if not isinstance(value, jax.core.Tracer):
+        return number(name, value, most, remedy)
+    if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}.")
+    values(value, lambda v: (v >= 0) & (v <= most) & (v < math.inf), f"{name} must {_range(most)}")
+    return value
 
 
-def bound(name: str, value) -> float:
-    """A static, finite number >= 0."""
-    return _number(name, value)
-
-
-def _number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
+def number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
     """A static, finite number from 0 to ``most``."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name} must be a static number: got a traced value. Pass it as a Python number.")
@@ -146,16 +127,12 @@ def _number(name: str, value, most: float = math.inf, remedy: str = "") -> float
         raise TypeError(f"{name} must be a number: got {value!r} ({type(value).__name__}).")
     value = float(value)
     if not 0 <= value <= most or value == math.inf:
-        raise ValueError(f"{name} must {'be finite and >= 0' if most == math.inf else f'lie in [0, {most}]'}: got {value}.{remedy}")
+        raise ValueError(f"{name} must {_range(most)}: got {value}.{remedy}")
     return value
 
 
-def _scalar(name: str, value: jax.Array, holds, message: str) -> jax.Array:
-    """An array that is one number."""
-    if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}.")
-    values(value, holds, message)
-    return value
+def _range(most: float) -> str:
+    return "be finite and >= 0" if most == math.inf else f"lie in [0, {most}]"
 
 
 def values(array: jax.Array, holds, message: str) -> None:

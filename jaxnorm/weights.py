@@ -56,7 +56,7 @@ def weight_norm(
     if factor is not None:
         gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    spec, added = make_spec(reduction, kernel, centered=False, epsilon=validation.epsilon(epsilon) / size, dtype=dtype)
+    spec, added = make_spec(reduction, kernel, centered=False, epsilon=validation.number_or_traced("epsilon", epsilon) / size, dtype=dtype)
     return fused(spec, Operands(kernel, scale=gain, epsilon=added))
 
 

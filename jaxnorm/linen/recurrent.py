@@ -228,7 +228,7 @@ class _Layer(nn.Module):
         random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
             carries = self._start(cells, inputs, self.time_major if time_major is None else time_major, init_key)
-        dropout = nn.Dropout(validation.rate("dropout", self.dropout), deterministic=not random)
+        dropout = nn.Dropout(validation.number("dropout", self.dropout, 1), deterministic=not random)
         make_key = partial(self.make_rng, "dropout") if random else None
         at_call = {"time_major": time_major, "reverse": reverse, "keep_order": keep_order, "return_carry": return_carry}
         steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}

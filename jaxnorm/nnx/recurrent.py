@@ -186,7 +186,7 @@ class _Layer(nnx.Module):
         self.zoneout, self.deterministic, self.dtype, self.param_dtype = zoneout, deterministic, dtype, param_dtype
         self.time_major, self.return_carry, self.reverse, self.keep_order = time_major, return_carry, reverse, keep_order
         self.num_layers, self.bidirectional = num_layers, bidirectional
-        self.between = nnx.Dropout(validation.rate("dropout", dropout), deterministic=deterministic, rngs=rngs)
+        self.between = nnx.Dropout(validation.number("dropout", dropout, 1), deterministic=deterministic, rngs=rngs)
         self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
         own: dict[str, Any] = {"norm": norm, "placement": placement, "epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype}
         width, options = in_features, {**cell, **own, "projection": projection}

@@ -62,7 +62,7 @@ def stages(
     functions = tuple(functions)
     if not functions or not all(map(callable, functions)):
         raise TypeError(f"stages takes functions, one at least: got {functions!r}.")
-    norm = partial(_norm, feature_axes, validation.static_epsilon(epsilon), where)
+    norm = partial(_norm, feature_axes, validation.number("epsilon", epsilon), where)
     local = partial(_moments, feature_axes, where)
 
     def run(params: Any, microbatches: Any) -> tuple[Any, list[Moments]]:

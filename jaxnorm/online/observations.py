@@ -95,8 +95,8 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
     >>> online.normalize(jnp.array([2.0, 100.0]), state, clip=10.0).tolist()
     [0.0, 10.0]
     """
-    limit = None if clip is None else validation.bound("clip", clip)
-    epsilon = validation.static_epsilon(epsilon)
+    limit = None if clip is None else validation.number("clip", clip)
+    epsilon = validation.number("epsilon", epsilon)
 
     def apply(x, moments):
         seen = jnp.broadcast_to(moments.count > 0, jnp.shape(moments.mean))
@@ -135,7 +135,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
     >>> online.denormalize(jnp.array([0.0]), state).tolist()
     [2.0]
     """
-    epsilon = validation.static_epsilon(epsilon)
+    epsilon = validation.number("epsilon", epsilon)
 
     def apply(y, moments):
         root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(moments.mean.dtype)

@@ -72,7 +72,7 @@ def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float 
     >>> state.current.tolist(), round(float(state.moments.mean), 4)  # of 1, 0.5 + 2 and 3
     ([3.0], 2.1667)
     """
-    rewards, done, gamma = validation.floating(rewards, "rewards"), jnp.asarray(done), validation.rate("gamma", gamma)
+    rewards, done, gamma = validation.floating(rewards, "rewards"), jnp.asarray(done), validation.number("gamma", gamma, 1)
     shape = state.current.shape
     if rewards.shape[rewards.ndim - len(shape) :] != shape or rewards.ndim - len(shape) not in (0, 1):
         raise ValueError(f"rewards must have the shape of one step, {shape}, or time in front of it: got {rewards.shape}.")

@@ -25,7 +25,7 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
         raise ValueError(f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got {placement!r}.")
     if norm == "batch" and placement != "ba2016":
         raise ValueError(f"recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: got {placement!r}.")
-    return kind(norm, placement, validation.static_epsilon(epsilon))
+    return kind(norm, placement, validation.number("epsilon", epsilon))
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
     rates = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout,) * len(names)
     if len(rates) != len(names):
         raise ValueError(f"zoneout must be one rate, or one for each of {', '.join(names)}: got {zoneout!r}.")
-    return tuple(validation.rate("zoneout", rate) for rate in rates)
+    return tuple(validation.number("zoneout", rate, 1) for rate in rates)
 
 
 def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:
