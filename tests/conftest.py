@@ -32,7 +32,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Before marks select, so that a test of which a row is of the README's command has no further one in ``-m slow --rows 1``."""
+    """Before marks select, so that of rows of ``-m slow --rows N`` those are taken off that the README's command has."""
     if config.option.rows:
         items[:], rest = of_each(items, config.option.rows)
         config.hook.pytest_deselected(items=rest)
