@@ -1,13 +1,13 @@
 """Output and statistics of every group, with a derivative that stores x in its own dtype and little else.
 
 Reverse mode runs the closed form of reference.py as the transpose of a linear primitive. Every other derivative, of any order,
-JAX makes of the tangent.
+JAX makes of the tangent; and that of reverse mode, too, over several devices, of complex numbers, and where statistics are not applied
+as they are found.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,22 @@ def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     """The output and the statistics."""
     x, where, scale, bias, *_ = operands
     if not spec.ordinary or operands.epsilon is not None:
-        return cast_once(forward_in_steps, spec, operands)
+        return forward_in_steps(spec, operands)
     frame = find_frame(spec, x, where)
     y, offset, var = normalized(spec, x, where, frame, scale, bias)
     return y, Stats(frame, offset, var)
 
 
 def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
-    """Statistics, what becomes of them, and the output: derivatives are those of each step."""
+    """Statistics, what becomes of them, and the output: derivatives are those of each step, all of which read x.
+
+    Half precision is cast before, so that the gradients of all steps are summed and rounded once, and recomputed, so that no copy
+    of x in another dtype is among the residuals.
+    """
+    given = operands.x.dtype
+    if given != compute_dtype(given):
+        spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(given))
+        return nothing_saved(lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given)))))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(spec, x, where, spec.places(ids))
     stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
@@ -56,19 +64,6 @@ def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
     if epsilon is None:
         return stats
     return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
-
-
-def cast_once(run: Callable, spec: Spec, operands: Operands) -> Any:
-    """``run(spec, operands)``, which reads x in several places.
-
-    Half precision is cast before, so that the gradients of all places are summed and rounded once, and recomputed, so that no copy
-    of x in another dtype is among the residuals.
-    """
-    given = operands.x.dtype
-    if given == compute_dtype(given):
-        return run(spec, operands)
-    spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(given))
-    return nothing_saved(lambda operands: run(spec, operands._replace(x=operands.x.astype(compute_dtype(given)))))(operands)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -92,13 +87,13 @@ def _normalized_jvp(spec, primals, tangents):
 
 
 @cache
-def _linear(in_rows: bool) -> Callable:
+def _linear(recompute: bool) -> Callable:
     """The tangent as a primitive, whose transpose is the closed form: made where first asked for, since values do without."""
     from jaxnorm.kernels.primitives import linear
 
     arguments_like = lambda r: Inputs(r.x, r.scale, r.bias)  # noqa: E731
     make = partial(linear, function=tangent, like=arguments_like, batched=Spec.batched, results=3, results_like=reference.tangent_like)
-    if in_rows:
+    if recompute:
         return make("jaxnorm_normalize_rows", transpose=backward_of_rows, elsewhere=backward)
     return make("jaxnorm_normalize", transpose=backward)
 
@@ -113,8 +108,8 @@ def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inpu
     dscale = dbias = None
     if scale is not None:
         own_x, own_dy = separate(x, dy)
-        normalized, _ = reference.forward(replace(spec, dtype=dtype), own_x, None, None, None)
-        dscale = like(scale, split(spec, own_dy, dtype) * split(spec, normalized, dtype))
+        y, _ = reference.forward(replace(spec, dtype=dtype), own_x, None, None, None)
+        dscale = like(scale, split(spec, own_dy, dtype) * split(spec, y, dtype))
     if bias is not None:
         dbias = like(bias, split(spec, separate(dy)[0], dtype))
     return Inputs(dx, dscale, dbias)

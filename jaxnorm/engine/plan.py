@@ -113,8 +113,9 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
     A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes
-    share nothing, but for many rows, of which XLA makes one loop, and masks where the last axis is split: there sharing takes less
-    time. Without a mask a split last axis is one axis in loops over x, which are then as fast as those of instance norm.
+    share nothing, but for many rows, of which XLA makes one loop, and where the last axis is split and there is a mask or a row for
+    each group: there sharing takes less time. Else a split last axis is one axis in loops over x, which are then as fast as those of
+    instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return replace(spec, bare=True)

@@ -31,7 +31,7 @@ class Segments:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The axes that ids have beside that of the positions."""
+        """The sizes of the axes that ids have beside that of the positions."""
         return self.positions[:-1]
 
     def places(self, ids: jax.Array) -> Places:
@@ -41,7 +41,7 @@ class Segments:
         elements, these have partial sums again, and at last there is one. An id out of range has a place beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
-        groups, most, places = rows * self.number, size, []
+        groups, most, places = self._groups, size, []
         inside = (ids >= 0) & (ids < self.number)
         first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(jnp.int32, (rows, size), 0)
         group = jnp.where(inside.reshape(rows, size), first, groups).reshape(-1)

@@ -1,4 +1,4 @@
-"""Workarounds in plain JAX for compilers that would cost digits, time or memory; the results are the same without them."""
+"""Workarounds in plain JAX for compilers that would cost digits, time or memory; the formulas are the same without them."""
 
 from collections.abc import Callable
 from functools import cache, wraps

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from jaxnorm.axes import Reduction, static
+from jaxnorm.axes import Reduction
 from jaxnorm.engine.sharding import names_of
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
@@ -23,9 +23,7 @@ def _mesh(x: jax.Array) -> Any:
 
 
 def known(x: jax.Array) -> bool:
-    """Whether it is known what a device has of an array; of one with symbolic sizes it is not."""
-    if not static(x.shape):
-        return False
+    """Whether it is known what a device has of an array."""
     return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
 
 
