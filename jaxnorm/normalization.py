@@ -85,8 +85,8 @@ def normalize(
     validation.variance(moments.var)
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
-    spec, added = make_spec(blocks, x, segments=along, **options)
-    scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
+    scale, bias = _fitting(x, scale=scale, bias=bias)
+    spec, added = make_spec(blocks, x, scale, bias, segments=along, **options)
     return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added))
 
 
@@ -190,24 +190,25 @@ def plan(*arguments: Any, **options: Any) -> Plan:
 def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes."""
     x = validation.floating(x)
-    scale, bias = (_fitting(name, value, x.shape) for name, value in (("scale", scale), ("bias", bias)))
+    scale, bias = _fitting(x, scale=scale, bias=bias)
     return _operands(x, resolve(axes, x.shape, sizes), scale, bias, **options)
 
 
 def _operands(
     x, reduction, scale, bias, *, where, implementation=None, segments=None, num_segments=None, param=None, **options
 ) -> tuple[Spec, Operands, str | None]:
-    spec, added = make_spec(reduction, x, **options)
+    spec, added = make_spec(reduction, x, scale, bias, **options)
     spec, ids = spec.along(segments, num_segments)
     return spec, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added, param), implementation
 
 
 def make_spec(
-    reduction: Reduction, x: jax.Array, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
+    reduction: Reduction, x: jax.Array, scale, bias, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
 ) -> tuple[Spec, jax.Array | None]:
     """The static facts, checked, and by itself a traced epsilon: kernels and what is compiled are for one."""
     correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
-    options |= {"correction": correction, "epsilon_in": validation.epsilon_in(epsilon_in), "dtype": validation.output_dtype(dtype, x)}
+    dtype = validation.output_dtype(dtype, x, scale=scale, bias=bias)
+    options |= {"correction": correction, "epsilon_in": validation.epsilon_in(epsilon_in), "dtype": dtype}
     epsilon = validation.number_or_traced("epsilon", epsilon)
     if not isinstance(epsilon, jax.core.Tracer):
         return Spec(reduction, epsilon=epsilon, **options), None
@@ -222,7 +223,7 @@ def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> 
 
 
 def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
-    """The output for scale and bias along ``features``, and the Moments: every norm and every module calls this.
+    """The output for scale and bias along ``features``, and the Moments.
 
     ``reduction`` may have no axes: every element is then a group of its own.
     """
@@ -231,7 +232,7 @@ def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[i
 
 
 def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments."""
+    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules call this."""
     return fused(*norm_operands(x, reduction, features, *options, **own))
 
 
@@ -257,12 +258,13 @@ def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Pla
     return select(implementation, NORM_KERNELS if spec.ordinary else None, operands.x, spec, operands)
 
 
-def _fitting(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
-    if value is None:
-        return None
-    value = validation.floating(value, name)
-    validation.fits(name, value.shape, shape)
-    return value
+def _fitting(x: jax.Array, **params: ArrayLike | None) -> list[jax.Array | None]:
+    """Parameters that broadcast against x."""
+    found = [None if value is None else validation.floating(value, name) for name, value in params.items()]
+    for name, value in zip(params, found, strict=True):
+        if value is not None:
+            validation.fits(name, value.shape, x.shape)
+    return found
 
 
 @partial(jax.jit, static_argnums=(0, 1))

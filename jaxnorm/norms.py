@@ -36,8 +36,8 @@ def batch_norm(
     """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend the returned Moments into a running
-    average with :func:`ema`; in evaluation, call ``normalize(x, running, scale=scale, bias=bias)``. In training a batch
-    of one element gives ``bias``.
+    average with :func:`ema`; in evaluation, where the features come last, call ``normalize(x, running, scale=scale, bias=bias)``. In
+    training a batch of one element gives ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
@@ -299,6 +299,8 @@ def group_norm(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
     check_groups(num_groups, x.shape[features[0]])
-    reduced = other_axes((0, *features), x.ndim) if axes is None else canonical_axes(axes, x.ndim) if axes else ()
+    reduced = other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim)
+    if features[0] in reduced:
+        raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)
     return norm_over(x, reduction, features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)

@@ -1,5 +1,6 @@
 """Count, mean and variance of groups of elements, and merging them."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import Words, beyond, of_integers, two_sum
+from jaxnorm.engine.words import beyond, of_integers, two_sum
 from jaxnorm.engine.words import total as words_total
 from jaxnorm.options import AxisName, Param
 
@@ -93,7 +94,7 @@ class Moments:
           ValueError: the axes or the ids do not fit.
         """
         mean = validation.floating(self.mean, "mean")
-        spec, ids = Spec(resolve(axes, mean.shape, sizes), axis_name).along(segments, num_segments)
+        spec, ids = Spec(resolve(axes, shape_of(self), sizes), axis_name).along(segments, num_segments)
         return _merged(spec, replace(self, mean=mean), ids)
 
 
@@ -175,9 +176,9 @@ def merge(first: Moments, *others: Moments) -> Moments:
         wrong = next(type(part).__name__ for part in parts if not isinstance(part, Moments))
         raise TypeError(f"merge takes Moments: got {wrong}. Make them with jaxnorm.moments.")
     try:
-        shape = jnp.broadcast_shapes(*(jnp.shape(part.mean) for part in parts))
+        shape = jnp.broadcast_shapes(*map(shape_of, parts))
     except ValueError:
-        shapes = ", ".join(str(jnp.shape(part.mean)) for part in parts)
+        shapes = ", ".join(str(shape_of(part)) for part in parts)
         raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
     return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), _stacked(shape, parts).merge(0))
 
@@ -186,7 +187,8 @@ def merge(first: Moments, *others: Moments) -> Moments:
 def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     """Along a new first axis, all sharded as the first one."""
     like = jnp.broadcast_to(parts[0].mean, shape)
-    return jax.tree.map(lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves]), *parts)
+    stack = lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves])  # noqa: E731
+    return jax.tree.map(stack, *map(_with_words, parts))
 
 
 def from_stats(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moments:
@@ -220,12 +222,12 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
     """Running Moments of the shape of the features or of the batch's, as the batch's."""
     target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
     sizes = tuple(shape[axis] for axis in features)
-    for name in ("mean", "var"):
+    for name in ("count", "mean", "var"):
         given = jnp.shape(getattr(running, name))
-        if given not in (target, sizes):
+        if given not in (target, sizes) and not (name == "count" and math.prod(given) == 1):
             raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
-    shape = jnp.shape(running.mean)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), shape).reshape(target), running)
+    one = (1,) * len(shape)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.reshape(leaf, one if jnp.size(leaf) == 1 else target), target), running)
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
@@ -257,9 +259,9 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
-    reduction, dtype = spec.reduction, real(parts.mean.dtype)
-    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, parts.mean.shape).reshape(reduction.split_shape), parts)
-    words, places = _count_words(parts, dtype), spec.places(ids)
+    reduction = spec.reduction
+    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.shape).reshape(reduction.split_shape), _with_words(parts))
+    words, places = (parts.count, *parts.low.count), spec.places(ids)
     spread = partial(spread_stats, spec, places=places)
     whole = words_total(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
     weight, n = counted(spec, words[0], places), spread(whole[0])
@@ -280,8 +282,11 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     return jax.tree.map(lambda leaf: leaf.reshape(spec.stats_shape), merged)
 
 
-def _count_words(parts: Moments, dtype: jnp.dtype) -> Words:
+def _with_words(parts: Moments) -> Moments:
+    """The count, be it of an integer dtype, as words of that of the mean."""
+    dtype, (second, third) = real(parts.mean.dtype), parts.low.count
     if jnp.issubdtype(parts.count.dtype, jnp.integer):
-        return of_integers(parts.count, dtype)
-    first, second, third = (sharded_as(parts.count, word.astype(dtype)) for word in (parts.count, *parts.low.count))
-    return first, second, third
+        first, second, third = of_integers(parts.count, dtype)
+    else:
+        first, second, third = (sharded_as(parts.count, word.astype(dtype)) for word in (parts.count, second, third))
+    return replace(parts, count=first, low=parts.low._replace(count=(second, third)))

@@ -85,8 +85,12 @@ def variance(var) -> None:
     values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
 
 
-def output_dtype(dtype, x: jax.Array) -> jnp.dtype | None:
-    """The dtype that an output is asked to have, which holds what ``x`` normalized is; None for that of ``x``."""
+def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype | None:
+    """The dtype that an output is asked to have, which holds what ``x`` normalized, scaled and shifted is; None for that of ``x``."""
+    for name, param in params.items():
+        found = jnp.dtype(x.dtype if dtype is None else dtype)
+        if param is not None and jnp.iscomplexobj(param) and not jnp.issubdtype(found, jnp.complexfloating):
+            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {found}. Pass a complex dtype=....")
     if dtype is None:
         return None
     dtype = jnp.dtype(dtype)

@@ -1,6 +1,7 @@
 """Norms of kernels: weight norm and spectral norm."""
 
 import math
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,7 @@ from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
+from jaxnorm.engine.reference import of_one_dtype
 from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
@@ -51,12 +53,13 @@ def weight_norm(
     features = kernel_features(feature_axes, kernel.ndim)
     reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
     size = max(reduction.group_size, 1)
-    gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     (factor,) = aligned(kernel.shape, features, scale=scale)
-    if factor is not None:
-        gain = gain * factor.astype(gain.dtype)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    spec, added = make_spec(reduction, kernel, centered=False, epsilon=validation.number_or_traced("epsilon", epsilon) / size, dtype=dtype)
+    epsilon = validation.number_or_traced("epsilon", epsilon) / size
+    spec, added = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
+    gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
+    if factor is not None:
+        gain = operator.mul(*of_one_dtype(gain, factor))
     return fused(spec, Operands(kernel, scale=gain, epsilon=added))
 
 

@@ -66,7 +66,16 @@ WRONG = [
     (lambda: jn.moments(X, 0, where=INTS), TypeError, "where must be boolean or float weights: got int32."),
     (lambda: jn.moments(X, 0, where=-X), ValueError, "the weights in where (4, 6), for x (4, 6), must be finite and >= 0: found -1.0."),
     (lambda: jn.moments(X, 0, where=X * np.nan), ValueError, "must be finite and >= 0: found nan."),
+    (lambda: jn.group_norm(IMAGES, 3, axes=(1, 2, 3)), ValueError, "axes must leave out that of the channels, 3: got (1, 2, 3)."),
     # scale, bias, moments
+    (
+        lambda: jn.layer_norm(X, scale=np.ones(6, "c8")),
+        TypeError,
+        "scale must be real for a real output: got complex64 for one of float32.",
+    ),
+    (lambda: jn.standardize(X, 0, bias=np.ones(6, "c8")), TypeError, "bias must be real for a real output: got complex64"),
+    (lambda: jn.normalize(X, M, scale=np.ones(6, "c8")), TypeError, "scale must be real for a real output: got complex64"),
+    (lambda: jn.weight_norm(X, np.ones(6, "c8")), TypeError, "scale must be real for a real output: got complex64"),
     (lambda: jn.layer_norm(X, scale=np.ones(4, "f4")), ValueError, "scale must have the shape of the feature axes, (6,)"),
     (lambda: jn.layer_norm(X, scale=np.ones((2, 3), "f4")), ValueError, "got scale of shape (2, 3) for x of shape (4, 6)."),
     (lambda: jn.layer_norm(X, bias=np.ones(1, "f4")), ValueError, "bias must have the shape of the feature axes, (6,)"),
@@ -110,7 +119,11 @@ WRONG = [
         TypeError,
         "epsilon must be one floating point number: got shape",
     ),
-    (lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5), TypeError, "static number beside correction and epsilon_in"),
+    (
+        lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction=1))(1e-5),
+        TypeError,
+        "static number beside correction and epsilon_in",
+    ),
     (lambda: jax.jit(lambda c: jn.layer_norm(X, correction=c))(1.0), TypeError, "correction must be a static number: got a traced value."),
     (
         lambda: jn.layer_norm(X, dtype=jnp.int32),

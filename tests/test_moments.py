@@ -116,6 +116,26 @@ def test_of_complex_numbers_the_variance_is_that_of_the_absolute_value(rng):
     np.testing.assert_allclose(gradient, jax.jit(jax.grad(plain))(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e30, 3e38])
+def test_complex_numbers_of_any_size(size):
+    z = jnp.asarray([1 + 1j, -1, 1j, 0], jnp.complex64)
+    truth = jn.standardize(z, 0, epsilon=0.0)
+    np.testing.assert_allclose(truth, np.array([1 + 0.5j, -1 - 0.5j, 0.5j, -0.5j]) / np.sqrt(0.75), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jn.standardize(z * size, 0, epsilon=0.0), truth, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jn.standardize(z * size, 0, epsilon=1e-8 * size, epsilon_in="std", full_range=True), truth, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_complex_scale_and_bias(dtype, rng):
+    x, (scale, bias) = jnp.asarray(rng.standard_normal((2, 5, 3)), dtype), jnp.asarray(rng.standard_normal((2, 3)) + 1j, jnp.complex64)
+    plain = jn.instance_norm(x)
+    truth = np.asarray(plain) * np.asarray(scale) + np.asarray(bias)
+    only = jnp.array([50.0, 0, 0])
+    np.testing.assert_allclose(jn.instance_norm(x, scale=scale, bias=bias, dtype=jnp.complex64), truth, rtol=1e-5, atol=1e-5)
+    y, _ = jn.switchable_norm(x, only, only, scale=scale, bias=bias, epsilon=1e-6, dtype=jnp.complex64)
+    np.testing.assert_allclose(y, truth, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_moments_of_complex_numbers_merge(rng):
     x = (rng.standard_normal((8, 6)) + 1j * rng.standard_normal((8, 6)) + 3).astype(np.complex64)
@@ -126,6 +146,16 @@ def test_moments_of_complex_numbers_merge(rng):
 
 def running(mean, var, count=1.0):
     return jn.Moments(jnp.float32(count), jnp.asarray(mean, jnp.float32), jnp.asarray(var, jnp.float32))
+
+
+def test_one_mean_and_several_variances_merge_and_follow(rng):
+    x, parts = rng.standard_normal((4, 3, 5)).astype(np.float32), jn.Moments(2.0, jnp.float32(1), jnp.arange(3.0))
+    np.testing.assert_array_equal(jn.merge(parts, parts).var, np.arange(3.0))
+    np.testing.assert_array_equal(parts.merge(0).var, [1.0])
+    of_features = jn.Moments(jnp.float32(8), jnp.ones((1, 3, 1)), jnp.arange(3.0))
+    only, options = jnp.array([0.0, 0, 50]), {"feature_axes": 1, "epsilon": 1.0}
+    y, _ = jn.switchable_norm(x, only, only, running=of_features, **options)
+    np.testing.assert_allclose(y, (x - 1) / np.sqrt(np.arange(3.0) + 1)[:, None], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e6 + 0.3, 1e10])
@@ -276,6 +306,9 @@ def test_counts_of_masks_and_devices_are_exact():
     masked = jax.vmap(lambda x, m: jn.moments(x, 0, where=m, axis_name="i"), axis_name="i")
     rows, mask = jnp.zeros((4, 5)), jnp.arange(20).reshape(4, 5) < 13
     assert count_of(masked(rows, mask)) == 13
+    assert count_of(jn.merge(counted(2**24 + 1), counted(1.0))) == 2**24 + 2
+    few = (jnp.arange(2**24 + 1) < 5)[:, None]
+    assert count_of(jax.jit(jn.switchable_norm)(jnp.zeros((1, 2**24 + 1, 1)), jnp.zeros(3), jnp.zeros(3), where=few)[1]) == 5
     parts = jn.Moments(
         jnp.full((4, 1), 2.0**24), jnp.zeros((4, 1)), jnp.zeros((4, 1)), jn.Low((jnp.ones((4, 1)),) * 2, *jnp.zeros((2, 4, 1)))
     )

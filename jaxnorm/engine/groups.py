@@ -147,7 +147,8 @@ def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -
 
 def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None, lowest: int) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    size = jnp.abs(hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where))
+    values = hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where)
+    size = jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag)) if jnp.iscomplexobj(values) else jnp.abs(values)
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
     largest = jnp.max(largest, spec.power_axes, keepdims=True) if spec.power_axes else largest
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
@@ -176,7 +177,7 @@ def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array |
 
 def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
     """``u / 2**power``"""
-    return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype)
+    return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype).astype(u.dtype)
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:

@@ -16,6 +16,7 @@ With n the count of a group, and dy, doffset and dvar the gradients of a loss by
     dx     = (dy * scale * rstd + doffset / n + 2 * dvar / n * (u - offset)) / 2**power
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import (
@@ -133,16 +135,17 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     y = elements(spec, x, where, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     if scale is not None:
-        y = y * spread(spec, scale).astype(_at_least(y.dtype, scale.dtype))
+        y = operator.mul(*of_one_dtype(y, spread(spec, scale)))
     if bias is not None:
-        y = y + spread(spec, bias).astype(_at_least(y.dtype, bias.dtype))
+        y = operator.add(*of_one_dtype(y, spread(spec, bias)))
     y = hide(y, where)
     return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
 
 
-def _at_least(dtype, other):
-    """``dtype``, made complex where ``other`` is."""
-    return jnp.promote_types(dtype, jnp.complex64) if jnp.issubdtype(other, jnp.complexfloating) else dtype
+def of_one_dtype(values: jax.Array, param: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both in the dtype of the values, made complex where the parameter is."""
+    dtype = np.promote_types(values.dtype, np.complex64) if jnp.iscomplexobj(param) else values.dtype
+    return values.astype(dtype), param.astype(dtype)
 
 
 def known(spec: Spec, residuals: Residuals) -> Stats:

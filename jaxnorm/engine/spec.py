@@ -22,7 +22,7 @@ class Operands(NamedTuple):
 
     Attributes:
       x: the data.
-      where, scale, bias: of the rank of x; inside of a program, of its split shape.
+      where, scale, bias: what broadcasts against x; inside of a program, against its split shape.
       ids: which segment each position is of.
       epsilon: a traced one, added to the variance beside that of the spec.
       param: what ``Spec.change`` takes.
@@ -61,7 +61,7 @@ class Spec:
     reduction: Reduction
     axis_name: AxisName = None
     centered: bool = True
-    epsilon: float = 1e-30  # the least with which float32 needs no scaling
+    epsilon: float = 1e-30  # so small that it changes no variance, and large enough for float32 to need no scaling
     correction: float = 0.0
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
@@ -126,7 +126,7 @@ class Spec:
         """
         finfo = jnp.finfo(compute_dtype(dtype))
         needed = self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
-        if not needed or jnp.issubdtype(dtype, jnp.complexfloating):
+        if not needed:
             return None
         return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon
 
