@@ -55,7 +55,8 @@ def weight_norm(
     size = max(reduction.group_size, 1)
     (factor,) = aligned(kernel.shape, features, scale=scale)
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
-    epsilon = validation.number_or_traced("epsilon", epsilon) / size
+    epsilon = validation.number_or_traced("epsilon", epsilon)
+    epsilon = (epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon) / size
     spec, added = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
     gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
     if factor is not None:

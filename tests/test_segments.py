@@ -412,6 +412,22 @@ def test_gradients_by_positions_that_belong_to_no_segment():
         np.testing.assert_array_equal(var(x, ids).ravel(), [-1, 1, 0, 0])
 
 
+def test_parameters_behind_a_mask_of_no_segment():
+    """Padding has an id out of range and is masked out."""
+    x, ids = jnp.array([[1.0], [2.0], [5.0], [3.0], [9.0]]), jnp.array([0, 0, 1, 1, -1])
+    slope = jax.jit(jax.grad(lambda s, ids: jn.instance_norm(x, scale=s, segments=ids, num_segments=2, where=(ids >= 0)[:, None])[0, 0]))
+    np.testing.assert_allclose(slope(jnp.ones(1), ids), [-1], rtol=1e-5)
+
+
+def test_pair_norm_without_channels_and_of_every_dtype(x64):
+    assert jn.pair_norm(jnp.zeros((5, 0), jnp.bfloat16)).shape == (5, 0)
+    for dtype in (jnp.bfloat16, jnp.float32, jnp.float64):
+        for scale in (None, jnp.ones(2, jnp.bfloat16), jnp.ones(2, jnp.float64)):
+            found = jn.pair_norm(jnp.array([[3.0, 0.0], [-3.0, 8.0]], dtype), 5.0, scale=scale, epsilon=0.0)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found.astype(jnp.float32), [[3, -4], [-3, 4]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_segments_of_positions_without_elements(masked):
     x, ids = np.zeros((5, 0), np.float32), np.zeros(5, int)

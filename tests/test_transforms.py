@@ -100,6 +100,19 @@ def test_a_traced_epsilon_of_data_whose_squares_leave_the_range(size, rng):
     np.testing.assert_allclose(norm(x * size, 0.25 * size**2), jn.layer_norm(x, epsilon=0.25), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "graph_norm", "pair_norm"])
+@pytest.mark.parametrize("size", [1e-23, 1e-31])
+def test_a_traced_epsilon_far_larger_than_variances(name, size, rng):
+    """Then a norm is a product with 1 / sqrt(epsilon)."""
+    x = rng.standard_normal((4, 6)).astype(np.float32)
+    norm = getattr(jn, name) if name != "graph_norm" else lambda x, **options: jn.graph_norm(x, jnp.ones(6), **options)
+    truth = (x - x.mean(1 if name == "layer_norm" else 0, keepdims=True)) / np.sqrt(1e-5)
+    both = jax.jit(jax.value_and_grad(lambda x, e: (norm(x, epsilon=e) * truth).sum()))
+    (_, slope), y = both(x * size, 1e-5), jax.jit(lambda x, e: norm(x, epsilon=e))(x * size, 1e-5)
+    np.testing.assert_allclose(np.asarray(y) / size, truth, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(slope, truth / np.sqrt(1e-5), rtol=1e-5, atol=1e-2)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_shapes_are_known_without_computing(case):
     x = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)

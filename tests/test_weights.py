@@ -88,3 +88,9 @@ def test_gradients_are_differences(rng, x64):
 def test_kernels_are_real():
     with pytest.raises(TypeError, match="kernel must be real: got complex64"):
         jn.spectral_norm(np.ones((2, 3), np.complex64), U)
+
+
+def test_a_traced_epsilon_of_half_precision_is_divided_in_float32():
+    kernel = jnp.full((3000, 1), 1e-6)
+    found = jax.jit(lambda e: jn.weight_norm(kernel, epsilon=e))(jnp.float16(1e-5))
+    np.testing.assert_allclose(found, kernel / np.sqrt(np.float32(np.float16(1e-5)) + 3000e-12), rtol=1e-5)

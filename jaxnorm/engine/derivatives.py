@@ -54,7 +54,7 @@ def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
         spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(given))
         return nothing_saved(lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given)))))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
-    found = statistics(spec, x, where, spec.places(ids))
+    found = statistics(spec, x, where, spec.places(ids), epsilon)
     stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
     return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias), found
 

@@ -125,14 +125,15 @@ class Frame(NamedTuple):
     places: Places | None = None  # of segments
 
 
-def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None) -> Frame:
-    """The constants in which the elements of each group are small."""
+def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None, epsilon: jax.Array | None = None) -> Frame:
+    """The constants in which the elements of each group are small, and a traced epsilon does not leave the range."""
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
     frame = Frame(None, None, None, places)
     if where is not None or places is not None:
         frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
-        frame = frame._replace(power=_find_power(spec, x, where, places, lowest))
+        power = _find_power(spec, x, where, places, lowest)
+        frame = frame._replace(power=power if epsilon is None else jnp.maximum(power, _least_power(epsilon).astype(power.dtype)))
     if not spec.centered:
         return frame
     sums = total(spec, elements(spec, x, where, frame), where, places)
@@ -150,8 +151,13 @@ def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Place
     values = hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where)
     size = jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag)) if jnp.iscomplexobj(values) else jnp.abs(values)
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
-    largest = jnp.max(largest, spec.power_axes, keepdims=True) if spec.power_axes else largest
+    largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0) if spec.power_axes else largest
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
+
+
+def _least_power(epsilon: jax.Array) -> jax.Array:
+    """:meth:`Spec.lowest_power` for a traced epsilon."""
+    return jnp.where(epsilon > 0, (jnp.frexp(lax.stop_gradient(epsilon))[1] - 60) // 2, -jnp.finfo(epsilon.dtype).maxexp)
 
 
 def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:

@@ -84,9 +84,9 @@ def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
     return apply(spec, x, where, stats, scale, bias), stats
 
 
-def statistics(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None) -> Stats:
-    """The statistics of each group, differentiable."""
-    frame = find_frame(spec, x, where, places)
+def statistics(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None, epsilon: jax.Array | None = None) -> Stats:
+    """The statistics of each group, differentiable, in a frame for a traced epsilon."""
+    frame = find_frame(spec, x, where, places, epsilon)
     return Stats(frame, *estimate(spec, x, where, frame))
 
 
@@ -134,6 +134,7 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     r = rstd(spec, frame, var)
     y = elements(spec, x, where, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
+    y = y if frame.places is None else hide(y, where)  # the NaN of no segment, before it meets scale
     if scale is not None:
         y = operator.mul(*of_one_dtype(y, spread(spec, scale)))
     if bias is not None:
