@@ -40,10 +40,10 @@ def page(name: str, finding: Finding) -> str:
 def pages() -> dict[Path, str]:
     """The texts by file."""
     found = {RESULTS / name / "README.md": page(name, finding) for name, finding in FINDINGS.items()}
-    for name in ("speed", "speed-pages", "speed-xeon", "speed-gpu"):
+    for name in ("speed", "speed-zen4", "speed-pages", "speed-xeon", "speed-gpu"):
         folder = RESULTS / name
         found[folder / "README.md"] = speed_report.page(report.read(folder), folder.relative_to(RESULTS.parents[1]))
-    for name in ("models", "models-pages"):
+    for name in ("models", "models-zen4", "models-pages"):
         found[RESULTS / f"{name}.md"] = models.page(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
 
