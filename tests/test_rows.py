@@ -135,3 +135,12 @@ def test_other_platforms_get_no_barriers(case, rng):
 
     text = jax.jit(step).trace(x, scale, bias).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("optimization_barrier") == {"switchable": 2, "graph": 3, "pair": 3}.get(case.name, 0)  # those of jax.checkpoint
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("shape", [(16384, 128), (32, 512, 128)], ids=str)
+def test_no_loop_of_rows_stores_an_array_as_large_as_x(name, shape, usual_compile):
+    """On XLA's CPU back-end, whatever the number of axes before that of the features."""
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    norm = jax.jit(jax.grad(lambda x: getattr(jn, name)(x, implementation="xla").astype(jnp.float32).sum()))
+    assert norm.lower(x).compile().memory_analysis().temp_size_in_bytes <= 0.25 * 2 * np.prod(shape)

@@ -163,8 +163,13 @@ def centred(stats: Stats) -> Stats:
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot = frame.pivot + offset  # not by two_sum: eight operations in a loop over x would be written to memory, as large as x
-    return stats._replace(frame=frame._replace(pivot=pivot), offset=offset - (pivot - frame.pivot))
+    pivot, offset = flat(_moved)(frame.pivot, offset)
+    return stats._replace(frame=frame._replace(pivot=pivot), offset=offset)
+
+
+def _moved(pivot: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mean = pivot + offset  # not by two_sum: eight operations in a loop over x would be written to memory, as large as x
+    return mean, offset - (mean - pivot)
 
 
 def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
