@@ -90,7 +90,7 @@ def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype |
     for name, param in params.items():
         found = jnp.dtype(x.dtype if dtype is None else dtype)
         if param is not None and jnp.iscomplexobj(param) and not jnp.issubdtype(found, jnp.complexfloating):
-            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {found}. Pass a complex dtype=....")
+            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {found}. Pass dtype=jnp.complex64.")
     if dtype is None:
         return None
     dtype = jnp.dtype(dtype)
