@@ -100,6 +100,12 @@ def test_a_traced_epsilon_of_data_whose_squares_leave_the_range(size, rng):
     np.testing.assert_allclose(norm(x * size, 0.25 * size**2), jn.layer_norm(x, epsilon=0.25), rtol=2e-6, atol=2e-6)
 
 
+def test_a_traced_epsilon_of_0_in_half_precision():
+    """Tiny data are normalized, whatever the range of the dtype of epsilon."""
+    x = jnp.array([[1.0, 3.0]]) * 1e-25
+    np.testing.assert_allclose(jax.jit(lambda e: jn.layer_norm(x, epsilon=e))(jnp.float16(0)), [[-1, 1]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "graph_norm", "pair_norm"])
 @pytest.mark.parametrize("size", [1e-23, 1e-31])
 def test_a_traced_epsilon_far_larger_than_variances(name, size, rng):

@@ -133,7 +133,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
         frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
         power = _find_power(spec, x, where, places, lowest)
-        frame = frame._replace(power=power if epsilon is None else jnp.maximum(power, _least_power(epsilon).astype(power.dtype)))
+        frame = frame._replace(power=power if epsilon is None else jnp.maximum(power, _lowest_power(spec, x, epsilon).astype(power.dtype)))
     if not spec.centered:
         return frame
     sums = total(spec, elements(spec, x, where, frame), where, places)
@@ -155,9 +155,10 @@ def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Place
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
 
 
-def _least_power(epsilon: jax.Array) -> jax.Array:
+def _lowest_power(spec: Spec, x: jax.Array, epsilon: jax.Array) -> jax.Array:
     """:meth:`Spec.lowest_power` for a traced epsilon."""
-    return jnp.where(epsilon > 0, (jnp.frexp(lax.stop_gradient(epsilon))[1] - 60) // 2, -jnp.finfo(epsilon.dtype).maxexp)
+    epsilon = lax.stop_gradient(epsilon).astype(real(compute_dtype(x.dtype)))
+    return jnp.where(epsilon > 0, spec.lowest_power_by(jnp.frexp(epsilon)[1]), -jnp.finfo(epsilon.dtype).maxexp)
 
 
 def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:

@@ -128,7 +128,11 @@ class Spec:
         needed = self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
         if not needed:
             return None
-        return -finfo.maxexp if self.epsilon == 0 else (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon
+        return -finfo.maxexp if self.epsilon == 0 else self.lowest_power_by(math.frexp(self.epsilon)[1])
+
+    def lowest_power_by(self, exponent):
+        """The least power of two in whose units an epsilon of this exponent stays far within the range."""
+        return (exponent - 60) // self.power_of_epsilon
 
     def shared_axes(self, *params: jax.Array | None) -> tuple[int, ...]:
         """The reduction axes along which none of the parameters differs."""
