@@ -270,14 +270,14 @@ def _fitting(x: jax.Array, **params: ArrayLike | None) -> list[jax.Array | None]
 @partial(jax.jit, static_argnums=(0, 1))
 def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
     def run(operands: Operands) -> jax.Array:
-        return forward(implementation, spec, _split(spec, operands), moments=False)[0]
+        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
 
     return _by_compiler(run, operands)(operands)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
-    operands = _split(spec, operands)
+    operands = split_operands(spec, operands)
     y, stats = forward(implementation, spec, operands, moments=True)
     return y, from_stats(spec, stats, operands.where)
 
@@ -285,7 +285,7 @@ def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     def run(operands: Operands, moments: Moments) -> jax.Array:
-        x, where, scale, bias, ids, epsilon, _ = _split(spec, operands)
+        x, where, scale, bias, ids, epsilon, _ = split_operands(spec, operands)
         blocks, dtype = spec.reduction, compute_dtype(x.dtype)
         n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
@@ -295,7 +295,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     return _by_compiler(run, operands)(operands, moments)
 
 
-def _split(spec: Spec, operands: Operands) -> Operands:
+def split_operands(spec: Spec, operands: Operands) -> Operands:
     """With what broadcasts against x split as x is."""
     where, scale, bias = alongside(spec.reduction, operands.x, operands.where, operands.scale, operands.bias)
     return operands._replace(where=where, scale=scale, bias=bias)

@@ -14,10 +14,9 @@ from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.plan import find_stats, select
 from jaxnorm.engine.reference import Stats, nothing_saved, of_one_dtype
-from jaxnorm.engine.sharding import alongside
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
-from jaxnorm.normalization import fused, norm_operands
+from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
 from jaxnorm.statistics import Moments, from_stats, into_frame, like_batch
 
@@ -79,13 +78,13 @@ def switchable_norm(
     if running is not None:
         running = like_batch(running, x.shape, features)
     selected = select(implementation, None, x).implementation
-    y, batch = _switchable(selected, spec, features, spatial, *logits, running, *operands[:4])
+    y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)
     return y, batch if running is None else running
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, x, where, scale, bias):
-    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
+def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, operands: Operands):
+    x, where, scale, bias, *_ = split_operands(spec, operands)
     frame = find_frame(replace(spec, centered=False), x, where)
     norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
