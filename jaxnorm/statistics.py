@@ -259,9 +259,12 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
-    reduction = spec.reduction
-    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.shape).reshape(reduction.split_shape), _with_words(parts))
-    words, places = (parts.count, *parts.low.count), spec.places(ids)
+    reduction, places = spec.reduction, spec.places(ids)
+    parts = jax.tree.map(lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts))
+    words = (parts.count, *parts.low.count)
+    summed = tuple(size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape))
+    words = [jnp.broadcast_to(a, jnp.broadcast_shapes(summed, *map(jnp.shape, words))) for a in words]  # one where all hold as many
+    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     spread = partial(spread_stats, spec, places=places)
     whole = words_total(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
     weight, n = counted(spec, words[0], places), spread(whole[0])
@@ -279,7 +282,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
     low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
     merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
-    return jax.tree.map(lambda leaf: leaf.reshape(spec.stats_shape), merged)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged)
 
 
 def _with_words(parts: Moments) -> Moments:
