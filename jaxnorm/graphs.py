@@ -1,6 +1,5 @@
 """Norms of graphs: of the nodes of each graph, whose statistics are changed before they are applied."""
 
-import operator
 from typing import Unpack
 
 import jax
@@ -10,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.reference import Stats, abs_squared, of_one_dtype
+from jaxnorm.engine.reference import Stats, abs_squared, times
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.features import aligned, packed_axes
@@ -124,7 +123,7 @@ def pair_norm(
     if length.ndim:
         raise ValueError(f"length must be one number: got shape {length.shape}. Pass a scale for one gain per channel.")
     gain = jnp.ones([x.shape[axis] for axis in features], length.dtype) if scale is None else validation.floating(scale, "scale")
-    scale = operator.mul(*of_one_dtype(length, gain))
+    scale = times(length, gain)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
     return norm_over(x, unsplit(x.shape, nodes), features, options, change=_sum_over_channels, power_axes=features, **given)
 

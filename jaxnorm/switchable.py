@@ -1,6 +1,5 @@
 """Switchable norm: a learned blend of the statistics of instance, layer and batch norm, which are merged from the first."""
 
-import operator
 from dataclasses import replace
 from functools import partial
 from typing import Unpack
@@ -13,7 +12,7 @@ from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.plan import find_stats, select
-from jaxnorm.engine.reference import Stats, nothing_saved, of_one_dtype
+from jaxnorm.engine.reference import Stats, nothing_saved, plus, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands, split_operands
@@ -111,10 +110,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     step = sum(weight.astype(u.dtype) * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
     r = rstd(spec, frame, var)
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
-    if scale is not None:
-        gain, shift = (operator.mul(*of_one_dtype(a, scale)) for a in (gain, shift))
-    if bias is not None:
-        shift = operator.add(*of_one_dtype(shift, bias))
-    y = fused(replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype), Operands(u, where, gain, shift), implementation)
+    own = replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype)
+    y = fused(own, Operands(u, where, times(gain, scale), plus(times(shift, scale), bias)), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     return y, from_stats(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var), where)

@@ -1,7 +1,6 @@
 """Norms of kernels: weight norm and spectral norm."""
 
 import math
-import operator
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +12,7 @@ from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
-from jaxnorm.engine.reference import of_one_dtype
+from jaxnorm.engine.reference import times
 from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
@@ -58,10 +57,8 @@ def weight_norm(
     epsilon = validation.number_or_traced("epsilon", epsilon)
     epsilon = (epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon) / size
     spec, added = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
-    gain = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    if factor is not None:
-        gain = operator.mul(*of_one_dtype(gain, factor))
-    return fused(spec, Operands(kernel, scale=gain, epsilon=added))
+    root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
+    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=added))
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

@@ -135,18 +135,19 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     y = elements(spec, x, where, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     y = y if frame.places is None else hide(y, where)  # the NaN of no segment, before it meets scale
-    if scale is not None:
-        y = operator.mul(*of_one_dtype(y, spread(spec, scale)))
-    if bias is not None:
-        y = operator.add(*of_one_dtype(y, spread(spec, bias)))
-    y = hide(y, where)
+    y = hide(plus(times(y, spread(spec, scale)), spread(spec, bias)), where)
     return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
 
 
-def of_one_dtype(values: jax.Array, param: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both in the dtype of the values, made complex where the parameter is."""
+def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) -> jax.Array:
+    """Of both, in the dtype of the values, made complex where the parameter is; the values as they are where there is none."""
+    if param is None:
+        return values
     dtype = np.promote_types(values.dtype, np.complex64) if jnp.iscomplexobj(param) else values.dtype
-    return values.astype(dtype), param.astype(dtype)
+    return operation(values.astype(dtype), param.astype(dtype))
+
+
+times, plus = partial(with_param, operator.mul), partial(with_param, operator.add)
 
 
 def known(spec: Spec, residuals: Residuals) -> Stats:
