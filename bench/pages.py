@@ -43,7 +43,7 @@ def pages() -> dict[Path, str]:
     for name in ("speed", "speed-zen4", "speed-pages", "speed-xeon", "speed-gpu"):
         folder = RESULTS / name
         found[folder / "README.md"] = speed_report.page(report.read(folder), folder.relative_to(RESULTS.parents[1]))
-    for name in ("models", "models-zen4", "models-pages"):
+    for name in ("models", "models-pages"):
         found[RESULTS / f"{name}.md"] = models.page(json.loads((RESULTS / f"{name}.json").read_text()))
     return found
 

@@ -3,15 +3,18 @@
 import importlib.metadata
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 PACKAGES = ("jaxlib", "dm-haiku", "equinox", "keras", "torch")
 
 
 def commit() -> str:
-    """Of this checkout; with "-dirty" where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip() or "unknown"
+    """Of this checkout; with "-dirty" where files differ from it, other than results."""
+    git = partial(subprocess.run, capture_output=True, text=True, cwd=Path(__file__).parent)
+    named = git(["git", "describe", "--always"]).stdout.strip()
+    changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(exclude,top)bench/results"]).stdout
+    return f"{named}-dirty" if named and changed else named or "unknown"
 
 
 def versions() -> dict[str, str]:
