@@ -263,7 +263,8 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     parts = jax.tree.map(lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts))
     words = (parts.count, *parts.low.count)
     summed = tuple(size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape))
-    words = [jnp.broadcast_to(a, jnp.broadcast_shapes(summed, *map(jnp.shape, words))) for a in words]  # one where all hold as many
+    shape = jnp.broadcast_shapes(summed, *map(jnp.shape, words))  # of size one along other axes, where all groups hold as many
+    words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     spread = partial(spread_stats, spec, places=places)
     whole = words_total(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
