@@ -167,7 +167,8 @@ what would be gained if norms took no time.
 
 def page(results: dict) -> str:
     facts = results["machine"]
-    packages = f"jax {facts['jax']}, flax {facts['flax']}, {facts['cores']} cores ({facts['processor']}), kernels {'built' if facts['native'] else 'not built'}"
+    cores = f"{facts['cores']} cores ({facts['processor']})"
+    packages = f"jax {facts['jax']}, flax {facts['flax']}, {cores}, kernels {'built' if facts['native'] else 'not built'}"
     return f"Whole models (`{facts['command']}`; {packages}, commit {facts['commit']}).\n\n{table(results['rows'])}{BOUND}"
 
 

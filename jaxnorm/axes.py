@@ -9,7 +9,6 @@ A pattern names the axes of an array and puts brackets around those that are red
 ``( )`` splits one axis into several; all of their sizes but one are passed by keyword.
 """
 
-import bisect
 import itertools
 import math
 import re
@@ -52,12 +51,12 @@ class Reduction:
     @property
     def stats_shape(self) -> tuple[int, ...]:
         """The shape of the statistics: a reduced axis has size one, a split one the product of its parts that are not reduced."""
-        sizes_left, ends = self.split_stats_shape, itertools.accumulate(map(len, self.parts))
-        return tuple(math.prod(sizes_left[end - len(sizes) : end]) for sizes, end in zip(self.parts, ends, strict=True))
+        left = iter(self.split_stats_shape)
+        return tuple(math.prod(next(left) for _ in sizes) for sizes in self.parts)
 
     def whole_axis(self, axis: int) -> int:
         """The axis of ``shape`` that an axis of ``split_shape`` is a part of."""
-        return bisect.bisect(list(itertools.accumulate(map(len, self.parts))), axis)
+        return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The split form of a shape that broadcasts against ``self.shape``."""

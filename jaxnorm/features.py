@@ -29,17 +29,21 @@ def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[
     return value.reshape([value.shape[sorted(positions).index(axis)] if axis in positions else 1 for axis in range(len(shape))])
 
 
-def check_groups(num_groups: int, channels: int) -> None:
-    """Raises unless the channels form that many equal groups."""
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int):
-        raise TypeError(f"num_groups must be an integer: got {num_groups!r} ({type(num_groups).__name__}).")
-    if num_groups < 1 or channels % num_groups:
-        raise ValueError(f"num_groups must be positive and divide the channels: got {num_groups} groups for {channels} channels.")
+def check_divides(name: str, number: int, channels: int) -> None:
+    """Raises unless the channels form that many equal groups, or groups of that many."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} must be an integer: got {number!r} ({type(number).__name__}).")
+    if number < 1 or channels % number:
+        raise ValueError(f"{name} must be positive and divide the channels: got {number} for {channels} channels.")
 
 
-def spatial_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes, and those between them and the batch."""
+def spatial_axes(
+    shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str, *, packed: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes, and those between them and the batch; of packed ``x`` there need be no batch."""
     features = canonical_axes(feature_axes, len(shape), "feature_axes")
+    if packed and other_axes(features, len(shape)) == (0,):
+        return features, (0,)
     if 0 in features:
         raise ValueError(f"{name} must leave axis 0 to the batch: got feature_axes={feature_axes} for shape {shape}.")
     reduced = other_axes((0, *features), len(shape))
@@ -48,11 +52,3 @@ def spatial_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name
             f"{name} must have an axis to reduce beside batch and features: x has shape {shape}. Use layer_norm for plain features."
         )
     return features, reduced
-
-
-def packed_axes(shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes, and those between them and the batch; beside which there need be no batch."""
-    features = canonical_axes(feature_axes, len(shape), "feature_axes")
-    if other_axes(features, len(shape)) == (0,):
-        return features, (0,)
-    return spatial_axes(shape, feature_axes, name)

@@ -12,7 +12,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.reference import Stats, abs_squared, times
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
-from jaxnorm.features import aligned, packed_axes
+from jaxnorm.features import aligned, spatial_axes
 from jaxnorm.normalization import norm_over
 from jaxnorm.options import NormOptions, Param
 
@@ -63,7 +63,7 @@ def graph_norm(
     [1.0, 1.0]
     """
     x = validation.floating(x)
-    features, nodes = packed_axes(x.shape, feature_axes, "graph norm")
+    features, nodes = spatial_axes(x.shape, feature_axes, "graph norm", packed=True)
     mean_scale = validation.floating(mean_scale, "mean_scale")
     if mean_scale.ndim != len(features):
         raise ValueError(
@@ -118,7 +118,7 @@ def pair_norm(
     [[3.0, -4.0], [-3.0, 4.0]]
     """
     x = validation.floating(x)
-    features, nodes = packed_axes(x.shape, feature_axes, "pair norm")
+    features, nodes = spatial_axes(x.shape, feature_axes, "pair norm", packed=True)
     length = jnp.asarray(length, real(compute_dtype(x.dtype)))
     if length.ndim:
         raise ValueError(f"length must be one number: got shape {length.shape}. Pass a scale for one gain per channel.")

@@ -16,7 +16,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
-from jaxnorm.engine.reference import Stats, apply, nothing_saved
+from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import aligned
@@ -85,7 +85,7 @@ def normalize(
     validation.variance(moments.var)
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
-    scale, bias = _fitting(x, scale=scale, bias=bias)
+    scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
     spec, added = make_spec(blocks, x, scale, bias, segments=along, **options)
     return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added))
 
@@ -190,7 +190,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
 def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes."""
     x = validation.floating(x)
-    scale, bias = _fitting(x, scale=scale, bias=bias)
+    scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
     return _operands(x, resolve(axes, x.shape, sizes), scale, bias, **options)
 
 
@@ -217,23 +217,17 @@ def make_spec(
     return Spec(reduction, epsilon=0.0, **options), epsilon
 
 
-def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> jax.Array:
-    """The output, of arguments that have been validated."""
-    return _fused(spec, _selected(spec, operands, implementation).implementation, operands)
+def fused(spec: Spec, operands: Operands, implementation: str | None = None, *, moments: bool = False) -> Any:
+    """The output, or ``(output, Moments)``, of arguments that have been validated."""
+    return _fused(spec, _selected(spec, operands, implementation).implementation, moments, operands)
 
 
-def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> tuple[jax.Array, Moments]:
-    """The output for scale and bias along ``features``, and the Moments.
+def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, *, moments=False, **own) -> Any:
+    """The output for scale and bias along ``features``, or ``(output, Moments)``: all norms and modules call this.
 
     ``reduction`` may have no axes: every element is then a group of its own.
     """
-    spec, operands, implementation = norm_operands(x, reduction, features, *options, **own)
-    return _with_moments(spec, _selected(spec, operands, implementation).implementation, operands)
-
-
-def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], /, *options, **own) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules call this."""
-    return fused(*norm_operands(x, reduction, features, *options, **own))
+    return fused(*norm_operands(x, reduction, features, options, **own), moments=moments)
 
 
 def norm_operands(
@@ -258,28 +252,14 @@ def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Pla
     return select(implementation, NORM_KERNELS if spec.ordinary else None, operands.x, spec, operands)
 
 
-def _fitting(x: jax.Array, **params: ArrayLike | None) -> list[jax.Array | None]:
-    """Parameters that broadcast against x."""
-    found = [None if value is None else validation.floating(value, name) for name, value in params.items()]
-    for name, value in zip(params, found, strict=True):
-        if value is not None:
-            validation.fits(name, value.shape, x.shape)
-    return found
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
-    def run(operands: Operands) -> jax.Array:
-        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _fused(spec: Spec, implementation: str, moments: bool, operands: Operands) -> Any:
+    def run(operands: Operands) -> Any:
+        operands = split_operands(spec, operands)
+        y, stats = forward(implementation, spec, operands, moments=moments)
+        return (y, from_stats(spec, stats, operands.where)) if moments else y
 
     return _by_compiler(run, operands)(operands)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
-    operands = split_operands(spec, operands)
-    y, stats = forward(implementation, spec, operands, moments=True)
-    return y, from_stats(spec, stats, operands.where)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -290,7 +270,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         stats = with_epsilon(Stats(Frame(n, None, mean, spec.places(ids)), offset, var), epsilon)
-        return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias)
+        return jax.checkpoint(partial(apply, spec))(x, where, stats, scale, bias)
 
     return _by_compiler(run, operands)(operands, moments)
 

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
-from jaxnorm.features import check_groups, packed_axes, spatial_axes
-from jaxnorm.normalization import norm_over, norm_over_with_moments
+from jaxnorm.features import check_divides, spatial_axes
+from jaxnorm.normalization import norm_over
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
@@ -65,7 +65,7 @@ def batch_norm(
     reduced = other_axes(features, x.ndim)
     if not reduced and options.get("axis_name") is None:
         raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
-    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over(x, unsplit(x.shape, reduced), features, options, moments=True, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def layer_norm(
@@ -159,7 +159,7 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    return norm_over_with_moments(x, unsplit(x.shape, features), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over(x, unsplit(x.shape, features), features, options, moments=True, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def rms_norm(
@@ -247,7 +247,7 @@ def instance_norm(
     [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
-    features, reduced = (spatial_axes if segments is None else packed_axes)(x.shape, feature_axes, "instance norm")
+    features, reduced = spatial_axes(x.shape, feature_axes, "instance norm", packed=segments is not None)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
     return norm_over(x, unsplit(x.shape, reduced), features, options, **given)
 
@@ -298,7 +298,7 @@ def group_norm(
         raise ValueError(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
-    check_groups(num_groups, x.shape[features[0]])
+    check_divides("num_groups", num_groups, x.shape[features[0]])
     reduced = other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim)
     if features[0] in reduced:
         raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")

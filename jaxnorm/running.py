@@ -89,15 +89,10 @@ def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLik
     result = old + weight.astype(dtype) * step  # in this form a value equal to the batch stays what it is
     result = jnp.where(jnp.isfinite(step), result, momentum.astype(dtype) * old + weight.astype(dtype) * new)  # -3e38 and 3e38
     if not jnp.issubdtype(dtype, jnp.complexfloating):
-        result = result + lax.stop_gradient(jnp.where(result == old, _last_bit(old, new), 0))
+        held, aim = lax.stop_gradient((old, new))
+        result = result + jnp.where(result == old, jnp.nextafter(held, aim) - held, 0)  # by the last bit
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
     return jnp.where(known, result, old)
-
-
-def _last_bit(old: jax.Array, new: jax.Array) -> jax.Array:
-    """The smallest step from ``old`` towards ``new``."""
-    old, new = lax.stop_gradient(old), lax.stop_gradient(new)
-    return jnp.nextafter(old, new) - old
 
 
 @jax.jit

@@ -20,8 +20,7 @@ from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import beyond, of_integers, two_sum
-from jaxnorm.engine.words import total as words_total
+from jaxnorm.engine.words import add_words, beyond, of_integers, two_sum
 from jaxnorm.options import AxisName, Param
 
 
@@ -100,15 +99,11 @@ class Moments:
 
 def _zero(value: Any) -> Any:
     """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
-    if isinstance(value, jax.Array):
-        make = jnp if isinstance(value, jax.core.Tracer) else np  # in a trace NumPy's would be constants, which a backward pass keeps
-        zeros: Any = make.zeros(value.shape, value.dtype)
-        return vary(zeros, varying_axes(value))
-    if isinstance(value, np.ndarray | np.generic):
-        return np.zeros_like(value)
-    if isinstance(value, int | float):
-        return value * 0
-    return value
+    if isinstance(value, jax.core.Tracer):  # NumPy's would be constants, which a backward pass keeps
+        return vary(jnp.zeros(value.shape, value.dtype), varying_axes(value))
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        return np.zeros(value.shape, value.dtype)
+    return value * 0 if isinstance(value, int | float) else value
 
 
 def moments(
@@ -211,7 +206,7 @@ def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax
         size = spec.reduction.group_size * devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return beyond(words_total(of_integers(count_elements(spec, where, frame.places), count.dtype), (), spec.axis_name), count)
+    return beyond(add_words(of_integers(count_elements(spec, where, frame.places), count.dtype), (), spec.axis_name), count)
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
@@ -267,7 +262,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     spread = partial(spread_stats, spec, places=places)
-    whole = words_total(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.total, places=places))
+    whole = add_words(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.reduce, places=places))
     weight, n = counted(spec, words[0], places), spread(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 

@@ -12,7 +12,7 @@ from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
 from jaxnorm.engine.plan import find_stats, select
-from jaxnorm.engine.reference import Stats, nothing_saved, plus, times
+from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands, split_operands
@@ -85,7 +85,7 @@ def switchable_norm(
 def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, operands: Operands):
     x, where, scale, bias, *_ = split_operands(spec, operands)
     frame = find_frame(replace(spec, centered=False), x, where)
-    norm = nothing_saved(partial(_blended, implementation, spec, features, spatial))
+    norm = jax.checkpoint(partial(_blended, implementation, spec, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
 
 
@@ -110,7 +110,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     step = sum(weight.astype(u.dtype) * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
     r = rstd(spec, frame, var)
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
-    own = replace(own, dtype=x.dtype if spec.dtype is None else spec.dtype)
+    own = replace(own, dtype=spec.dtype)
     y = fused(own, Operands(u, where, times(gain, scale), plus(times(shift, scale), bias)), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     return y, from_stats(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var), where)

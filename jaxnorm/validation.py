@@ -37,6 +37,15 @@ def fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
         )
 
 
+def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
+    """A scale or bias that broadcasts against ``shape``."""
+    if value is None:
+        return None
+    value = floating(value, name)
+    fits(name, value.shape, shape)
+    return value
+
+
 def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:
@@ -85,15 +94,12 @@ def variance(var) -> None:
     values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
 
 
-def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype | None:
-    """The dtype that an output is asked to have, which holds what ``x`` normalized, scaled and shifted is; None for that of ``x``."""
+def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype:
+    """The dtype that an output is asked to have, by default that of ``x``; it holds what ``x`` normalized, scaled and shifted is."""
+    dtype = jnp.dtype(x.dtype if dtype is None else dtype)
     for name, param in params.items():
-        found = jnp.dtype(x.dtype if dtype is None else dtype)
-        if param is not None and jnp.iscomplexobj(param) and not jnp.issubdtype(found, jnp.complexfloating):
-            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {found}. Pass dtype=jnp.complex64.")
-    if dtype is None:
-        return None
-    dtype = jnp.dtype(dtype)
+        if param is not None and jnp.iscomplexobj(param) and not jnp.issubdtype(dtype, jnp.complexfloating):
+            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {dtype}. Pass dtype=jnp.complex64.")
     if not jnp.issubdtype(dtype, jnp.complexfloating if jnp.iscomplexobj(x) else jnp.inexact):
         needed = "complex for complex x" if jnp.iscomplexobj(x) else "floating point"
         raise TypeError(f"dtype, that of the output, must be {needed}: got {dtype} for x of {x.dtype}. Cast the output instead.")

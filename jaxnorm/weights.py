@@ -104,19 +104,10 @@ def spectral_norm(
     matrix = scale_down(matrix, power)  # so that no square leaves the range
     u = jnp.asarray(u, matrix.dtype)
     u = jnp.where((u != 0).any(), u, 1)
-    v, new = _iterate(lax.stop_gradient(matrix), lax.stop_gradient(u), n_steps, epsilon)
+    constant, new = lax.stop_gradient((matrix, u))
+    for _ in range(n_steps):
+        v = weight_norm(new @ constant.T, feature_axes=0, epsilon=epsilon)
+        new = weight_norm(v @ constant, feature_axes=0, epsilon=epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
     normalized = (matrix / jnp.where(sigma != 0, sigma, 1)).astype(kernel.dtype).reshape(kernel.shape)
     return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), scale_down(sigma, -power)
-
-
-def _iterate(matrix: jax.Array, u: jax.Array, n_steps: int, epsilon: float) -> tuple[jax.Array, jax.Array]:
-    """The vectors of both sides after power iterations."""
-    for _ in range(n_steps):
-        v = _unit(u @ matrix.T, epsilon)
-        u = _unit(v @ matrix, epsilon)
-    return v, u
-
-
-def _unit(vector: jax.Array, epsilon: float) -> jax.Array:
-    return weight_norm(vector, feature_axes=0, epsilon=epsilon)

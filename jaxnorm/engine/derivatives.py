@@ -22,15 +22,13 @@ from jaxnorm.engine.reference import (
     apply,
     backward,
     estimate,
-    like,
-    nothing_saved,
     statistics,
+    summed_like,
     tangent,
+    times,
 )
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import separate
-
-__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
 
 
 def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -51,12 +49,12 @@ def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     """
     given = operands.x.dtype
     if given != compute_dtype(given):
-        spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype, full_range=spec.full_range or needs_power(given))
-        return nothing_saved(lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given)))))(operands)
+        spec = replace(spec, full_range=spec.full_range or needs_power(given))
+        return jax.checkpoint(lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given)))))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(spec, x, where, spec.places(ids), epsilon)
     stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
-    return nothing_saved(partial(apply, spec))(x, where, stats, scale, bias), found
+    return jax.checkpoint(partial(apply, spec))(x, where, stats, scale, bias), found
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
@@ -82,7 +80,7 @@ def _normalized_jvp(spec, primals, tangents):
         bias = scale  # one array instead of two
     residuals, inputs = Residuals(x, where, stats, scale, bias), Inputs(tangents[0], *tangents[3:])
     if spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
-        return (y, offset, var), nothing_saved(partial(tangent, spec))(residuals, inputs)
+        return (y, offset, var), jax.checkpoint(partial(tangent, spec))(residuals, inputs)
     return (y, offset, var), _linear(spec.recompute)(spec, residuals, inputs)
 
 
@@ -103,13 +101,13 @@ def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inpu
     (x, _, _, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
     own_x, own_dy, own_scale = separate(x, dy, scale)
-    own_dy = split(spec, own_dy, dtype) if scale is None else split(spec, own_dy, dtype) * own_scale.astype(dtype)
+    own_dy = times(split(spec, own_dy, dtype), own_scale)
     dx = backward(spec, Residuals(own_x, None, None, None, None), (own_dy, *dstats)).x
     dscale = dbias = None
     if scale is not None:
         own_x, own_dy = separate(x, dy)
         y, _ = reference.forward(replace(spec, dtype=dtype), own_x, None, None, None)
-        dscale = like(scale, split(spec, own_dy, dtype) * split(spec, y, dtype))
+        dscale = summed_like(scale, split(spec, own_dy, dtype) * split(spec, y, dtype))
     if bias is not None:
-        dbias = like(bias, split(spec, separate(dy)[0], dtype))
+        dbias = summed_like(bias, split(spec, separate(dy)[0], dtype))
     return Inputs(dx, dscale, dbias)

@@ -18,7 +18,7 @@ from jax import lax
 from jaxnorm.axes import number
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
-from jaxnorm.engine.segments import Places, Segments
+from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes, separate
 
@@ -58,12 +58,12 @@ def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Call
 
 
 def over_groups(
-    spec: Spec, values: jax.Array, places: Places | None, by: Callable = jnp.sum, within: Callable = Segments.total
+    spec: Spec, values: jax.Array, places: Places | None, by: Callable = jnp.sum, within: Callable = jax.ops.segment_sum
 ) -> jax.Array:
     """Along all reduction axes ``by``, but for that of segments, and ``within`` each of these."""
     if places is None:
         return reduce_groups(spec, values, spec.axes, by)
-    return within(spec.segments, reduce_axes(values, spec.whole_axes, by), places)
+    return spec.segments.reduce(reduce_axes(values, spec.whole_axes, by), places, within)
 
 
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -127,13 +127,12 @@ class Frame(NamedTuple):
 
 def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None, epsilon: jax.Array | None = None) -> Frame:
     """The constants in which the elements of each group are small, and a traced epsilon does not leave the range."""
-    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype)
+    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype, epsilon)
     frame = Frame(None, None, None, places)
     if where is not None or places is not None:
         frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
-        power = _find_power(spec, x, where, places, lowest)
-        frame = frame._replace(power=power if epsilon is None else jnp.maximum(power, _lowest_power(spec, x, epsilon).astype(power.dtype)))
+        frame = frame._replace(power=_find_power(spec, x, where, places, lowest))
     if not spec.centered:
         return frame
     sums = total(spec, elements(spec, x, where, frame), where, places)
@@ -146,26 +145,20 @@ def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -
     return total(spec, jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype), None, places)
 
 
-def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None, lowest: int) -> jax.Array:
+def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None, lowest) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
     values = hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where)
     size = jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag)) if jnp.iscomplexobj(values) else jnp.abs(values)
-    largest = over_groups(spec, size, places, partial(jnp.max, initial=0), Segments.largest)
+    largest = over_groups(spec, size, places, partial(jnp.max, initial=0), jax.ops.segment_max)
     largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0) if spec.power_axes else largest
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
 
 
-def _lowest_power(spec: Spec, x: jax.Array, epsilon: jax.Array) -> jax.Array:
-    """:meth:`Spec.lowest_power` for a traced epsilon."""
-    epsilon = lax.stop_gradient(epsilon).astype(real(compute_dtype(x.dtype)))
-    return jnp.where(epsilon > 0, spec.lowest_power_by(jnp.frexp(epsilon)[1]), -jnp.finfo(epsilon.dtype).maxexp)
-
-
-def power_of_elements(largest: jax.Array, lowest: int) -> jax.Array:
+def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
     """The exponent of the largest element, within the limits of its dtype."""
     limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
-    return jnp.clip(exponent, max(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
+    return jnp.clip(exponent, jnp.maximum(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
 
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
@@ -214,25 +207,20 @@ def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.A
     """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
     var = var * _unbias(spec, var, count)
     total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
-    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)
-    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
+    root = lax.rsqrt(total) if spec.epsilon_in == "var" else 1 / total
     return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
 
 
 @inverse_root.defjvp
 def _inverse_root_jvp(spec, primals, tangents):
+    """d r = -1/2 q r r d var, where q is r or, for sqrt(var), 1 / sqrt(var), and 0 where there is no spread."""
     var, epsilon, count = primals
-    r = inverse_root(spec, var, epsilon, count)
-    return r, ((-0.5 * tangents[0] * _steepness(spec, var, r, count)) * r) * r  # in turn: r**3 underflows for data of size 1e13
-
-
-def _steepness(spec: Spec, var, r, count) -> jax.Array:
-    """q in d r = -1/2 q r r d var, where r is :func:`inverse_root`; 0 for sqrt(var) where there is no spread."""
-    unbias = _unbias(spec, var, count)
-    if spec.epsilon_in == "var":
-        return r * unbias
-    var = var * unbias
-    return jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0) * unbias
+    r, unbias = inverse_root(spec, var, epsilon, count), _unbias(spec, var, count)
+    q = r
+    if spec.epsilon_in == "std":
+        var = var * unbias
+        q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
+    return r, ((-0.5 * tangents[0] * (q * unbias)) * r) * r  # in turn: r**3 underflows for data of size 1e13
 
 
 def _unbias(spec: Spec, var, count):

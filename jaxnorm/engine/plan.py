@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
 
 import jax
 
 from jaxnorm import kernels
 from jaxnorm.axes import number, static
+from jaxnorm.engine import derivatives
+from jaxnorm.engine.reference import Stats, statistics
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
@@ -17,7 +18,7 @@ from jaxnorm.kernels.placement import known
 PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
 IMPLEMENTATIONS = (*PLAIN, "native")
 # Modules, loaded when one first runs.
-PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native"
+NORM_KERNELS = "jaxnorm.kernels.native"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -57,21 +58,17 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
     named = requested or wish()
     if named in PLAIN:
         return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} leaves the kernels aside")
-    if named is None and (reason := _left_aside(x)):
-        return _next_best(reason)
-    obstacle = _obstacle(module, x, arguments)
-    if obstacle and requested:
-        raise ValueError(f"implementation='native' {obstacle}. Leave implementation out.")
-    return _next_best(obstacle) if obstacle else _plan("native", "a kernel takes these arguments")
+    reason = (named is None and _left_aside(x)) or _obstacle(module, x, arguments)
+    if reason and requested:
+        raise ValueError(f"implementation='native' {reason}. Leave implementation out.")
+    if reason:
+        return Plan("xla", {"reference": "it takes as long or longer, for the same result", "native": reason})
+    return _plan("native", "a kernel takes these arguments")
 
 
 def _plan(name: str, reason: str) -> Plan:
     """``reason`` is why nothing else runs."""
     return Plan(name, {other: reason for other in IMPLEMENTATIONS if other != name})
-
-
-def _next_best(reason: str) -> Plan:
-    return Plan("xla", {"reference": "it takes as long or longer, for the same result", "native": reason})
 
 
 def _left_aside(x: jax.Array) -> str | None:
@@ -96,17 +93,17 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
 
 
-def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
+def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Stats]:
     """The output and, if asked for, the Stats, by what :func:`select` names."""
     x, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
+        return derivatives.forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
 
 
-def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
+def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Stats:
     """The Stats, in plain JAX; of segments, if there are places."""
-    return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where, places)
+    return statistics(for_plain_jax(spec, implementation, where), x, where, places)
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:

@@ -18,7 +18,6 @@ With n the count of a group, and dy, doffset and dvar the gradients of a loss by
 
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,8 +47,6 @@ from jaxnorm.engine.groups import (
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
-
-nothing_saved: Callable = partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
 
 
 class Stats(NamedTuple):
@@ -115,15 +112,14 @@ def abs_squared(values: jax.Array) -> jax.Array:
 def _estimate_jvp(spec, primals, tangents):
     x, where, frame = primals
     offset, var = estimate(spec, x, where, frame)
-    return (offset, var), nothing_saved(partial(estimate_tangent, spec))(x, where, frame, offset, tangents[0])
+    return (offset, var), jax.checkpoint(partial(estimate_tangent, spec))(x, where, frame, offset, tangents[0])
 
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     where = counted(spec, where, frame.places)
     du = scaled(spec, dx, where, spread_stats(spec, frame.power, frame.places))
-    deviation = elements(spec, x, where, frame, offset)
-    deviation = deviation if frame.places is None else hide(deviation, where)
+    deviation = hide(elements(spec, x, where, frame, offset), where)
     dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame)
     return mean(spec, du, where, frame) if spec.centered else jnp.zeros_like(offset), dvar
 
@@ -136,7 +132,7 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     y = y if frame.places is None else hide(y, where)  # the NaN of no segment, before it meets scale
     y = hide(plus(times(y, spread(spec, scale)), spread(spec, bias)), where)
-    return y.astype(x.dtype if spec.dtype is None else spec.dtype).reshape(x.shape)
+    return y.astype(spec.dtype).reshape(x.shape)
 
 
 def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) -> jax.Array:
@@ -150,7 +146,7 @@ def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) 
 times, plus = partial(with_param, operator.mul), partial(with_param, operator.add)
 
 
-def known(spec: Spec, residuals: Residuals) -> Stats:
+def stats_of(spec: Spec, residuals: Residuals) -> Stats:
     """The statistics, recomputed where they are not among the residuals."""
     x, where, stats, *_ = residuals
     if stats is None:
@@ -159,7 +155,7 @@ def known(spec: Spec, residuals: Residuals) -> Stats:
     return Stats(frame, find_offset(spec, x, where, frame) if offset is None else offset, var)
 
 
-def centred(stats: Stats) -> Stats:
+def recentered(stats: Stats) -> Stats:
     """The same statistics about the mean itself, so that the elements of a constant are 0."""
     frame, offset, _ = stats
     if frame.pivot is None:
@@ -178,10 +174,9 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 
     x is read in several places. Cast once to the dtype of the statistics, its gradient is summed there and rounded once.
     """
-    where, given = residuals.where, residuals.x.dtype
-    spec = replace(spec, dtype=given if spec.dtype is None else spec.dtype)
-    frame, offset, var = known(spec, residuals)
-    x, dx = (a.astype(compute_dtype(given)) for a in (residuals.x, tangents.x))
+    where, dtype = residuals.where, compute_dtype(residuals.x.dtype)
+    frame, offset, var = stats_of(spec, residuals)
+    x, dx = (a.astype(dtype) for a in (residuals.x, tangents.x))
     doffset, dvar = estimate_tangent(spec, x, where, frame, offset, dx)
     line = lambda x, offset, var, scale, bias: apply(spec, x, where, Stats(frame, offset, var), scale, bias)  # noqa: E731
     primals, steps = (x, offset, var, residuals.scale, residuals.bias), (dx, doffset, dvar, tangents.scale, tangents.bias)
@@ -190,15 +185,14 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 
 def tangent_like(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of the shapes and dtypes of :func:`tangent`."""
-    given = residuals.x.dtype
-    stats = reduce_groups(spec, split(spec, tangents.x, compute_dtype(given)), spec.axes)
-    return tangents.x.astype(given if spec.dtype is None else spec.dtype), stats, stats
+    stats = reduce_groups(spec, split(spec, tangents.x, compute_dtype(residuals.x.dtype)), spec.axes)
+    return tangents.x.astype(spec.dtype), stats, stats
 
 
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
-    frame, offset, var = centred(known(spec, residuals))
+    frame, offset, var = recentered(stats_of(spec, residuals))
     r, through_r = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
 
@@ -219,10 +213,10 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
         shift = -r * reduce_axes(gain * alone, rest)
         through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame)))
     dx = scale_down(shown(dy) * spread(spec, gain * r) + weigh(through, where), spread(spec, frame.power)).astype(x.dtype).reshape(x.shape)
-    return Inputs(dx, *(None if a is None else like(a, values) for a, values in ((scale, product * r), (bias, alone))))
+    return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
 
-def like(param: jax.Array, values: jax.Array) -> jax.Array:
+def summed_like(param: jax.Array, values: jax.Array) -> jax.Array:
     """Summed over the axes along which the parameter does not differ."""
     axes = tuple(axis for axis, size in enumerate(param.shape) if size == 1 and values.shape[axis] != 1)
     return jnp.broadcast_to(reduce_axes(values, axes), param.shape).astype(param.dtype)

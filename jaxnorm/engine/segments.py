@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,25 +53,15 @@ class Segments:
             group, most = jnp.searchsorted(ends, lax.iota(jnp.int32, number), side="right").astype(jnp.int32), -(-most // RUN)
         return (*places, group)
 
-    def total(self, values: jax.Array, places: Places) -> jax.Array:
-        """The sum over each segment."""
-        return self._reduce(jax.ops.segment_sum, values, places)
-
-    def largest(self, values: jax.Array, places: Places) -> jax.Array:
-        """The largest value of each segment; the least there is of an empty one."""
-        return self._reduce(jax.ops.segment_max, values, places)
-
-    def _reduce(self, by: Callable, values: jax.Array, places: Places) -> jax.Array:
+    def reduce(self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum) -> jax.Array:
+        """The sum over each segment, or another reduction."""
         flat = self._flat(values, self.positions[-1])
         for at, number in zip(places, (*map(len, places[1:]), self._groups), strict=True):
             flat = by(flat, at, number)
         return self._in_place(flat, self.number)
 
-    def spread(self, stats: Any, places: Places) -> Any:
-        """To each position what its segment has, and NaN where ids are out of range: the transpose of :meth:`total`."""
-        return jax.tree.map(partial(self._spread, places), stats)
-
-    def _spread(self, places: Places, stats: jax.Array) -> jax.Array:
+    def spread(self, stats: jax.Array, places: Places) -> jax.Array:
+        """To each position what its segment has, and NaN where ids are out of range: the transpose of a sum by :meth:`reduce`."""
         flat = self._flat(stats, self.number)
         for at in reversed(places):
             flat = jnp.take(flat, at, axis=0, mode="fill")

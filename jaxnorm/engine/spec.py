@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, number
@@ -48,7 +49,7 @@ class Spec:
       epsilon: added to the variance, or to its root, as epsilon_in says.
       correction: the count is reduced by it in the variance.
       epsilon_in: "var" or "std".
-      dtype: that of the output; None for that of x.
+      dtype: that of the output; None where statistics alone are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
@@ -76,9 +77,8 @@ class Spec:
     keep_offset: bool = True
 
     def __post_init__(self):  # these facts are hashed
-        names = hashable(self.axis_name)
-        for name, value in (("axis_name", names), ("centered", bool(self.centered)), ("full_range", bool(self.full_range))):
-            object.__setattr__(self, name, value)
+        for name, made in (("axis_name", hashable), ("centered", bool), ("full_range", bool)):
+            object.__setattr__(self, name, made(getattr(self, name)))
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -102,11 +102,10 @@ class Spec:
     @property
     def stats_shape(self) -> tuple[int, ...]:
         """The shape of the statistics: a reduced axis has size one, that of segments as many as they are."""
-        shape = self.reduction.stats_shape
-        if self.segments is None:
-            return shape
-        own = self.reduction.whole_axis(self.segments.axis)
-        return (*shape[:own], self.segments.number, *shape[own + 1 :])
+        shape = list(self.reduction.stats_shape)
+        if self.segments is not None:
+            shape[self.reduction.whole_axis(self.segments.axis)] = self.segments.number
+        return tuple(shape)
 
     @property
     def loop_shape(self) -> tuple[int, ...]:
@@ -119,20 +118,18 @@ class Spec:
         """Scaling x by s scales epsilon by s to this power."""
         return 2 if self.epsilon_in == "var" else 1
 
-    def lowest_power(self, dtype) -> int | None:
+    def lowest_power(self, dtype, epsilon: jax.Array | None = None) -> Any:
         """The least power of two that data of this dtype are divided by; None if they need no scaling.
 
         They need it where squares overflow, and where squares vanish although epsilon is smaller still.
         """
         finfo = jnp.finfo(compute_dtype(dtype))
-        needed = self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)
-        if not needed:
+        if not (self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)):
             return None
-        return -finfo.maxexp if self.epsilon == 0 else self.lowest_power_by(math.frexp(self.epsilon)[1])
-
-    def lowest_power_by(self, exponent):
-        """The least power of two in whose units an epsilon of this exponent stays far within the range."""
-        return (exponent - 60) // self.power_of_epsilon
+        if epsilon is None:
+            return (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon if self.epsilon else -finfo.maxexp
+        epsilon = lax.stop_gradient(epsilon).astype(finfo.dtype)
+        return jnp.where(epsilon > 0, (jnp.frexp(epsilon)[1] - 60) // self.power_of_epsilon, -finfo.maxexp)
 
     def shared_axes(self, *params: jax.Array | None) -> tuple[int, ...]:
         """The reduction axes along which none of the parameters differs."""

@@ -43,7 +43,7 @@ def of_integers(count: jax.Array, dtype) -> Words:
     return *two_sum((count - low).astype(dtype), low.astype(dtype)), jnp.zeros(count.shape, dtype)
 
 
-def total(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
+def add_words(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
     """The sum over axes, which keep size one, or another sum, and over devices: exact for integers, of 2**16 parts at most.
 
     Each word is split into digits of a few bits, whose sums need no rounding.

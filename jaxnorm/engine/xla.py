@@ -20,7 +20,7 @@ def separate(*arrays: jax.Array | None) -> tuple:
     It makes one loop of all that is done with a row, if nothing else needs any of it. What two loops have in common, be it no
     more than a cast, it writes to memory, as large as x. Two calls with the same arrays count as one.
     """
-    own = iter(_identity("separate", _barrier, list)(*(a for a in arrays if a is not None)))
+    own = iter(_identity("separate", lax.optimization_barrier, tuple)(*(a for a in arrays if a is not None)))
     return tuple(None if a is None else next(own) for a in arrays)
 
 
@@ -30,10 +30,6 @@ def without_last_bits(quotient: jax.Array) -> jax.Array:
     So the mean of equal numbers of few digits is that number, as it is with a division that is rounded correctly.
     """
     return _identity("without_last_bits", list, _without_last_bits)(quotient)[0]
-
-
-def _barrier(arrays) -> list:
-    return list(lax.optimization_barrier(tuple(arrays)))
 
 
 def _without_last_bits(arrays) -> list:
@@ -98,16 +94,17 @@ def flat(function: Callable) -> Callable:
 
     @wraps(function)
     def call(*values):
-        shapes = [jnp.shape(a) for a in values if jnp.ndim(a) > 0]
+        shapes = [a.shape for a in values if getattr(a, "ndim", 0)]
         ones = min((len(list(takewhile(lambda size: size == 1, reversed(shape)))) for shape in shapes), default=0)
         if not ones or len(set(map(len, shapes))) > 1:
             return function(*values)
-        results = function(*(a.reshape(a.shape[:-ones]) if jnp.ndim(a) > 0 else a for a in values))
+        results = function(*(a.reshape(a.shape[:-ones]) if getattr(a, "ndim", 0) else a for a in values))
         return jax.tree.map(lambda a: a.reshape(*a.shape, *(1,) * ones), results)
 
     return call
 
 
+@flat
 def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     """``total / count``; 0 for an empty group.
 
@@ -115,10 +112,6 @@ def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     and fuses that, unrounded, into what is done with it. A veil, any array with one element for each group, prevents that: the count
     is hidden behind a zero that is made of it, and the mean of a constant is that constant.
     """
-    return flat(_divide)(total, count) if veil is None else flat(_divide)(total, count, veil)
-
-
-def _divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
     if isinstance(count, float):
         divisor = jnp.asarray(count if count > 0 else 1, total.dtype)

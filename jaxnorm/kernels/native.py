@@ -32,9 +32,9 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
         return "takes no mask and no axis_name"
     if operands.epsilon is not None:
         return "takes no traced epsilon"
-    dtypes = [x.dtype, *([] if spec.dtype is None else [spec.dtype])]
-    if any(str(dtype) not in DTYPES for dtype in dtypes):
-        return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(map(str, dtypes))}"
+    dtypes = dict.fromkeys((str(x.dtype), str(spec.dtype)))
+    if not dtypes.keys() <= set(DTYPES):
+        return f"takes and gives {' and '.join(DTYPES)}: got {', '.join(dtypes)}"
     if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
         return "takes no complex scale or bias"
     if found := placement.obstacle(x):
@@ -131,7 +131,7 @@ def _forward(facts: Facts, arguments):
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
         found = list(map(each, call(flat(x), **facts.shape_and_stats)))
         return _applied(facts, arguments, found), *found
-    output = like((x.size,), x.dtype if spec.dtype is None else spec.dtype, *arguments)
+    output = like((x.size,), spec.dtype, *arguments)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
     y, *found = call(*map(flat, arguments), **facts.attributes)
     return y.reshape(x.shape), *map(each, found)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.features import check_groups
+from jaxnorm.features import check_divides
 from jaxnorm.options import AxisGroups
 from jaxnorm.validation import as_array
 
@@ -42,17 +42,14 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
 def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
     """The number of groups, from exactly one of the two ways to say it."""
     if num_groups is not None and group_size is None:
-        check_groups(num_groups, channels)
+        check_divides("num_groups", num_groups, channels)
         return num_groups
     if group_size is None or num_groups is not None:
         raise ValueError(
             f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
             "Pass num_groups=None with group_size."
         )
-    if isinstance(group_size, bool) or not isinstance(group_size, int):
-        raise TypeError(f"group_size must be an integer: got {group_size!r} ({type(group_size).__name__}).")
-    if group_size < 1 or channels % group_size:
-        raise ValueError(f"group_size must be positive and divide the channels: got {group_size} for {channels} channels.")
+    check_divides("group_size", group_size, channels)
     return channels // group_size
 
 
