@@ -64,12 +64,12 @@ def graph_norm(
     """
     x = validation.floating(x)
     features, nodes = spatial_axes(x.shape, feature_axes, "graph norm", packed=True)
-    mean_scale = validation.floating(mean_scale, "mean_scale")
+    mean_scale = (validation.floating if jnp.iscomplexobj(x) else validation.real)(mean_scale, "mean_scale")
     if mean_scale.ndim != len(features):
         raise ValueError(
             f"mean_scale must have the shape of the feature axes, {tuple(x.shape[a] for a in features)}: got {mean_scale.shape}."
         )
-    (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale)
+    (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(compute_dtype(mean_scale.dtype)))
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
     return norm_over(x, unsplit(x.shape, nodes), features, options, change=_keep_of_mean, param=kept, **given)
 
@@ -119,9 +119,9 @@ def pair_norm(
     """
     x = validation.floating(x)
     features, nodes = spatial_axes(x.shape, feature_axes, "pair norm", packed=True)
-    length = jnp.asarray(length, real(compute_dtype(x.dtype)))
-    if length.ndim:
-        raise ValueError(f"length must be one number: got shape {length.shape}. Pass a scale for one gain per channel.")
+    if jnp.ndim(length):
+        raise ValueError(f"length must be one number: got shape {jnp.shape(length)}. Pass a scale for one gain per channel.")
+    length = jnp.asarray(validation.number_or_traced("length", length), real(compute_dtype(x.dtype)))
     gain = jnp.ones([x.shape[axis] for axis in features], length.dtype) if scale is None else validation.floating(scale, "scale")
     scale = times(length, gain)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}

@@ -6,7 +6,6 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
@@ -21,7 +20,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, from_stats, like_batch, shape_of
+from jaxnorm.statistics import Moments, check_applicable, from_stats, like_batch, shape_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -78,11 +77,7 @@ def normalize(
     [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
-    if not isinstance(moments, Moments):
-        raise TypeError(f"normalize takes Moments: got {type(moments).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
-    if jnp.iscomplexobj(moments.mean) and not jnp.iscomplexobj(x):
-        raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
-    validation.variance(moments.var)
+    check_applicable("moments", moments, x)
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.engine.sharding import sharded_as
-from jaxnorm.statistics import Moments
+from jaxnorm.statistics import Moments, check_moments
 
 
 def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbiased: bool = False) -> Moments:
@@ -44,9 +44,8 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
     >>> float(jn.ema(old, jn.Moments(accepted, new.mean, new.var), momentum=0.75).mean)
     0.0
     """
-    for name, value in (("running", running), ("batch", batch)):
-        if not isinstance(value, Moments):
-            raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+    check_moments("running", running)
+    check_moments("batch", batch)
     momentum = validation.momentum(momentum)
     _same_shape(running, batch)
     return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)

@@ -13,14 +13,14 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.dtypes import real
+from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices, vary, varying_axes
 from jaxnorm.engine.groups import Frame, count_elements, counted, hide, over_groups, scale_down, spread_stats, total_weight
 from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import add_words, beyond, of_integers, two_sum
+from jaxnorm.engine.words import add_words, beyond, of_count, two_sum
 from jaxnorm.options import AxisName, Param
 
 
@@ -167,14 +167,14 @@ def merge(first: Moments, *others: Moments) -> Moments:
     [3.0]
     """
     parts = (first, *others)
-    if not all(isinstance(part, Moments) for part in parts):
-        wrong = next(type(part).__name__ for part in parts if not isinstance(part, Moments))
-        raise TypeError(f"merge takes Moments: got {wrong}. Make them with jaxnorm.moments.")
+    for part in parts:
+        check_moments("what is merged", part)
+        validation.floating(part.mean, "mean")
+    shapes = list(map(shape_of, parts))
     try:
-        shape = jnp.broadcast_shapes(*map(shape_of, parts))
+        shape = jnp.broadcast_shapes(*shapes)
     except ValueError:
-        shapes = ", ".join(str(shape_of(part)) for part in parts)
-        raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
+        raise ValueError(f"merged Moments must have shapes that broadcast: got {', '.join(map(str, shapes))}.") from None
     return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), _stacked(shape, parts).merge(0))
 
 
@@ -206,11 +206,29 @@ def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax
         size = spec.reduction.group_size * devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return beyond(add_words(of_integers(count_elements(spec, where, frame.places), count.dtype), (), spec.axis_name), count)
+    return beyond(add_words(of_count(count_elements(spec, where, frame.places), (), count.dtype), (), spec.axis_name), count)
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
-    return jnp.broadcast_shapes(jnp.shape(moments.mean), jnp.shape(moments.var), jnp.shape(moments.count))
+    shapes = {name: jnp.shape(getattr(moments, name)) for name in ("count", "mean", "var")}
+    try:
+        return jnp.broadcast_shapes(*shapes.values())
+    except ValueError:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"count, mean and var of Moments must have shapes that broadcast: got {found}.") from None
+
+
+def check_moments(name: str, value: Any) -> None:
+    if not isinstance(value, Moments):
+        raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+
+
+def check_applicable(name: str, value: Any, x: jax.Array) -> None:
+    """Raises unless these are Moments that x can be normalized by."""
+    check_moments(name, value)
+    if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
+        raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
+    validation.variance(value.var)
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
@@ -282,10 +300,8 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
 
 def _with_words(parts: Moments) -> Moments:
-    """The count, be it of an integer dtype, as words of that of the mean."""
-    dtype, (second, third) = real(parts.mean.dtype), parts.low.count
-    if jnp.issubdtype(parts.count.dtype, jnp.integer):
-        first, second, third = of_integers(parts.count, dtype)
-    else:
-        first, second, third = (sharded_as(parts.count, word.astype(dtype)) for word in (parts.count, second, third))
-    return replace(parts, count=first, low=parts.low._replace(count=(second, third)))
+    """At least of float32, and the count, of whatever dtype, as words of that of the mean."""
+    mean, var, *low = (a.astype(compute_dtype(a.dtype)) for a in (parts.mean, parts.var, parts.low.mean, parts.low.var))
+    further = [sharded_as(parts.count, word.astype(real(mean.dtype))) for word in parts.low.count]
+    first, second, third = of_count(parts.count, further, real(mean.dtype))
+    return Moments(first, mean, var, Low((second, third), *low))

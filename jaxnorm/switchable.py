@@ -17,7 +17,7 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, from_stats, into_frame, like_batch
+from jaxnorm.statistics import Moments, check_applicable, from_stats, into_frame, like_batch
 
 
 def switchable_norm(
@@ -56,7 +56,7 @@ def switchable_norm(
       The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is given).
 
     Raises:
-      TypeError: integer ``x``.
+      TypeError: integer ``x``, complex logits; ``running`` that are no Moments, or complex ones for a real ``x``.
       ValueError: logits that are not ``(3,)``, no spatial axis; axes, mask or parameters that do not fit.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -67,7 +67,7 @@ def switchable_norm(
     """
     x = validation.floating(x)
     features, spatial = spatial_axes(x.shape, feature_axes, "switchable norm")
-    logits = [validation.floating(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
+    logits = [validation.real(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
     for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
         if value.shape != (3,):
             raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
@@ -75,6 +75,7 @@ def switchable_norm(
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
     spec, operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:
+        check_applicable("running", running, x)
         running = like_batch(running, x.shape, features)
     selected = select(implementation, None, x).implementation
     y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)
@@ -113,4 +114,5 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     own = replace(own, dtype=spec.dtype)
     y = fused(own, Operands(u, where, times(gain, scale), plus(times(shift, scale), bias)), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
-    return y, from_stats(of_batch, Stats(frame._replace(n=batch.count), batch.mean, batch.var), where)
+    frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))
+    return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var), where)

@@ -28,6 +28,14 @@ def floating(x, name: str = "x") -> jax.Array:
     return x
 
 
+def real(x, name: str) -> jax.Array:
+    """``x`` as an array of a floating dtype that is not complex."""
+    x = floating(x, name)
+    if jnp.iscomplexobj(x):
+        raise TypeError(f"{name} must be real: got {x.dtype}.")
+    return x
+
+
 def fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
 from jaxnorm.engine.reference import times
+from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
 from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
 from jaxnorm.normalization import fused, make_spec
@@ -90,24 +92,29 @@ def spectral_norm(
     >>> round(float(sigma), 5)
     3.0
     """
-    kernel = validation.floating(kernel, "kernel")
-    if jnp.iscomplexobj(kernel):
-        raise TypeError(f"kernel must be real: got {kernel.dtype}.")
+    kernel = validation.real(kernel, "kernel")
     if kernel.ndim < 2:
         raise ValueError(f"kernel must have rank 2 or more: got shape {kernel.shape}.")
     if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
         raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
     if jnp.shape(u) != (1, kernel.shape[-1]):
         raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
-    matrix = kernel.reshape(-1, kernel.shape[-1]).astype(compute_dtype(kernel.dtype))
+    u = jnp.asarray(u, compute_dtype(kernel.dtype))
+    run = partial(_by_largest_singular_value, n_steps, epsilon)
+    whole = unsharded(kernel)
+    return sharded_by_compiler(run, (jax.typeof(kernel).sharding, whole, whole))(kernel, u)
+
+
+def _by_largest_singular_value(n_steps: int, epsilon: float, kernel: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    matrix = kernel.reshape(math.prod(kernel.shape[:-1]), kernel.shape[-1]).astype(u.dtype)
     power = power_of_elements(jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp)
     matrix = scale_down(matrix, power)  # so that no square leaves the range
-    u = jnp.asarray(u, matrix.dtype)
     u = jnp.where((u != 0).any(), u, 1)
     constant, new = lax.stop_gradient((matrix, u))
     for _ in range(n_steps):
         v = weight_norm(new @ constant.T, feature_axes=0, epsilon=epsilon)
         new = weight_norm(v @ constant, feature_axes=0, epsilon=epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
-    normalized = (matrix / jnp.where(sigma != 0, sigma, 1)).astype(kernel.dtype).reshape(kernel.shape)
+    one = scale_down(jnp.ones((), matrix.dtype), power)
+    normalized = (matrix / jnp.where(sigma != 0, sigma, one)).astype(kernel.dtype).reshape(kernel.shape)
     return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), scale_down(sigma, -power)

@@ -1,5 +1,7 @@
 """What users of jaxnorm.data get wrong: each is refused before data are read, in words that say what to do, and changes nothing."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ WRONG = {
     f"{BATCHES}array, of shape (4, 3). Put it in a list.": lambda: Normalizer.fit(X),
     f"{BATCHES}dict. Put it in a list.": lambda: Normalizer.fit({"a": X}, {"a": 0}),
     f"{BATCHES}str. Put it in a list.": lambda: Normalizer.fit("a.npy"),
+    "batches must be an iterable of batches: got int.": lambda: Normalizer.fit(3),
+    "where must be a function, from a batch to its masks: got ndarray.": lambda: Normalizer.fit([X], where=X > 1),
     "every must be an integer >= 1: got 0.": lambda: Normalizer.fit([X], state="s.json", every=0),
     "axes must name at least one leaf: got {}.": lambda: Normalizer({}),
     "axes must name at least one leaf: got {'a': None}.": lambda: Normalizer({"a": None}),
@@ -42,6 +46,18 @@ def test_a_state_that_cannot_be_saved_is_refused_before_data_are_read(state, err
     assert not read
     with pytest.raises(error, match=text):
         FITTED.save(tmp_path / state)
+
+
+def test_a_file_that_needs_what_is_not_installed_is_refused_before_data_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jaxnorm.data.files.find_spec", lambda name: None)
+    read, said = [], "x.safetensors needs safetensors, which is not installed: pip install 'jaxnorm[data]', or name a .json file."
+    with pytest.raises(ModuleNotFoundError, match=re.escape(said)):
+        Normalizer.fit((read.append(1) or X for _ in range(3)), state=tmp_path / "x.safetensors")
+    assert not read
+    np.save(tmp_path / "a.npy", X)
+    assert main([str(tmp_path / "a.npy"), "--out", str(tmp_path / "x.safetensors")]) == 1
+    assert said in capsys.readouterr().err
+    FITTED.save(tmp_path / "x.json")
 
 
 def test_integers_that_are_denormalized_are_rounded():

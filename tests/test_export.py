@@ -94,6 +94,25 @@ def test_exports_of_masks_weights_and_merged_axes(rng):
         assert_near(program.call(x, weights), jax.jit(norms)(x, weights), 3e-6)
 
 
+@pytest.mark.parametrize("by_row", long_sweep([False, True], quick=[False]))
+def test_segments_of_any_length(by_row, rng):
+    def norms(x, ids):
+        by, axes = {"segments": ids, "num_segments": 4}, 1 if by_row else 0
+        found = jn.moments(x, axes, **by)
+        both = jax.value_and_grad(lambda x: jnp.sin(jn.standardize(x, axes, **by)).sum())(x)
+        return both, found, jn.Moments(jnp.ones_like(x), x, x * x).merge(axes, **by)
+
+    x_shape, ids_shape = ("b, t, 3", "b, t") if by_row else ("t, 3", "t")
+    structs = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), kind) for shape, kind in ((x_shape, "f4"), (ids_shape, "i4"))
+    ]
+    program = jax.export.export(jax.jit(norms), platforms=["cpu"])(*structs)
+    for sizes in ({"b": 2, "t": 5}, {"b": 3, "t": 700}):
+        x = jnp.asarray(rng.standard_normal(concrete(x_shape, sizes)) + 2, jnp.float32)
+        ids = jnp.asarray(rng.integers(0, 4, concrete(ids_shape, sizes) if by_row else (sizes["t"],)), jnp.int32)
+        assert_near(program.call(x, ids), jax.jit(norms)(x, ids), 3e-6)
+
+
 NETWORKS = [case for case in recurrent_cases.CASES if case.placement == "ba2016" and case.norm != "rms"]
 OF_ANY_LENGTH = [(case, "b, t, 3") for case in NETWORKS]
 OF_ANY_LENGTH += [(case, shape) for case in NETWORKS[-2:] for shape in ("b, 9, 3", "5, t, 3")]

@@ -9,6 +9,8 @@ import pytest
 from cases import long_sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import jaxnorm as jn
 
@@ -76,6 +78,14 @@ def test_merge_ignores_what_empty_parts_hold():
     broken = jn.Moments(jnp.zeros((1,)), jnp.full((1,), jnp.nan), jnp.full((1,), jnp.inf))
     merged = jn.merge(of([1.0, 3.0]), broken)
     assert (float(merged.count[0]), float(merged.mean[0]), float(merged.var[0])) == (2.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize("where", [[True, False], [2.0, 0.0]])
+def test_an_empty_channel_of_switchable_norm_has_mean_0(where):
+    x = np.arange(12, dtype=np.float32).reshape(2, 3, 2) + 100
+    found = jn.switchable_norm(x, np.zeros(3, np.float32), np.zeros(3, np.float32), where=jnp.asarray(where))[1]
+    assert (float(found.count.ravel()[1]), float(found.mean.ravel()[1]), float(found.var.ravel()[1])) == (0, 0, 0)
+    assert float(found.mean.ravel()[0]) == 105
 
 
 def test_without_centering_the_variance_is_the_mean_square(rng):
@@ -289,6 +299,36 @@ def test_counts_are_exact_to_two_to_the_53():
     assert float(total.count[0]) == 2.0**53  # reads as a number
     stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (1000, 1)), total)
     assert count_of(stacked.merge(0)) == 1000 * (2**53 + 2)
+
+
+def test_counts_of_wider_dtypes_than_the_mean_are_exact(x64):
+    for dtype in (np.int64, np.uint64, np.float64):
+        counts = np.array([2**37 + 4097, 2**52 + 2**26 + 1, 3], dtype)
+        merged = jn.Moments(jnp.asarray(counts), jnp.zeros(3, np.float32), jnp.zeros(3, np.float32)).merge(0)
+        assert count_of(merged) == sum(map(int, counts))
+
+
+def test_a_count_of_integers_goes_with_further_words():
+    two, zero = jnp.full(2, 2.0), jnp.zeros(2)
+    merged = jn.Moments(jnp.array([5, 5]), zero, zero, jn.Low((two, zero), zero, zero)).merge(0)
+    assert count_of(merged) == 14
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_moments_of_half_precision_merge_in_float32(dtype):
+    merged = jn.Moments(jnp.array([10, 5]), jnp.array([1, 4], dtype), jnp.array([1, 2], dtype)).merge(0)
+    assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {np.dtype("float32")}
+    assert count_of(merged) == 15
+    np.testing.assert_allclose([merged.mean[0], merged.var[0]], [2, 4 / 3 + 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_explicitly_sharded_moments_merge(dtype):
+    mesh = jax.make_mesh((4,), ("d",), devices=jax.devices()[:4], axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        count, mean = (jax.device_put(a, P("d")) for a in (jnp.full((8, 4), 3, dtype), jnp.ones((8, 4))))
+        for merged in (jn.Moments(count, mean, mean).merge(0), jax.jit(lambda m: m.merge(0))(jn.Moments(count, mean, mean))):
+            np.testing.assert_array_equal([merged.count, merged.mean, merged.var], np.broadcast_to([[[24.0]], [[1]], [[1]]], (3, 1, 4)))
 
 
 def test_weights_that_are_no_integers_do_not_stall():

@@ -296,3 +296,16 @@ def test_spectral_norm_keeps_its_vector_in_training_only(rng):
     largest = np.linalg.svd(np.asarray(linear().kernel[...]))[1][0]
     np.testing.assert_allclose(norm.batch_stats[("kernel", "sigma")][...], largest, rtol=1e-5)
     assert np.abs(u[...] - before).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
+def test_the_running_mean_of_complex_batches_is_that_of_linen(name, rng):
+    x = jnp.asarray(rng.standard_normal((4, 5, 3)) + 1j * rng.standard_normal((4, 5, 3)) + 5j, jnp.complex64)
+    ours, twin = getattr(jn_nnx, name)(3, momentum=0.5, rngs=nnx.Rngs(0)), getattr(jn_linen, name)(False, momentum=0.5)
+    y = ours(x)
+    twin_y, state = twin.apply(twin.init(KEY, x), x, mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, twin_y)
+    for which in ("mean", "var"):
+        np.testing.assert_array_equal(getattr(ours, which)[...], state["batch_stats"][which])
+    ours.eval()
+    assert np.abs(ours(x) - twin.clone(use_running_average=True).apply({**twin.init(KEY, x), **state}, x)).max() == 0

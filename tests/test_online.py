@@ -201,6 +201,7 @@ def test_of_complex_numbers_the_absolute_value_is_clipped(rng):
     ("call", "error", "message"),
     [
         (lambda s: online.init({"a": jnp.zeros(3, jnp.uint8)}), TypeError, r"specs\['a'\] must be floating point: got uint8"),
+        (lambda s: online.update(3, s), TypeError, "every leaf of state must be Moments: got int."),
         (lambda s: online.update(s, {"b": jnp.zeros(3)}), ValueError, "batch must have the structure of the state"),
         (lambda s: online.update(s, {"a": jnp.zeros((3, 2))}), ValueError, r"batch\['a'\] must end in the shape of one element, \(3,\)"),
         (lambda s: online.update(s, {"a": jnp.zeros(3, complex)}), TypeError, r"batch\['a'\] must be real, as in the specs"),

@@ -294,6 +294,13 @@ def test_norms_of_graphs_equal_their_formulas(offset, rng):
     close(channels[IDS == 4], (own - own.mean(0)) / np.sqrt(own.var(0) + 1e-6) * scale + bias)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_kept_of_the_mean_is_of_float32(dtype, rng):
+    """1 - 2**-10 is 1 in bfloat16."""
+    x, kept = rng.standard_normal((N, C)).astype(np.float32) + 1, np.full(C, 2.0**-10)
+    np.testing.assert_array_equal(jn.graph_norm(x, jnp.asarray(kept, dtype)), jn.graph_norm(x, jnp.asarray(kept, jnp.float32)))
+
+
 @pytest.mark.parametrize("kind", long_sweep(MASKS, quick=MASKS[1:2]))
 def test_gradients_of_norms_of_graphs(kind, rng):
     x, where, cotangent = packed(rng, kind)

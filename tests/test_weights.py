@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from cases import long_sweep
 from flax import nnx as flax_nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxnorm as jn
 from jaxnorm import linen, nnx
@@ -90,7 +92,39 @@ def test_kernels_are_real():
         jn.spectral_norm(np.ones((2, 3), np.complex64), U)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_a_kernel_without_elements(shape):
+    y, u, sigma = jn.spectral_norm(np.zeros(shape, np.float32), np.ones((1, shape[1]), np.float32))
+    assert (y.shape, u.shape, float(sigma)) == (shape, (1, shape[1]), 0)
+
+
 def test_a_traced_epsilon_of_half_precision_is_divided_in_float32():
     kernel = jnp.full((3000, 1), 1e-6)
     found = jax.jit(lambda e: jn.weight_norm(kernel, epsilon=e))(jnp.float16(1e-5))
     np.testing.assert_allclose(found, kernel / np.sqrt(np.float32(np.float16(1e-5)) + 3000e-12), rtol=1e-5)
+
+
+def test_by_sigma_of_0_nothing_is_divided():
+    """The vector is orthogonal to all that the kernel gives."""
+    kernel = np.diag(np.float32([3, 0]))
+    found, _, sigma = jn.spectral_norm(kernel, np.float32([[0, 1]]))
+    np.testing.assert_array_equal(found, kernel)
+    assert float(sigma) == 0
+
+
+@pytest.mark.parametrize("spec", [P("m", None, "n"), P(None, None, ("m", "n"))], ids=str)
+def test_a_kernel_that_is_explicitly_sharded(spec, rng):
+    mesh = jax.make_mesh((2, 2), ("m", "n"), devices=jax.devices()[:4], axis_types=(AxisType.Explicit,) * 2)
+    kernel, u = rng.standard_normal((4, 3, 8)).astype(np.float32), rng.standard_normal((1, 8)).astype(np.float32)
+
+    def loss(kernel, u):
+        y, u, sigma = jn.spectral_norm(kernel, u)
+        return (jnp.sin(y).sum() + sigma).sum(), (y, u, sigma)
+
+    truth = jax.grad(loss, has_aux=True)(kernel, u)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(kernel, NamedSharding(mesh, spec))
+        found = jax.jit(jax.grad(loss, has_aux=True))(placed, jnp.asarray(u))
+    assert jax.typeof(found[1][0]).sharding.spec == spec
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

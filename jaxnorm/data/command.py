@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> int:
     try:
         empty = Normalizer(_axes(options.pattern), **dict(options.size))
         files.known(options.out)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, ModuleNotFoundError) else 2
     try:
         fitted = _fit(options, empty, shlex.join(["jaxnorm", "fit", *(word for word in arguments if word != "--resume"), "--resume"]))
     except (SourceError, OSError, ValueError, TypeError) as error:

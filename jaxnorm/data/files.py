@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,13 @@ def writable(path: str | os.PathLike) -> None:
 
 
 def known(path: Path) -> str:
+    """The suffix of a file that can be written and read here."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got {str(path)!r}.")
+    if path.suffix == ".safetensors" and find_spec("safetensors") is None:
+        raise ModuleNotFoundError(
+            f"{path} needs safetensors, which is not installed: pip install 'jaxnorm[data]', or name a .json file.", name="safetensors"
+        )
     return path.suffix
 
 

@@ -97,7 +97,7 @@ class Normalizer:
         Returns:
           self.
         """
-        progress.check(batches, every)
+        progress.check(batches, where, every)
         if state is not None:
             files.writable(state)
         begun = self.batches

@@ -6,12 +6,16 @@ from contextlib import contextmanager
 from itertools import islice
 
 
-def check(batches: Iterable, every: int) -> None:
-    """Refuses a batch by itself, whose rows or names would be taken for batches."""
+def check(batches: Iterable, where: Callable | None, every: int) -> None:
+    """Refuses a batch by itself, whose rows or names would be taken for batches, and masks by themselves."""
     array = hasattr(batches, "shape") and hasattr(batches, "dtype")
     if array or isinstance(batches, Mapping | str | bytes):
         kind = f"array, of shape {tuple(batches.shape)}" if array else type(batches).__name__  # type: ignore[attr-defined]
         raise TypeError(f"batches must be an iterable of batches: got one {kind}. Put it in a list.")
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise TypeError(f"batches must be an iterable of batches: got {type(batches).__name__}.")
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function, from a batch to its masks: got {type(where).__name__}.")
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every must be an integer >= 1: got {every!r}.")
 

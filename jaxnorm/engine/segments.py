@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnorm.axes import number, static
+
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
 GOLDEN = 2654435769  # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998, section 6.4)
 Places = tuple[jax.Array, ...]  # for each position the place of the sum it is added to, for each of these that of the next
@@ -39,25 +41,26 @@ class Segments:
         elements, these have partial sums again, and at last there is one. An id out of range has a place beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
-        groups, most, places = self._groups, size, []
+        most, places, length = number(size), [], rows * size
+        groups, end = self._groups, jnp.asarray(self._groups, jnp.int32)
         inside = (ids >= 0) & (ids < self.number)
         first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(jnp.int32, (rows, size), 0)
-        group = jnp.where(inside.reshape(rows, size), first, groups).reshape(-1)
+        group = jnp.where(inside.reshape(rows, size), first, end).reshape(-1)
         while most > RUN:
             partial_sums = (jax.ops.segment_sum(jnp.ones_like(group), group, groups) + (RUN - 1)) // RUN
             ends = jnp.cumsum(partial_sums)
-            mixed = (lax.iota(jnp.uint32, len(group)) * jnp.uint32(GOLDEN) >> 8).astype(jnp.int32)
+            mixed = (lax.iota(jnp.uint32, length) * jnp.uint32(GOLDEN) >> 8).astype(jnp.int32)
             own, start = (a.at[group].get(mode="fill", fill_value=1) for a in (partial_sums, ends - partial_sums))
-            number = (len(group) + (RUN - 1) * min(groups, len(group))) // RUN
-            places.append(jnp.where(group < groups, start + mixed % jnp.maximum(own, 1), number))
-            group, most = jnp.searchsorted(ends, lax.iota(jnp.int32, number), side="right").astype(jnp.int32), -(-most // RUN)
+            length = (length + (RUN - 1) * (min(groups, length) if static((groups, length)) else groups)) // RUN
+            places.append(jnp.where(group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)))
+            group, most = jnp.searchsorted(ends, lax.iota(jnp.int32, length), side="right").astype(jnp.int32), -(-most // RUN)
         return (*places, group)
 
     def reduce(self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum) -> jax.Array:
         """The sum over each segment, or another reduction."""
         flat = self._flat(values, self.positions[-1])
-        for at, number in zip(places, (*map(len, places[1:]), self._groups), strict=True):
-            flat = by(flat, at, number)
+        for at, length in zip(places, (*(a.shape[0] for a in places[1:]), self._groups), strict=True):
+            flat = by(flat, at, length)
         return self._in_place(flat, self.number)
 
     def spread(self, stats: jax.Array, places: Places) -> jax.Array:
@@ -69,7 +72,7 @@ class Segments:
 
     def inside(self, places: Places, ndim: int) -> jax.Array:
         """Which positions belong to a segment."""
-        of_one = places[0] < (len(places[1]) if len(places) > 1 else self._groups)
+        of_one = places[0] < jnp.asarray(places[1].shape[0] if len(places) > 1 else self._groups, jnp.int32)
         return self._in_place(of_one.reshape(-1, *(1,) * (ndim - len(self.positions))), self.positions[-1])
 
     @property

@@ -42,6 +42,11 @@ def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
     return _along(x, names_of(x), [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)])
 
 
+def unsharded(x: jax.Array) -> NamedSharding:
+    """That of an array which each device of the mesh of x has whole."""
+    return NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
+
+
 def names_of(x: jax.Array) -> tuple:
     """Of each axis the mesh axis that its type says it is sharded over, a tuple of several, or None."""
     return tuple(jax.typeof(x).sharding.spec)

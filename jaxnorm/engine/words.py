@@ -3,7 +3,7 @@
 Counts of up to 2**56 stay exact in float32, and a mean that is followed over many merges does not stop short.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,17 @@ def distilled(numbers: list) -> Words:
     return words[0], words[1], sum(numbers[1:], numbers[0])
 
 
-def of_integers(count: jax.Array, dtype) -> Words:
-    """A count of any integer dtype."""
+def of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
+    """A count of any dtype, and further words of it, as words of this dtype."""
+    if count.dtype == dtype:
+        return count, further[0], further[1]
+    if not jnp.issubdtype(count.dtype, jnp.integer):
+        first = count.astype(dtype)
+        rest = count - first.astype(count.dtype)
+        return distilled([first, rest.astype(dtype), (rest - rest.astype(dtype).astype(count.dtype)).astype(dtype), *further])
     count = count.astype(jnp.int32) if jnp.iinfo(count.dtype).bits < 32 else count
-    low = count & ((1 << 12) - 1)
-    return *two_sum((count - low).astype(dtype), low.astype(dtype)), jnp.zeros(count.shape, dtype)
+    shifts = (shift for shift in (48, 24, 0) if shift < jnp.iinfo(count.dtype).bits)
+    return distilled([*(((count >> shift) & ((1 << 24) - 1)).astype(dtype) * 2.0**shift for shift in shifts), *further])
 
 
 def add_words(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:

@@ -49,7 +49,11 @@ def _update(module: Any, batch: Moments) -> None:
         variable.set_value(seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
     new = ema(_moments(mean, var), flat, momentum=module.momentum)
-    module.mean[...], module.var[...] = jax.lax.stop_gradient((new.mean, new.var))
+    for variable, value in ((module.mean, new.mean), (module.var, new.var)):
+        if value.dtype == variable[...].dtype:
+            variable[...] = jax.lax.stop_gradient(value)
+        else:  # the mean of complex numbers
+            variable.set_value(jax.lax.stop_gradient(value))
 
 
 class BatchNorm(nnx.BatchNorm):

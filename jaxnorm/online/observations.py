@@ -14,7 +14,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, hashable
 from jaxnorm.options import AxisGroups, AxisName
 from jaxnorm.running import merged
-from jaxnorm.statistics import Moments, moments
+from jaxnorm.statistics import Moments, check_moments, moments
 
 Tree = Any
 
@@ -183,7 +183,10 @@ def _empty(path, spec) -> Moments:
 
 
 def _flatten(state: Tree) -> tuple[list[Moments], Any]:
-    return jax.tree.flatten(state, is_leaf=lambda node: isinstance(node, Moments))
+    leaves, structure = jax.tree.flatten(state, is_leaf=lambda node: isinstance(node, Moments))
+    for leaf in leaves:
+        check_moments("every leaf of state", leaf)
+    return leaves, structure
 
 
 def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
