@@ -1,5 +1,6 @@
 """Norms without state: layer, RMS, instance, group, graph and pair norm."""
 
+import math
 from functools import wraps
 from typing import Any, Unpack
 
@@ -27,6 +28,10 @@ def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.A
         arrays = module.promote_dtype(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
+    for array in (*running, scale, bias):
+        if array is not None and array.size != math.prod(sizes):
+            name = type(module).__name__
+            raise ValueError(f"x must have the features that {name} was made for, {array.size}: got {sizes} of an x of shape {x.shape}.")
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
     return [inexact(x, dtype), *running], {"scale": scale, "bias": bias}, dtype
 
