@@ -200,7 +200,7 @@ def _operands(
 def make_spec(
     reduction: Reduction, x: jax.Array, scale, bias, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
 ) -> tuple[Spec, jax.Array | None]:
-    """The static facts, checked, and by itself a traced epsilon: kernels and what is compiled are for one."""
+    """The static facts, checked, and the epsilon beside them if it is traced: kernels and compiled programs need it static."""
     correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
     dtype = validation.output_dtype(dtype, x, scale=scale, bias=bias)
     options |= {"correction": correction, "epsilon_in": validation.epsilon_in(epsilon_in), "dtype": dtype}

@@ -25,7 +25,7 @@ from jaxnorm.options import AxisName, Param
 
 
 class Low(NamedTuple):
-    """What the numbers of :class:`Moments` are short of by rounding.
+    """The low-order words of :class:`Moments`: what its numbers lack by rounding.
 
     Attributes:
       count: two further words: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56 elements.
@@ -47,7 +47,7 @@ class Moments:
       count: how many elements (or how much weight) each group holds; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
-      low: what these are short of by rounding, a :class:`Low`: 0 unless given. It lets merges in turn count beyond 2**24
+      low: the low-order words of these, a :class:`Low`: 0 unless given. It lets merges in turn count beyond 2**24
         elements and go on beyond the digits of float32, and :func:`normalize` subtract a mean that is no float32 number.
 
     Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments of a whole
@@ -98,7 +98,7 @@ class Moments:
 
 
 def _zero(value: Any) -> Any:
-    """Zeros for an array or a number; what stands for a leaf, as a sharding or a vmap axis, for itself."""
+    """Zeros like an array or a number; what stands for a leaf, such as a sharding or a vmap axis, as it is."""
     if isinstance(value, jax.core.Tracer):  # NumPy's would be constants, which a backward pass keeps
         return vary(jnp.zeros(value.shape, value.dtype), varying_axes(value))
     if isinstance(value, jax.Array | np.ndarray | np.generic):
@@ -199,7 +199,7 @@ def from_stats(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Mome
 
 
 def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
-    """What a count of elements is short of in one word: 0 of weights, whose sum is rounded anyway."""
+    """The low-order words of a count of elements; 0 for weights, whose sum is rounded anyway."""
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
     if where is None and frame.places is None:

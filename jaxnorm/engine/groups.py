@@ -49,7 +49,7 @@ def spread_stats(spec: Spec, stats, places: Places | None):
 
 
 def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
-    """Along split axes, of values of the shape of a loop over x: where the last axis is split for that, after the others."""
+    """The sum along split axes, or another reduction, of values in loop shape; a joined last axis is split after the others are reduced."""
     if spec.joined:
         first, parts = len(spec.loop_shape) - 1, spec.reduction.parts[-1]
         values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
@@ -60,7 +60,7 @@ def reduce_groups(spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Call
 def over_groups(
     spec: Spec, values: jax.Array, places: Places | None, by: Callable = jnp.sum, within: Callable = jax.ops.segment_sum
 ) -> jax.Array:
-    """Along all reduction axes ``by``, but for that of segments, and ``within`` each of these."""
+    """Reduces all reduction axes with ``by``, but that of segments with ``within``, in each of them."""
     if places is None:
         return reduce_groups(spec, values, spec.axes, by)
     return spec.segments.reduce(reduce_axes(values, spec.whole_axes, by), places, within)

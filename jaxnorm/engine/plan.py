@@ -109,10 +109,9 @@ def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
-    A fused loop for each gradient needs rows without a mask, no two of whose elements have the same scale and bias. Passes
-    share nothing, but for many rows, of which XLA makes one loop, and where the last axis is split and there is a mask or a row for
-    each group: there sharing takes less time. Else a split last axis is one axis in loops over x, which are then as fast as those of
-    instance norm.
+    Recomputing, in a fused loop for each gradient, needs rows without a mask, each element with a scale and bias of its own or none.
+    Passes are separate but for MANY_GROUPS rows, which XLA fuses by itself, and for a split last axis beside a mask or in rows, where
+    sharing takes less time. Every other split last axis is joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return replace(spec, bare=True)

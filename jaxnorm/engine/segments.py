@@ -12,7 +12,7 @@ from jaxnorm.axes import number, static
 
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
 GOLDEN = 2654435769  # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998, section 6.4)
-Places = tuple[jax.Array, ...]  # for each position the place of the sum it is added to, for each of these that of the next
+Places = tuple[jax.Array, ...]  # the index of the partial sum that each position is added to, then that of the sum of each of these, ...
 
 
 @dataclass(frozen=True)

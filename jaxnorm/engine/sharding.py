@@ -18,7 +18,10 @@ def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def sharded_by_compiler(run: Callable, shardings: Any) -> Callable:
-    """The same function of arrays, in which XLA shards what types cannot tell; what it returns is sharded as said, by one or a tree."""
+    """The same function of arrays, within which XLA decides the sharding, for operations where types cannot say it.
+
+    What it returns is sharded as ``shardings`` say: one, or a pytree.
+    """
     axes = _explicit(jax.tree.leaves(shardings)[0])
     return jax.sharding.auto_axes(run, axes=axes, out_sharding=shardings) if axes else run
 

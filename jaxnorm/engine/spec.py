@@ -54,9 +54,11 @@ class Spec:
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      bare, separate, joined, recompute, keep_offset: what plan.py decides for plain JAX: whether it leaves out what is only for time
-        and memory; else, whether each pass over x shares nothing with the next; whether it takes a split last axis as one; whether
-        backward recomputes the statistics, in a loop for each gradient; else, whether the offset is a residual.
+      bare: whether plain JAX leaves out what is only for time and memory. This and what follows plan.py decides.
+      separate: whether a barrier stands between two passes over x, so that they share nothing.
+      joined: whether loops over x take a split last axis as one.
+      recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
+      keep_offset: whether the offset is a residual, where backward does not recompute all.
     """
 
     reduction: Reduction

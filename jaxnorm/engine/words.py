@@ -50,7 +50,7 @@ def of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
 
 
 def add_words(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
-    """The sum over axes, which keep size one, or another sum, and over devices: exact for integers, of 2**16 parts at most.
+    """The sum over axes, which keep size one, or that of ``by``, and over devices. It is exact for at most 2**16 integers.
 
     Each word is split into digits of a few bits, whose sums need no rounding.
     """

@@ -15,10 +15,10 @@ SHORT = 64  # elements: a loop over fewer costs more than what it does
 
 
 def separate(*arrays: jax.Array | None) -> tuple:
-    """The same arrays, which XLA's CPU back-end takes for others: what is computed from them is shared with no other loop.
+    """The same arrays behind a barrier, so that XLA's CPU back-end shares nothing computed from them with other loops.
 
-    It makes one loop of all that is done with a row, if nothing else needs any of it. What two loops have in common, be it no
-    more than a cast, it writes to memory, as large as x. Two calls with the same arrays count as one.
+    It fuses all operations on a row into one loop only if no other loop uses an intermediate result. A shared one, even a cast, it
+    writes to memory, as large as x. Two barriers around the same arrays are merged.
     """
     own = iter(_identity("separate", lax.optimization_barrier, tuple)(*(a for a in arrays if a is not None)))
     return tuple(None if a is None else next(own) for a in arrays)
@@ -66,7 +66,7 @@ def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
 
 
 def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
-    """The sum along axes, or another reduction, the last of them first, but where that is short, which takes less time last.
+    """The sum along axes, or another reduction: one axis at a time, from the last to the first, but a short last axis at the end.
 
     Of all at once XLA's CPU back-end adds each element to the sum of all before it (JAX 0.8: 6e-5 off for 8000 equal ones), and from
     the first axis on it would read memory in leaps, which takes 10 times as long. So one follows the other, but for neighbours
@@ -108,9 +108,9 @@ def flat(function: Callable) -> Callable:
 def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
     """``total / count``; 0 for an empty group.
 
-    A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by its rounded inverse,
-    and fuses that, unrounded, into what is done with it. A veil, any array with one element for each group, prevents that: the count
-    is hidden behind a zero that is made of it, and the mean of a constant is that constant.
+    A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by the rounded reciprocal.
+    A zero that is computed from the veil, any array with one element for each group, keeps the divisor from being a constant: so the
+    mean of a constant is that constant.
     """
     zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
     if isinstance(count, float):
