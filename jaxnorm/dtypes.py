@@ -4,6 +4,7 @@ from functools import reduce
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 
@@ -15,6 +16,11 @@ def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
 def real(dtype: DTypeLike) -> jnp.dtype:
     """The dtype of an absolute value."""
     return jnp.finfo(dtype).dtype
+
+
+def complex_beside(dtype: DTypeLike, array: ArrayLike) -> jnp.dtype:
+    """The dtype, made complex where the array is."""
+    return jnp.dtype(np.promote_types(dtype, np.complex64) if jnp.iscomplexobj(array) else dtype)
 
 
 def needs_power(dtype: DTypeLike) -> bool:

@@ -158,8 +158,8 @@ def moments(
 def merge(first: Moments, *others: Moments) -> Moments:
     """The Moments of several collections taken together.
 
-    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and means and variances are carried
-    on in two words each, so that merging in turn loses nothing: see :class:`Low`.
+    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and means and variances, of float32 at
+    least, are carried on in two words each, so that merging in turn loses nothing: see :class:`Low`.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> parts = [jn.moments(jnp.array(part), 0) for part in ([1.0, 2.0], [6.0])]

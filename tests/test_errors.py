@@ -120,6 +120,8 @@ WRONG = [
     (lambda: init(linen.GroupNorm(num_groups=None)), ValueError, "exactly one of num_groups and group_size must be given: got None"),
     (lambda: nnx.LayerNorm(7, rngs=RNGS)(X), ValueError, "x must have the features that LayerNorm was made for, 7: got (6,) of an x of"),
     (lambda: nnx.BatchNorm(7, use_scale=False, use_bias=False, rngs=RNGS)(X), ValueError, "that BatchNorm was made for, 7: got (6,)"),
+    (lambda: nnx.GraphNorm(7, rngs=RNGS)(X), ValueError, "that GraphNorm was made for, 7: got (6,)"),
+    (lambda: nnx.SwitchableNorm(7, use_scale=False, use_bias=False, rngs=RNGS)(IMAGES), ValueError, "that SwitchableNorm was made for, 7"),
     (lambda: nnx.GroupNorm(6, None, 4, rngs=RNGS), ValueError, "group_size must be positive and divide the channels: got 4 for 6"),
     (lambda: init(linen.GroupNorm(2, reduction_axes=(0,))), ValueError, "reduction_axes must include the last axis"),
     # numbers and words

@@ -165,3 +165,26 @@ def test_debug_nans_and_infs_raise_nowhere(case, implementation, rng):
             jax.block_until_ready(gradient(x, mask, epsilon))
             jax.block_until_ready(gradient(x, nothing, epsilon))
             jax.block_until_ready(gradient(constant, mask, epsilon))
+
+
+@pytest.mark.parametrize("epsilon_in", ["var", "std"])
+def test_no_step_of_a_constant_is_infinite_without_jit(epsilon_in):
+    x, constant = jnp.full((3, 5), 3.3), jn.Moments(jnp.full((1, 5), 3.0), jnp.full((1, 5), 3.3), jnp.zeros((1, 5)))
+    with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit():
+        y, back = jax.vjp(partial(jn.normalize, moments=constant, epsilon=0.0, epsilon_in=epsilon_in), x)
+        np.testing.assert_array_equal([y, *back(jnp.ones_like(y))], jnp.zeros((2, 3, 5)))
+
+
+def test_without_jit_all_is_as_with_it(rng):
+    x = jnp.asarray(rng.standard_normal((4, 3, 6)), jnp.float32)
+    norms = (
+        partial(jn.standardize, axes=1, implementation="xla"),
+        partial(jn.layer_norm, where=x > 0),
+        partial(jn.layer_norm, axes=(0, 1), segments=jnp.array([0, 1, 1, 0]), num_segments=2),
+        lambda x: jn.switchable_norm(x, jnp.zeros(3), jnp.zeros(3))[0],
+    )
+    for norm in norms:
+        truth, gradient = jax.jit(norm)(x), jax.jit(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum()))(x)
+        with jax.disable_jit():
+            np.testing.assert_allclose(norm(x), truth, atol=2e-6)
+            np.testing.assert_allclose(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum())(x), gradient, atol=2e-6)

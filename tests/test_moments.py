@@ -308,6 +308,13 @@ def test_counts_of_wider_dtypes_than_the_mean_are_exact(x64):
         assert count_of(merged) == sum(map(int, counts))
 
 
+def test_a_count_of_booleans_is_one_of_integers():
+    one = jn.Moments(jnp.array([True, False]), jnp.array([1.0, 2.0]), jnp.zeros(2))
+    merged = one.merge(0)
+    assert (float(merged.count[0]), float(merged.mean[0])) == (1, 1)
+    np.testing.assert_array_equal(jn.merge(one, one).count, [2, 0])
+
+
 def test_a_count_of_integers_goes_with_further_words():
     two, zero = jnp.full(2, 2.0), jnp.zeros(2)
     merged = jn.Moments(jnp.array([5, 5]), zero, zero, jn.Low((two, zero), zero, zero)).merge(0)

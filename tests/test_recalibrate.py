@@ -225,3 +225,25 @@ def test_errors(rng, ordinary_promotion):
         jnnx.accumulate(model.dense)
     with pytest.raises(ValueError, match="seen must be of the norms of this model, block/0, first: got other"):
         jnnx.recalibrate(model, parts, seen={"other": jn.moments(parts[0], 0)})
+
+
+def test_of_complex_batches_the_means_are_complex():
+    """As those of a plain step."""
+    z, more = jnp.array([[1 + 1j], [3 + 1j]], jnp.complex64), jnp.array([[5 + 4j]], jnp.complex64)
+    model = jnn.BatchNorm(use_running_average=False, momentum=0.0)
+    variables = model.init(jax.random.key(0), z)
+    accumulated = jnn.accumulate(variables)
+    for batch in (z, more):
+        _, state = model.apply(accumulated, batch, mutable=["batch_stats", "batch_moments"])
+        accumulated = {**accumulated, **state}
+    found = [accumulated, jnn.recalibrate(model, variables, [z, more])]
+    means = [state["batch_stats"]["mean"] for state in found]
+    for use in ("accumulate", "recalibrate"):
+        twin = jnnx.BatchNorm(1, momentum=0.0, rngs=nnx.Rngs(0))
+        if use == "accumulate":
+            jnnx.accumulate(twin)
+            twin(z), twin(more)
+        else:
+            jnnx.recalibrate(twin, [z, more])
+        means.append(twin.mean[...])
+    np.testing.assert_allclose(means, np.full((4, 1), 3 + 2j), rtol=1e-6)

@@ -207,7 +207,8 @@ def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.A
     """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
     var = var * _unbias(spec, var, count)
     total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
-    root = lax.rsqrt(total) if spec.epsilon_in == "var" else 1 / total
+    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)  # no step is infinite: jax_debug_infs asks
+    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
     return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
 
 

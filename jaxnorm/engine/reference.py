@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxnorm.dtypes import compute_dtype
+from jaxnorm.dtypes import complex_beside, compute_dtype
 from jaxnorm.engine.groups import (
     Frame,
     apart,
@@ -139,7 +138,7 @@ def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) 
     """Of both, in the dtype of the values, made complex where the parameter is; the values as they are where there is none."""
     if param is None:
         return values
-    dtype = np.promote_types(values.dtype, np.complex64) if jnp.iscomplexobj(param) else values.dtype
+    dtype = complex_beside(values.dtype, param)
     return operation(values.astype(dtype), param.astype(dtype))
 
 

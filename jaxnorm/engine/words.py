@@ -40,11 +40,11 @@ def of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
     """A count of any dtype, and further words of it, as words of this dtype."""
     if count.dtype == dtype:
         return count, further[0], further[1]
-    if not jnp.issubdtype(count.dtype, jnp.integer):
+    if jnp.issubdtype(count.dtype, jnp.floating):
         first = count.astype(dtype)
         rest = count - first.astype(count.dtype)
         return distilled([first, rest.astype(dtype), (rest - rest.astype(dtype).astype(count.dtype)).astype(dtype), *further])
-    count = count.astype(jnp.int32) if jnp.iinfo(count.dtype).bits < 32 else count
+    count = count.astype(jnp.int32) if count.dtype.itemsize < 4 else count
     shifts = (shift for shift in (48, 24, 0) if shift < jnp.iinfo(count.dtype).bits)
     return distilled([*(((count >> shift) & ((1 << 24) - 1)).astype(dtype) * 2.0**shift for shift in shifts), *further])
 

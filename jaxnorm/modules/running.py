@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.dtypes import complex_beside, compute_dtype, real
 from jaxnorm.running import merged
 from jaxnorm.statistics import Moments
 
@@ -37,10 +37,14 @@ def nothing(mean: jax.Array, var: jax.Array) -> Collected:
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
     """With one more microbatch, of Moments of the shape of the running ``mean`` and ``var``."""
-    fits = jax.tree.map(lambda new, old: jnp.broadcast_to(new, old.shape).astype(old.dtype), batch, seen.moments)
-    begun = seen.moments.count > 0
-    moments = merged(seen.moments, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
-    return Collected(moments, jnp.where(begun, seen.mean, mean), jnp.where(begun, seen.var, var))
+    old = seen.moments
+    if jnp.iscomplexobj(batch.mean):
+        old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), old, batch)
+    fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
+    begun = old.count > 0
+    moments = merged(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
+    start = jnp.where(begun, seen.mean.astype(complex_beside(seen.mean.dtype, mean)), mean)
+    return Collected(moments, start, jnp.where(begun, seen.var, var))
 
 
 def restart(when, fresh: Any, seen: Any) -> Any:
@@ -73,9 +77,9 @@ def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) 
 
 
 def replaced(moments: Moments, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of a population, of the dtypes of the running ones, which stay where nothing was seen."""
-    known = moments.count > 0
-    return jnp.where(known, moments.mean.astype(mean.dtype), mean), jnp.where(known, moments.var.astype(var.dtype), var)
+    """Mean and variance of a population, of the dtypes of the running ones or complex, which stay where nothing was seen."""
+    known, dtype = moments.count > 0, complex_beside(mean.dtype, moments.mean)
+    return jnp.where(known, moments.mean.astype(dtype), mean.astype(dtype)), jnp.where(known, moments.var.astype(var.dtype), var)
 
 
 def _tracked(batches: Iterable) -> Iterable:

@@ -13,7 +13,7 @@ from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.modules.running import collect
-from jaxnorm.nnx.layers import across, operands
+from jaxnorm.nnx.layers import across, check_features, operands
 from jaxnorm.normalization import norm_over, with_running
 from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
@@ -49,11 +49,16 @@ def _update(module: Any, batch: Moments) -> None:
         variable.set_value(seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
     new = ema(_moments(mean, var), flat, momentum=module.momentum)
-    for variable, value in ((module.mean, new.mean), (module.var, new.var)):
+    assign(module, *jax.lax.stop_gradient((new.mean, new.var)))
+
+
+def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
+    """New running statistics: the mean of complex numbers has a dtype of its own."""
+    for variable, value in ((module.mean, mean), (module.var, var)):
         if value.dtype == variable[...].dtype:
-            variable[...] = jax.lax.stop_gradient(value)
-        else:  # the mean of complex numbers
-            variable.set_value(jax.lax.stop_gradient(value))
+            variable[...] = value
+        else:
+            variable.set_value(value)
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -141,6 +146,7 @@ class SwitchableNorm(nnx.Module):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, features)
+        check_features(self, x, tuple(x.shape[axis] for axis in features), self.mean[...])
         logits = self.mean_logits[...], self.var_logits[...]
         options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, "dtype": dtype, **params}
         if _is_evaluating(self, use_running_average):

@@ -28,12 +28,16 @@ def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.A
         arrays = module.promote_dtype(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
-    for array in (*running, scale, bias):
-        if array is not None and array.size != math.prod(sizes):
-            name = type(module).__name__
-            raise ValueError(f"x must have the features that {name} was made for, {array.size}: got {sizes} of an x of shape {x.shape}.")
+    check_features(module, x, sizes, *running, scale, bias)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
     return [inexact(x, dtype), *running], {"scale": scale, "bias": bias}, dtype
+
+
+def check_features(module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None) -> None:
+    """Raises unless parameters and statistics are of as many features as x has."""
+    for size in {array.size for array in arrays if array is not None} - {math.prod(sizes)}:
+        name = type(module).__name__
+        raise ValueError(f"x must have the features that {name} was made for, {size}: got {sizes} of an x of shape {x.shape}.")
 
 
 def across(module: Any):
@@ -182,8 +186,10 @@ class GraphNorm(nnx.InstanceNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        mean_scale = self.mean_scale[...].reshape(tuple(x.shape[axis] for axis in features))
         (x,), params, dtype = operands(self, x, features)
+        sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
+        check_features(self, x, sizes, mean_scale)
+        mean_scale = mean_scale.reshape(sizes)
         given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 

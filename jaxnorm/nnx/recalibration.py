@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from jaxnorm.modules.running import Collected, Progress, Seen, begin, gather, nothing, replaced, restart
-from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm
+from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
 
 
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
@@ -108,7 +108,7 @@ def recalibrate(
     """
     found = population(model, batches, seen=seen, progress=progress, **arguments)
     for path, norm in _norms(model).items():
-        norm.mean[...], norm.var[...] = replaced(found[path], norm.mean[...], norm.var[...])
+        assign(norm, *replaced(found[path], norm.mean[...], norm.var[...]))
 
 
 def _norms(model: nnx.Module) -> dict[str, Any]:
@@ -131,7 +131,8 @@ def _collecting(model: nnx.Module):
         yield
     finally:
         for norm, (mode, mean, var, seen) in zip(norms, kept, strict=True):
-            norm.use_running_average, norm.mean[...], norm.var[...] = mode, mean, var
+            norm.use_running_average = mode
+            assign(norm, mean, var)
             del norm.batch_moments
             if seen is not None:
                 norm.batch_moments = seen
