@@ -212,17 +212,23 @@ def make_spec(
     return Spec(reduction, epsilon=0.0, **options), epsilon
 
 
-def fused(spec: Spec, operands: Operands, implementation: str | None = None, *, moments: bool = False) -> Any:
-    """The output, or ``(output, Moments)``, of arguments that have been validated."""
-    return _fused(spec, _selected(spec, operands, implementation).implementation, moments, operands)
+def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> jax.Array:
+    """The output, of arguments that have been validated."""
+    return _fused(spec, _selected(spec, operands, implementation).implementation, operands)
 
 
-def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, *, moments=False, **own) -> Any:
-    """The output for scale and bias along ``features``, or ``(output, Moments)``: all norms and modules call this.
+def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own) -> tuple[jax.Array, Moments]:
+    """The output for scale and bias along ``features``, and the Moments.
 
     ``reduction`` may have no axes: every element is then a group of its own.
     """
-    return fused(*norm_operands(x, reduction, features, options, **own), moments=moments)
+    spec, operands, implementation = norm_operands(x, reduction, features, options, **own)
+    return _with_moments(spec, _selected(spec, operands, implementation).implementation, operands)
+
+
+def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own) -> jax.Array:
+    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules call this."""
+    return fused(*norm_operands(x, reduction, features, options, **own))
 
 
 def norm_operands(
@@ -247,14 +253,19 @@ def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Pla
     return select(implementation, NORM_KERNELS if spec.ordinary else None, operands.x, spec, operands)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _fused(spec: Spec, implementation: str, moments: bool, operands: Operands) -> Any:
-    def run(operands: Operands) -> Any:
-        operands = split_operands(spec, operands)
-        y, stats = forward(implementation, spec, operands, moments=moments)
-        return (y, from_stats(spec, stats, operands.where)) if moments else y
+@partial(jax.jit, static_argnums=(0, 1))
+def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
+    def run(operands: Operands) -> jax.Array:
+        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
 
     return _by_compiler(run, operands)(operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
+    operands = split_operands(spec, operands)
+    y, stats = forward(implementation, spec, operands, moments=True)
+    return y, from_stats(spec, stats, operands.where)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import check_divides, spatial_axes
-from jaxnorm.normalization import norm_over
+from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
@@ -65,7 +65,7 @@ def batch_norm(
     reduced = other_axes(features, x.ndim)
     if not reduced and options.get("axis_name") is None:
         raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
-    return norm_over(x, unsplit(x.shape, reduced), features, options, moments=True, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def layer_norm(
@@ -159,7 +159,7 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    return norm_over(x, unsplit(x.shape, features), features, options, moments=True, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over_with_moments(x, unsplit(x.shape, features), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
 def rms_norm(

@@ -30,6 +30,8 @@ from jaxnorm.engine.reference import (
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import separate
 
+__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
+
 
 def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     """The output and the statistics."""

@@ -4,21 +4,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from typing import Any
 
 import jax
 
 from jaxnorm import kernels
 from jaxnorm.axes import number, static
-from jaxnorm.engine import derivatives
-from jaxnorm.engine.reference import Stats, statistics
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
 PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
 IMPLEMENTATIONS = (*PLAIN, "native")
-# Modules, loaded when one first runs.
-NORM_KERNELS = "jaxnorm.kernels.native"
+# Implementations by name, which a plan knows nothing else of: their modules are loaded when one first runs.
+PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -93,17 +92,17 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
 
 
-def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Stats]:
+def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
     """The output and, if asked for, the Stats, by what :func:`select` names."""
     x, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return derivatives.forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
+        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
     return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
 
 
-def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Stats:
+def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
     """The Stats, in plain JAX; of segments, if there are places."""
-    return statistics(for_plain_jax(spec, implementation, where), x, where, places)
+    return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where, places)
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:

@@ -11,7 +11,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.linen.layers import across, operands
 from jaxnorm.modules.running import collect
-from jaxnorm.normalization import norm_over, with_running
+from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
 from jaxnorm.switchable import switchable_norm
@@ -73,7 +73,7 @@ class BatchNorm(nn.BatchNorm):
         if evaluating:
             return with_running(x, running.read(), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, moments=True, **given)
+        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
         running.update(batch, self.momentum)
         return y
 

@@ -11,7 +11,7 @@ from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
-from jaxnorm.normalization import norm_over
+from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import SegmentOptions
 from jaxnorm.statistics import Moments
 
@@ -34,11 +34,11 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, **own):
-    """``x`` normalized by a module, with its Moments if ``moments=True`` is among the options."""
+def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
+    """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
     x, params, dtype = operands(module, x, features)
     options = {"axis_name": across(module), "dtype": dtype}
-    return norm_over(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
+    return run(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
 
 
 def over_axes(module: Any, x: jax.Array, mask, **own):
@@ -103,7 +103,7 @@ class PositionalNorm(nn.LayerNorm):
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
         """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, moments=True)
+        return over_axes(self, x, mask, run=norm_over_with_moments)
 
 
 class InstanceNorm(nn.InstanceNorm):

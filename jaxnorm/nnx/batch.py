@@ -14,7 +14,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.modules.running import collect
 from jaxnorm.nnx.layers import across, check_features, operands
-from jaxnorm.normalization import norm_over, with_running
+from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
 from jaxnorm.switchable import switchable_norm
@@ -88,7 +88,7 @@ class BatchNorm(nnx.BatchNorm):
         if _is_evaluating(self, use_running_average):
             return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, moments=True, **given)
+        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
         _update(self, batch)
         return y
 
