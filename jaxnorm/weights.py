@@ -106,6 +106,7 @@ def spectral_norm(
 
 
 def _by_largest_singular_value(n_steps: int, epsilon: float, kernel: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What :func:`spectral_norm` returns, of arguments that have been checked."""
     matrix = kernel.reshape(math.prod(kernel.shape[:-1]), kernel.shape[-1]).astype(u.dtype)
     power = power_of_elements(jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp)
     matrix = scale_down(matrix, power)  # so that no square leaves the range

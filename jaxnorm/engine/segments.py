@@ -53,8 +53,8 @@ class Segments:
             own, start = (a.at[group].get(mode="fill", fill_value=1) for a in (partial_sums, ends - partial_sums))
             length = (length + (RUN - 1) * (min(groups, length) if static((groups, length)) else groups)) // RUN
             places.append(jnp.where(group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)))
-            ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")  # how many segments have no partial sums from here on
-            group, most = jnp.cumsum(ended), -(-most // RUN)
+            ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")  # how many segments end before each partial sum
+            group, most = jnp.cumsum(ended), -(-most // RUN)  # so many have ended, and this is the next
         return (*places, group)
 
     def reduce(self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum) -> jax.Array:
