@@ -133,10 +133,10 @@ def measure(name: str, rounds: int, console: Console) -> dict:
         rng.shuffle(order)  # what one leaves behind, in caches and threads, is not always the same one's to bear
         for kind in order:
             samples[kind].append(sample(calls[kind], repeats[kind]))
-    found, flax = {}, np.array(samples["flax"], float)[:, 0]
-    for kind, rows in samples.items():
-        wall, cpu, faults = np.median(np.array(rows, float), axis=0)
-        ratios = np.quantile(flax / np.array(rows, float)[:, 0], (0.25, 0.5, 0.75)).tolist()
+    found, measured = {}, {kind: np.array(rows, float) for kind, rows in samples.items()}
+    for kind, rows in measured.items():
+        wall, cpu, faults = np.median(rows, axis=0)
+        ratios = np.quantile(measured["flax"][:, 0] / rows[:, 0], (0.25, 0.5, 0.75)).tolist()
         found[kind] = {"ms": 1e3 * wall, "cpu_ms": 1e3 * cpu, "faults": faults, "temporaries_mib": temporaries[kind], "gains": ratios}
     return {"model": name, "kinds": found}
 

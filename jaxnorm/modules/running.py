@@ -37,9 +37,7 @@ def nothing(mean: jax.Array, var: jax.Array) -> Collected:
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
     """With one more microbatch, of Moments of the shape of the running ``mean`` and ``var``."""
-    old = seen.moments
-    if jnp.iscomplexobj(batch.mean):
-        old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), old, batch)
+    old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
     begun = old.count > 0
     moments = merged(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
