@@ -11,9 +11,10 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
 from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
-from jaxnorm.engine.plan import find_stats, select
+from jaxnorm.engine.plan import find_stats, for_plain_jax, select
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.engine.xla import before_loops
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
@@ -85,6 +86,7 @@ def switchable_norm(
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, operands: Operands):
     x, where, scale, bias, *_ = split_operands(spec, operands)
+    spec = for_plain_jax(spec, implementation, where)
     frame = find_frame(replace(spec, centered=False), x, where)
     norm = jax.checkpoint(partial(_blended, implementation, spec, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
@@ -112,7 +114,8 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     r = rstd(spec, frame, var)
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
     own = replace(own, dtype=spec.dtype)
-    y = fused(own, Operands(u, where, times(gain, scale), plus(times(shift, scale), bias)), implementation)
+    scale, bias = before_loops(times(gain, scale)), before_loops(plus(times(shift, scale), bias))
+    y = fused(own, Operands(u, where, scale, bias), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))
     return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var), where)

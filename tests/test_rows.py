@@ -1,5 +1,6 @@
 """Plain JAX with XLA's loops in mind, and bare: rows above all, of which each gradient has a loop of its own."""
 
+import re
 from functools import partial
 
 import jax
@@ -147,3 +148,24 @@ def test_no_loop_of_rows_stores_an_array_as_large_as_x(name, shape, usual_compil
     gradient = jax.jit(lambda x, dy: jax.vjp(partial(getattr(jn, name), implementation="xla"), x)[1](dy))
     most = 0.25 if jax.__version_info__ >= (0, 9) else 4.25
     assert gradient.lower(x, x).compile().memory_analysis().temp_size_in_bytes <= most * 2 * np.prod(shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm", "switchable_norm"])
+def test_what_is_of_groups_is_computed_before_loops_over_x(name, dtype, usual_compile):
+    """XLA's CPU back-end would repeat for each element the 40 to 100 operations that make the constants of its group."""
+    logits = (jnp.zeros(3),) * 2 if name == "switchable_norm" else ()
+    norm = lambda x, scale: getattr(jn, name)(x, *logits, scale=scale, implementation="xla")  # noqa: E731
+    x, scale = jnp.ones((4, 6, 5, 40), dtype), jnp.ones(40)
+    step = jax.jit(lambda x, scale: jax.vjp(norm, x, scale)[1](norm(x, scale)))
+    loops = [loop for loop in re.split(r"\n(?=%)", step.lower(x, scale).compile().as_text()) if "ROOT" in loop]
+    over_x = [loop for loop in loops if re.search(r"ROOT \S+ = \w+\[4,6,5,40\]", loop)]
+    assert over_x
+    assert max(map(operations_of_groups, over_x)) <= 8
+
+
+def operations_of_groups(loop: str) -> int:
+    """How many operations of a compiled loop have fewer elements than x."""
+    reads = ("parameter", "constant", "broadcast", "bitcast", "slice")
+    found = re.findall(r"= \w+\[([\d,]*)\]\S* ([\w-]+)\(", loop)
+    return sum(shape != "4,6,5,40" and operation not in reads for shape, operation in found)

@@ -20,7 +20,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import divide, flat, reduce_axes, separate
+from jaxnorm.engine.xla import before_loops, divide, flat, reduce_axes, separate
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
@@ -163,21 +163,30 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
 
 def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    stats = (spread_stats(spec, a, frame.places) for a in (frame.power, frame.pivot, offset))
-    x, power, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *stats)
-    u = scaled(spec, x, where, power)
+    stats = (factor(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
+    x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
+    u = scaled(spec, x, where, scale)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset
 
 
-def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, power: jax.Array | None) -> jax.Array:
-    """``x / 2**power``, split; what is masked out is replaced before it can do harm."""
-    return scale_down(hide(split(spec, x, compute_dtype(x.dtype)), where), power)
+def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, scale: jax.Array | None) -> jax.Array:
+    """x times a :func:`factor`, split; what is masked out is replaced before it can do harm."""
+    u = hide(split(spec, x, compute_dtype(x.dtype)), where)
+    return u if scale is None else u * scale.astype(u.dtype)
 
 
 def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
     """``u / 2**power``"""
     return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype).astype(u.dtype)
+
+
+def factor(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
+    """``1 / 2**power``, for a loop over x."""
+    if power is None:
+        return None
+    found = power_of_two(-power.astype(jnp.int32), dtype)
+    return before_loops(found) if spec.store_factor else found
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:

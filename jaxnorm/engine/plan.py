@@ -121,7 +121,8 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     joined = where is None and not spec.in_rows and len(reduction.parts[-1]) > 1
     separate = not in_one_loop and (joined or len(reduction.parts[-1]) == 1)
     keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
-    return replace(spec, separate=separate, joined=joined, recompute=recompute, keep_offset=keep_offset)
+    decided = {"separate": separate, "store_factor": not in_one_loop, "joined": joined, "recompute": recompute, "keep_offset": keep_offset}
+    return replace(spec, **decided)
 
 
 def wish() -> str | None:

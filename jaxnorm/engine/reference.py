@@ -30,12 +30,12 @@ from jaxnorm.engine.groups import (
     apart,
     counted,
     elements,
+    factor,
     find_frame,
     hide,
     mean,
     reduce_groups,
     rstd,
-    scale_down,
     scaled,
     split,
     spread,
@@ -117,10 +117,11 @@ def _estimate_jvp(spec, primals, tangents):
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     where = counted(spec, where, frame.places)
-    du = scaled(spec, dx, where, spread_stats(spec, frame.power, frame.places))
+    scale = factor(spec, frame.power, compute_dtype(x.dtype))
+    du = scaled(spec, dx, where, spread_stats(spec, scale, frame.places))
     deviation = hide(elements(spec, x, where, frame, offset), where)
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame)
-    return mean(spec, du, where, frame) if spec.centered else jnp.zeros_like(offset), dvar
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame, offset)
+    return mean(spec, du, where, frame, offset) if spec.centered else jnp.zeros_like(offset), dvar
 
 
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
@@ -205,13 +206,14 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     product = reduce_groups(spec, shown(own_dy) * elements(spec, own_x, where, frame), shared)
     product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
     (applied,) = through_r(reduce_axes(gain * product, rest))
-    slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame))
+    slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame), r)
     own_x, slope = apart(spec, x, spread(spec, slope))
     through = slope * elements(spec, own_x, where, frame, offset)
     if spec.centered:
         shift = -r * reduce_axes(gain * alone, rest)
-        through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame)))
-    dx = scale_down(shown(dy) * spread(spec, gain * r) + weigh(through, where), spread(spec, frame.power)).astype(x.dtype).reshape(x.shape)
+        through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
+    dx = shown(dy) * spread(spec, gain * r) + weigh(through, where)
+    dx = times(dx, spread(spec, factor(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
 

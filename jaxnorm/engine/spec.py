@@ -56,6 +56,7 @@ class Spec:
       power_axes: the axes along which all groups are divided by one power of two.
       bare: whether plain JAX leaves out what is only for time and memory. This and what follows plan.py decides.
       separate: whether a barrier stands between two passes over x, so that they share nothing.
+      store_factor: whether 1 / 2**power is computed before a loop over x, and not in it for each element.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
@@ -74,6 +75,7 @@ class Spec:
     power_axes: tuple[int, ...] = ()
     bare: bool = False
     separate: bool = False
+    store_factor: bool = False
     joined: bool = False
     recompute: bool = False
     keep_offset: bool = True

@@ -116,7 +116,7 @@ def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
 
     A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by the rounded reciprocal.
     A zero that is computed from the veil, any array with one element for each group, keeps the divisor from being a constant: so the
-    mean of a constant is that constant.
+    mean of a constant is that constant, and computed before the loop over x that reads it, see :func:`before_loops`.
     """
     zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
     if isinstance(count, float):
@@ -125,3 +125,12 @@ def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
         count = jnp.asarray(count, real(total.dtype))
         divisor = jnp.where(count > 0, count, 1).astype(total.dtype)
     return total / (divisor + zero)
+
+
+def before_loops(values: jax.Array) -> jax.Array:
+    """The same values, with one element for each group, computed before the loops over x that read them.
+
+    XLA's CPU back-end moves what costs less than a division into such a loop, with all that it is computed from, and repeats it for each
+    element: without this and :func:`divide` batch norm in bfloat16 takes 1.8 times as long, switchable norm 1.5 times.
+    """
+    return divide(values, 1.0, values)
