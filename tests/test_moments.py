@@ -88,6 +88,12 @@ def test_an_empty_channel_of_switchable_norm_has_mean_0(where):
     assert float(found.mean.ravel()[0]) == 105
 
 
+@pytest.mark.parametrize("element", [np.nan, np.inf])
+def test_the_gradient_of_a_mean_needs_no_finite_elements(element):
+    found = jax.grad(lambda x: jn.moments(x, 0).mean.sum())(jnp.asarray([element, 1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(found, np.full(4, 0.25))
+
+
 def test_without_centering_the_variance_is_the_mean_square(rng):
     x = rng.standard_normal((5, 7)).astype(np.float32) + 2
     found = jn.moments(x, 1, centered=False)

@@ -120,8 +120,9 @@ def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[ja
     scale = factor(spec, frame.power, compute_dtype(x.dtype))
     du = scaled(spec, dx, where, spread_stats(spec, scale, frame.places))
     deviation = hide(elements(spec, x, where, frame, offset), where)
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame, offset)
-    return mean(spec, du, where, frame, offset) if spec.centered else jnp.zeros_like(offset), dvar
+    veil = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame, veil)
+    return mean(spec, du, where, frame, veil) if spec.centered else jnp.zeros_like(offset), dvar
 
 
 def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
