@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DISTINCT, KINDS, laws
+from cases import CASES, DISTINCT, KERNELS, KINDS, laws
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -105,6 +105,38 @@ def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rn
     np.testing.assert_allclose(y, truth, atol=2e-6)
     assert np.isfinite(dx).all()
     assert (dx[1] == 0).all()
+
+
+@laws(KERNELS, native=KERNELS, quick=KINDS[:3])
+def test_groups_that_are_hidden_as_wholes_leave_the_others_alone(case, implementation, rng):
+    """By a mask that is one for all elements of a group, such as that of padding tokens: kernels take it too."""
+    along = case.axes if case.split is None else range(1, len(case.shape))
+    where = rng.random([1 if axis in along else size for axis, size in enumerate(case.shape)]) < 0.6
+    where.flat[:2] = False, True
+    x = np.where(where, rng.standard_normal(case.shape).astype(np.float32), np.float32(np.nan))
+    scale, bias = case.params(rng)
+    cotangent = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x, where=where, scale=scale, bias=bias, cotangent=cotangent)
+    y, dx, dscale, dbias = value_and_gradients(case, x, where, scale, bias, cotangent)
+    split = case.split_shape
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
+    assert worst(np.reshape(dx, split), truth.dx.reshape(split), case.axes) <= 1e-6
+    assert (np.asarray(y)[~np.broadcast_to(where, y.shape)] == 0).all()
+    assert (np.asarray(dx)[~np.broadcast_to(where, y.shape)] == 0).all()
+    np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
+    np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+
+
+@pytest.mark.parametrize("implementation", ["xla", "native"], indirect=True)
+def test_groups_that_are_hidden_as_wholes_are_empty(implementation, rng):
+    x = jnp.asarray(rng.standard_normal((4, 5, 6)), jnp.float32)
+    where = jnp.asarray(rng.random((4, 5, 1)) < 0.6)
+    assert jn.plan(x, "n t [c]", where=where).implementation == implementation
+    _, found = jn.positional_norm(jnp.where(where, x, jnp.nan), where=where)
+    truth = jn.moments(x, "n t [c]", where=where)
+    np.testing.assert_array_equal(found.count, 6.0 * np.asarray(where))
+    np.testing.assert_allclose(found.mean, truth.mean, atol=1e-7)
+    np.testing.assert_allclose(found.var, truth.var, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

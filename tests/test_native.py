@@ -143,7 +143,7 @@ def test_a_plan_says_what_runs_and_why(use):
     plans = [
         ({}, "native", "a kernel takes these arguments"),
         ({"implementation": "xla"}, "xla", "implementation='xla' is asked for"),
-        ({"where": x > 0}, "xla", "takes no mask and no axis_name"),
+        ({"where": x > 0}, "xla", "takes no mask but a boolean one that hides groups as wholes"),
         ({"dtype": "float16"}, "xla", "takes and gives float32 and bfloat16: got float32, float16"),
     ]
     for options, name, reason in plans:
@@ -218,7 +218,10 @@ def test_numbers_that_hardly_differ(size, axes, rng, use):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: jn.standardize(x, 1, where=x > 0, implementation="native"), "takes no mask and no axis_name"),
+        (
+            lambda x: jn.standardize(x, 1, where=x > 0, implementation="native"),
+            "takes no mask but a boolean one that hides groups as wholes",
+        ),
         (lambda x: jn.standardize(x.astype(jnp.float16), 1, implementation="native"), "takes and gives float32 and bfloat16: got float16"),
         (lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"), r"reduces no such axes: (0, 2) of (2, 2, 2, 3)"),
         (lambda x: jn.standardize(x[:0], 1, implementation="native"), "reduces no such axes"),

@@ -19,7 +19,7 @@ from jaxnorm.axes import number
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
 from jaxnorm.engine.segments import Places
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import before_loops, divide, flat, reduce_axes, separate
 
 
@@ -78,6 +78,17 @@ def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
     if where is None:
         return values
     return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
+
+
+def around_hidden_groups(spec: Spec, operands: Operands, norm: Callable) -> tuple:
+    """Output and Stats by ``norm``, which needs no mask where that hides groups as wholes: these are 0 before and after."""
+    x, where, *_ = operands
+    hidden = lambda values: hide(values.reshape(spec.reduction.split_shape), where).reshape(values.shape)  # noqa: E731
+    y, stats = norm(operands._replace(x=hidden(x), where=None))
+    if stats is not None:
+        n = hide(jnp.asarray(total_weight(spec, stats.frame), stats.var.dtype), where)
+        stats = stats._replace(frame=stats.frame._replace(n=n))
+    return hidden(y), stats
 
 
 def counted(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:

@@ -94,10 +94,11 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
 
 def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
     """The output and, if asked for, the Stats, by what :func:`select` names."""
-    x, where, scale, bias, *_ = operands
+    _, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
-    return import_module(NORM_KERNELS).forward(spec, x, scale, bias, moments=moments)
+        mask = None if spec.hides_groups(where) else where
+        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, mask, scale, bias), operands)
+    return import_module(NORM_KERNELS).forward(spec, operands, moments=moments)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:

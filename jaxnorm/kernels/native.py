@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame
+from jaxnorm.engine.groups import Frame, around_hidden_groups
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
@@ -27,9 +28,11 @@ CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel 
 
 def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
     """Why the kernels cannot take these arguments, in words; None if they can."""
-    scale, bias = operands.scale, operands.bias
-    if operands.where is not None or spec.axis_name is not None:
-        return "takes no mask and no axis_name"
+    _, where, scale, bias, *_ = operands
+    if spec.axis_name is not None:
+        return "takes no axis_name"
+    if where is not None and not spec.hides_groups(where):
+        return "takes no mask but a boolean one that hides groups as wholes"
     if operands.epsilon is not None:
         return "takes no traced epsilon"
     dtypes = dict.fromkeys((str(x.dtype), str(spec.dtype)))
@@ -92,8 +95,11 @@ class Facts:
         return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.spec.epsilon_in == "std"}}
 
 
-def forward(spec: Spec, x, scale, bias, *, moments: bool) -> tuple:
-    """The output and, if asked for, the Stats, where there is no obstacle; scale and bias split and sharded as x is."""
+def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
+    """The output and, if asked for, the Stats, where there is no obstacle; mask, scale and bias split and sharded as x is."""
+    x, where, scale, bias, *_ = operands
+    if where is not None:
+        return around_hidden_groups(spec, operands, partial(forward, spec, moments=moments))
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
