@@ -4,6 +4,7 @@ from typing import Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
@@ -69,7 +70,8 @@ def graph_norm(
         raise ValueError(
             f"mean_scale must have the shape of the feature axes, {tuple(x.shape[a] for a in features)}: got {mean_scale.shape}."
         )
-    (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(compute_dtype(mean_scale.dtype)))
+    dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
+    (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
     return norm_over(x, unsplit(x.shape, nodes), features, options, change=_keep_of_mean, param=kept, **given)
 

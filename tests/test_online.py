@@ -197,6 +197,14 @@ def test_of_complex_numbers_the_absolute_value_is_clipped(rng):
     np.testing.assert_allclose(clipped, np.where(size > 0.5, whole / np.maximum(size, 1e-6) / 2, whole), atol=1e-6)
 
 
+def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range():
+    state = online.update(online.init(jnp.zeros((), jnp.complex64)), jnp.array([1 + 0j, 3 + 0j]))
+    of = lambda z, clip: jax.grad(lambda z: online.normalize(z, state, clip=clip).real.sum())(z)  # noqa: E731
+    at = jnp.array([2 + 0j, 2.5 + 0j])
+    np.testing.assert_array_equal(of(at, 5.0), of(at, None))
+    np.testing.assert_allclose(online.normalize(jnp.array([3e38 + 3e38j]), state, clip=5.0), [(5 + 5j) / np.sqrt(2)], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

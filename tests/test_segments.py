@@ -301,6 +301,12 @@ def test_what_is_kept_of_the_mean_is_of_float32(dtype, rng):
     np.testing.assert_array_equal(jn.graph_norm(x, jnp.asarray(kept, dtype)), jn.graph_norm(x, jnp.asarray(kept, jnp.float32)))
 
 
+def test_what_is_kept_of_the_mean_of_float64_is_of_float64(x64, rng):
+    x, scale = jnp.asarray(rng.standard_normal((N, C)) + 1000), np.float32(0.1)
+    found = jn.graph_norm(x, jnp.full(C, scale))
+    np.testing.assert_array_equal(found, jn.graph_norm(x, jnp.full(C, float(scale))))
+
+
 @pytest.mark.parametrize("kind", long_sweep(MASKS, quick=MASKS[1:2]))
 def test_gradients_of_norms_of_graphs(kind, rng):
     x, where, cotangent = packed(rng, kind)

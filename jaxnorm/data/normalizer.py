@@ -168,7 +168,7 @@ class Normalizer:
 
     @property
     def moments(self) -> Any:
-        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree of the structure of a batch."""
+        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree as of a batch, named tuples and dataclasses as dicts."""
         return self._tree(lambda summary: summary.moments)
 
     @property

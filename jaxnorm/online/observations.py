@@ -108,10 +108,13 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
 
 
 def _clip(y: jax.Array, limit: float) -> jax.Array:
-    """Of complex numbers the absolute value."""
-    if jnp.iscomplexobj(y):
-        return y * jnp.minimum(1, limit / jnp.abs(y)).astype(y.dtype)
-    return jnp.clip(y, -limit, limit)
+    """Of complex numbers the absolute value, which may be beyond the range of its dtype."""
+    if not jnp.iscomplexobj(y):
+        return jnp.clip(y, -limit, limit)
+    size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag)))
+    direction = jnp.where(size > 0, y / jnp.where(size > 0, size, 1).astype(y.dtype), 1)
+    length = jnp.abs(direction)
+    return jnp.where(length * size <= limit, y, direction * (limit / length).astype(y.dtype))
 
 
 def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
