@@ -13,7 +13,7 @@ from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.blocks import blocks_along, fit_blocks
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import with_epsilon
-from jaxnorm.engine.groups import Frame
+from jaxnorm.engine.groups import Frame, masked
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
@@ -271,12 +271,13 @@ def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     def run(operands: Operands, moments: Moments) -> jax.Array:
-        x, where, scale, bias, ids, epsilon, _ = split_operands(spec, operands)
-        blocks, dtype = spec.reduction, compute_dtype(x.dtype)
+        operands = split_operands(spec, operands)
+        blocks, dtype = spec.reduction, compute_dtype(operands.x.dtype)
         n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
-        stats = with_epsilon(Stats(Frame(n, None, mean, spec.places(ids)), offset, var), epsilon)
-        return jax.checkpoint(partial(apply, spec))(x, where, stats, scale, bias)
+        stats = with_epsilon(Stats(Frame(n, None, mean, spec.places(operands.ids)), offset, var), operands.epsilon)
+        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, own.where, stats, own.scale, own.bias), None)  # noqa: E731
+        return masked(spec, operands, applied)[0]
 
     return _by_compiler(run, operands)(operands, moments)
 

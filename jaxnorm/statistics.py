@@ -15,7 +15,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices, vary, varying_axes
-from jaxnorm.engine.groups import Frame, count_elements, counted, hide, over_groups, scale_down, spread_stats, total_weight
+from jaxnorm.engine.groups import Frame, count_elements, counted, hide, hide_split, over_groups, scale_down, spread_stats, total_weight
 from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
@@ -256,7 +256,7 @@ def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array
 
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_stats(spec, find_stats(spec, x, where, places=spec.places(ids)), where)
+        return from_stats(spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids)), where)
 
     return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
-from jaxnorm.engine.groups import Frame, elements, find_frame, rstd, total_weight
+from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
 from jaxnorm.engine.plan import find_stats, for_plain_jax, select
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
@@ -86,6 +86,7 @@ def switchable_norm(
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, operands: Operands):
     x, where, scale, bias, *_ = split_operands(spec, operands)
+    x = hide_split(spec, x, where)
     spec = for_plain_jax(spec, implementation, where)
     frame = find_frame(replace(spec, centered=False), x, where)
     norm = jax.checkpoint(partial(_blended, implementation, spec, features, spatial))
@@ -98,7 +99,7 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e. Means are blended as differences
     from their mean, so that no digits are lost to what all have in common.
     """
-    u, own = elements(spec, x, where, frame), Spec(unsplit(x.shape, spatial))
+    u, own = elements(spec, x, frame), Spec(unsplit(x.shape, spatial))
     own_frame, offset, var = find_stats(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None

@@ -127,6 +127,20 @@ def test_groups_that_are_hidden_as_wholes_leave_the_others_alone(case, implement
     np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
 
 
+@pytest.mark.parametrize("given", [bool, jnp.float32])
+def test_beside_what_is_not_finite_a_mask_has_gradient_0(given, rng):
+    x = jnp.asarray(rng.standard_normal((2, 5, 3)), jnp.float32).at[0, 1].set(jnp.nan)
+    where = jnp.asarray(rng.random(x.shape) < 0.6).at[0, 1].set(True)
+    for norm in (
+        jn.layer_norm,
+        jn.instance_norm,
+        lambda x, where: jn.batch_norm(x, where=where)[0],
+        lambda x, where: jn.moments(x, -1, where=where).var,
+    ):
+        dx = jax.grad(lambda x, norm=norm: (norm(x, where=where.astype(given)) * 0.3).sum())(x)
+        assert (np.asarray(dx)[~np.asarray(where)] == 0).all()
+
+
 @pytest.mark.parametrize("implementation", ["xla", "native"], indirect=True)
 def test_groups_that_are_hidden_as_wholes_are_empty(implementation, rng):
     x = jnp.asarray(rng.standard_normal((4, 5, 6)), jnp.float32)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, around_hidden_groups, find_frame, scale_down, split
+from jaxnorm.engine.groups import Frame, find_frame, masked, scale_down, split
 from jaxnorm.engine.reference import (
     Inputs,
     Residuals,
@@ -35,9 +35,12 @@ __all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
 
 def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     """The output and the statistics."""
+    return masked(spec, operands, partial(forward_weighted, spec))
+
+
+def forward_weighted(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
+    """Of x that is 0 in what is masked out."""
     x, where, scale, bias, *_ = operands
-    if spec.hides_groups(where):
-        return around_hidden_groups(spec, operands, partial(forward, spec))
     if not spec.ordinary or operands.epsilon is not None:
         return forward_in_steps(spec, operands)
     frame = find_frame(spec, x, where)

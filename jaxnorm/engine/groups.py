@@ -75,20 +75,26 @@ def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
 
 def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The values times their weights, 0 or 1 by a mask."""
-    if where is None:
-        return values
-    return hide(values, where) if where.dtype == jnp.bool_ else values * where.astype(values.dtype)
+    return values if where is None else values * where.astype(values.dtype)
 
 
-def around_hidden_groups(spec: Spec, operands: Operands, norm: Callable) -> tuple:
-    """Output and Stats by ``norm``, which needs no mask where that hides groups as wholes: these are 0 before and after."""
+def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """:func:`hide` in an array of the shape of x."""
+    return values if where is None else hide(values.reshape(spec.reduction.split_shape), where).reshape(values.shape)
+
+
+def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
+    """Output and Stats by ``norm``, where both x and output are 0 in what is masked out, and their gradients with them.
+
+    So ``norm`` has only to weigh. A mask that hides groups as wholes it does not get at all.
+    """
     x, where, *_ = operands
-    hidden = lambda values: hide(values.reshape(spec.reduction.split_shape), where).reshape(values.shape)  # noqa: E731
-    y, stats = norm(operands._replace(x=hidden(x), where=None))
-    if stats is not None:
+    whole = spec.hides_groups(where)
+    y, stats = norm(operands._replace(x=hide_split(spec, x, where), where=None if whole else where))
+    if whole and stats is not None:
         n = hide(jnp.asarray(total_weight(spec, stats.frame), stats.var.dtype), where)
         stats = stats._replace(frame=stats.frame._replace(n=n))
-    return hidden(y), stats
+    return hide_split(spec, y, where), stats
 
 
 def counted(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
@@ -143,10 +149,10 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
     if where is not None or places is not None:
         frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
-        frame = frame._replace(power=_find_power(spec, x, where, places, lowest))
+        frame = frame._replace(power=_find_power(spec, x, places, lowest))
     if not spec.centered:
         return frame
-    sums = total(spec, elements(spec, x, where, frame), where, places)
+    sums = total(spec, elements(spec, x, frame), where, places)
     return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
 
 
@@ -156,9 +162,9 @@ def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -
     return total(spec, jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype), None, places)
 
 
-def _find_power(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None, lowest) -> jax.Array:
+def _find_power(spec: Spec, x: jax.Array, places: Places | None, lowest) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    values = hide(split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype)), where)
+    values = split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype))
     size = jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag)) if jnp.iscomplexobj(values) else jnp.abs(values)
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), jax.ops.segment_max)
     largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0) if spec.power_axes else largest
@@ -172,18 +178,18 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
     return jnp.clip(exponent, jnp.maximum(lowest, -limit), limit).astype(jnp.int8 if limit < 128 else jnp.int16)
 
 
-def elements(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
+def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
     stats = (factor(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
     x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
-    u = scaled(spec, x, where, scale)
+    u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset
 
 
-def scaled(spec: Spec, x: jax.Array, where: jax.Array | None, scale: jax.Array | None) -> jax.Array:
-    """x times a :func:`factor`, split; what is masked out is replaced before it can do harm."""
-    u = hide(split(spec, x, compute_dtype(x.dtype)), where)
+def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """x times a :func:`factor`, split."""
+    u = split(spec, x, compute_dtype(x.dtype))
     return u if scale is None else u * scale.astype(u.dtype)
 
 

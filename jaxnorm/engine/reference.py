@@ -7,7 +7,8 @@ Elements that share statistics form a group. In every group::
     var    = mean(u**2) - offset**2
     y      = (u - offset) * rstd * scale + bias,      rstd = 1 / sqrt(var + epsilon)
 
-Means are weighted by the mask. Power and pivot are constants under differentiation, since no result depends on them.
+Means are weighted by the mask, and so are the last two terms of dx; what it hides is 0 in x and in dy before they come here. Power and
+pivot are constants under differentiation, since no result depends on them.
 With n the count of a group, and dy, doffset and dvar the gradients of a loss by the results::
 
     dbias  = sum(dy)                     dscale = sum(dy * (u - offset)) * rstd
@@ -33,6 +34,7 @@ from jaxnorm.engine.groups import (
     factor,
     find_frame,
     hide,
+    hide_split,
     mean,
     reduce_groups,
     rstd,
@@ -90,17 +92,17 @@ def statistics(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
 def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each group, in its frame."""
     if not spec.centered:
-        square = mean(spec, abs_squared(elements(spec, x, where, frame)), where, frame)
+        square = mean(spec, abs_squared(elements(spec, x, frame)), where, frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, where, frame)
     (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
-    square = mean(spec, abs_squared(elements(spec, own_x, where, frame)), where, frame, frame.pivot)
+    square = mean(spec, abs_squared(elements(spec, own_x, frame)), where, frame, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
 def find_offset(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return without_last_bits(mean(spec, elements(spec, x, where, frame), where, frame, frame.pivot))
+    return without_last_bits(mean(spec, elements(spec, x, frame), where, frame, frame.pivot))
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
@@ -116,10 +118,12 @@ def _estimate_jvp(spec, primals, tangents):
 
 def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
-    where = counted(spec, where, frame.places)
+    if frame.places is not None:
+        where = counted(spec, where, frame.places)
+        dx = hide_split(spec, dx, where)  # what is in no segment has no tangent
     scale = factor(spec, frame.power, compute_dtype(x.dtype))
-    du = scaled(spec, dx, where, spread_stats(spec, scale, frame.places))
-    deviation = hide(elements(spec, x, where, frame, offset), where)
+    du = scaled(spec, dx, spread_stats(spec, scale, frame.places))
+    deviation = elements(spec, x, frame, offset)
     veil = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
     dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame, veil)
     return mean(spec, du, where, frame, veil) if spec.centered else jnp.zeros_like(offset), dvar
@@ -129,10 +133,10 @@ def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
     """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
     r = rstd(spec, frame, var)
-    y = elements(spec, x, where, frame, offset)
+    y = elements(spec, x, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     y = y if frame.places is None else hide(y, where)  # the NaN of no segment, before it meets scale
-    y = hide(plus(times(y, spread(spec, scale)), spread(spec, bias)), where)
+    y = plus(times(y, spread(spec, scale)), spread(spec, bias))
     return y.astype(spec.dtype).reshape(x.shape)
 
 
@@ -196,24 +200,21 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     frame, offset, var = recentered(stats_of(spec, residuals))
     r, through_r = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
-
-    def shown(dy):
-        return hide(split(spec, dy, r.dtype), where)
-
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
+    in_loop = partial(split, spec, dtype=r.dtype)
     own_x, own_dy = apart(spec, x, dy)
-    alone = reduce_groups(spec, shown(*apart(spec, dy)), shared)
-    product = reduce_groups(spec, shown(own_dy) * elements(spec, own_x, where, frame), shared)
+    alone = reduce_groups(spec, in_loop(*apart(spec, dy)), shared)
+    product = reduce_groups(spec, in_loop(own_dy) * elements(spec, own_x, frame), shared)
     product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
     (applied,) = through_r(reduce_axes(gain * product, rest))
     slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame), r)
     own_x, slope = apart(spec, x, spread(spec, slope))
-    through = slope * elements(spec, own_x, where, frame, offset)
+    through = slope * elements(spec, own_x, frame, offset)
     if spec.centered:
         shift = -r * reduce_axes(gain * alone, rest)
         through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
-    dx = shown(dy) * spread(spec, gain * r) + weigh(through, where)
+    dx = in_loop(dy) * spread(spec, gain * r) + weigh(through, where)
     dx = times(dx, spread(spec, factor(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 

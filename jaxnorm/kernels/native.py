@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, around_hidden_groups
+from jaxnorm.engine.groups import Frame, masked
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
@@ -97,9 +97,12 @@ class Facts:
 
 def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
     """The output and, if asked for, the Stats, where there is no obstacle; mask, scale and bias split and sharded as x is."""
-    x, where, scale, bias, *_ = operands
-    if where is not None:
-        return around_hidden_groups(spec, operands, partial(forward, spec, moments=moments))
+    return masked(spec, operands, partial(forward_whole, spec, moments=moments))
+
+
+def forward_whole(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
+    """Without a mask."""
+    x, _, scale, bias, *_ = operands
     if not sharded(x):
         y, found = _standardize_part(spec, moments, x, scale, bias)
     else:
