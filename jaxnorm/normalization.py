@@ -265,7 +265,7 @@ def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
 def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
     operands = split_operands(spec, operands)
     y, stats = forward(implementation, spec, operands, moments=True)
-    return y, from_stats(spec, stats, operands.where)
+    return y, from_stats(spec, stats)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -275,8 +275,8 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         blocks, dtype = spec.reduction, compute_dtype(operands.x.dtype)
         n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
-        stats = with_epsilon(Stats(Frame(n, None, mean, spec.places(operands.ids)), offset, var), operands.epsilon)
-        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, own.where, stats, own.scale, own.bias), None)  # noqa: E731
+        stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
+        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias), None)  # noqa: E731
         return masked(spec, operands, applied)[0]
 
     return _by_compiler(run, operands)(operands, moments)

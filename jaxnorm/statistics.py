@@ -186,11 +186,11 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     return jax.tree.map(stack, *map(_with_words, parts))
 
 
-def from_stats(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Moments:
+def from_stats(spec: Spec, stats: Stats) -> Moments:
     """The public value of what the engine found, powers of two put back; the mean is of two words, the rounded one and the rest."""
     frame, offset, var = stats
     count = jnp.full_like(var, total_weight(spec, frame))
-    low_count = _further_words(spec, frame, where, count)
+    low_count = _further_words(spec, frame, count)
     mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
     up = None if frame.power is None else -frame.power
     low = Low(low_count, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
@@ -198,8 +198,9 @@ def from_stats(spec: Spec, stats: Stats, where: jax.Array | None = None) -> Mome
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found)
 
 
-def _further_words(spec: Spec, frame: Frame, where: jax.Array | None, count: jax.Array) -> tuple:
+def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
     """The low-order words of a count of elements; 0 for weights, whose sum is rounded anyway."""
+    where = frame.where
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
     if where is None and frame.places is None:
@@ -256,7 +257,7 @@ def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array
 
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_stats(spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids)), where)
+        return from_stats(spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids)))
 
     return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 

@@ -119,4 +119,4 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     y = fused(own, Operands(u, where, scale, bias), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))
-    return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var), where)
+    return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var))

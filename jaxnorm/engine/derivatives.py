@@ -44,7 +44,7 @@ def forward_weighted(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     if not spec.ordinary or operands.epsilon is not None:
         return forward_in_steps(spec, operands)
     frame = find_frame(spec, x, where)
-    y, offset, var = normalized(spec, x, where, frame, scale, bias)
+    y, offset, var = normalized(spec, x, frame, scale, bias)
     return y, Stats(frame, offset, var)
 
 
@@ -61,7 +61,7 @@ def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(spec, x, where, spec.places(ids), epsilon)
     stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
-    return jax.checkpoint(partial(apply, spec))(x, where, stats, scale, bias), found
+    return jax.checkpoint(partial(apply, spec))(x, stats, scale, bias), found
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
@@ -72,20 +72,20 @@ def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def normalized(spec: Spec, x, where, frame: Frame, scale, bias):
+def normalized(spec: Spec, x, frame: Frame, scale, bias):
     """Output, offset and variance of every group."""
-    offset, var = estimate(spec, x, where, frame)
-    return apply(spec, x, where, Stats(frame, offset, var), scale, bias), offset, var
+    offset, var = estimate(spec, x, frame)
+    return apply(spec, x, Stats(frame, offset, var), scale, bias), offset, var
 
 
 @normalized.defjvp
 def _normalized_jvp(spec, primals, tangents):
-    x, where, frame, scale, bias = primals
+    x, frame, scale, bias = primals
     y, offset, var = normalized(spec, *primals)
     stats = None if spec.recompute else Stats(frame, offset if spec.keep_offset else None, var)
     if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
         bias = scale  # one array instead of two
-    residuals, inputs = Residuals(x, where, stats, scale, bias), Inputs(tangents[0], *tangents[3:])
+    residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
     if spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
         return (y, offset, var), jax.checkpoint(partial(tangent, spec))(residuals, inputs)
     return (y, offset, var), _linear(spec.recompute)(spec, residuals, inputs)
@@ -105,11 +105,11 @@ def _linear(recompute: bool) -> Callable:
 
 def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """:func:`backward` where each group is a row, for XLA's CPU back-end: a fused loop for each result, which recomputes the statistics."""
-    (x, _, _, scale, bias), (dy, *dstats) = residuals, gradients
+    (x, _, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
     own_x, own_dy, own_scale = separate(x, dy, scale)
     own_dy = times(split(spec, own_dy, dtype), own_scale)
-    dx = backward(spec, Residuals(own_x, None, None, None, None), (own_dy, *dstats)).x
+    dx = backward(spec, Residuals(own_x, None, None, None), (own_dy, *dstats)).x
     dscale = dbias = None
     if scale is not None:
         own_x, own_dy = separate(x, dy)

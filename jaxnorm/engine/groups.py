@@ -93,7 +93,7 @@ def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
     y, stats = norm(operands._replace(x=hide_split(spec, x, where), where=None if whole else where))
     if whole and stats is not None:
         n = hide(jnp.asarray(total_weight(spec, stats.frame), stats.var.dtype), where)
-        stats = stats._replace(frame=stats.frame._replace(n=n))
+        stats = stats._replace(frame=stats.frame._replace(n=n, where=where))
     return hide_split(spec, y, where), stats
 
 
@@ -123,43 +123,45 @@ def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -
     return over_groups(spec, ones, places, partial(jnp.sum, dtype=jnp.int32))
 
 
-def total(spec: Spec, values: jax.Array, where: jax.Array | None, places: Places | None) -> jax.Array:
+def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
     """The sum over each group, by weight."""
-    return across(lax.psum, over_groups(spec, weigh(values, where), places), spec.axis_name)
+    return across(lax.psum, over_groups(spec, weigh(values, frame.where), frame.places), spec.axis_name)
 
 
-def mean(spec: Spec, values: jax.Array, where: jax.Array | None, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
+def mean(spec: Spec, values: jax.Array, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
     """The mean over each group, by weight; 0 of an empty one. With a veil it is exact for a constant, see :func:`divide`."""
-    return divide(total(spec, values, where, frame.places), total_weight(spec, frame), veil)
+    return divide(total(spec, values, frame), total_weight(spec, frame), veil)
 
 
 class Frame(NamedTuple):
-    """Constants of each group: its weight, the power of two that x is divided by, a number near the mean, and where elements of it are."""
+    """Constants of each group: its weight, the power of two that x is divided by, a number near the mean; and where its elements are."""
 
     n: jax.Array | float | None  # None where every element counts, and no trace makes an array of their number
     power: jax.Array | None
     pivot: jax.Array | None
+    where: jax.Array | None = None  # mask or weights
     places: Places | None = None  # of segments
 
 
 def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None, epsilon: jax.Array | None = None) -> Frame:
     """The constants in which the elements of each group are small, and a traced epsilon does not leave the range."""
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype, epsilon)
-    frame = Frame(None, None, None, places)
+    frame = Frame(None, None, None, where, places)
     if where is not None or places is not None:
         frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
     if lowest is not None:
         frame = frame._replace(power=_find_power(spec, x, places, lowest))
     if not spec.centered:
         return frame
-    sums = total(spec, elements(spec, x, frame), where, places)
+    sums = total(spec, elements(spec, x, frame), frame)
     return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
 
 
 def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
     if where is None or where.dtype == jnp.bool_:
         return across(lax.psum, count_elements(spec, where, places).astype(dtype), spec.axis_name)
-    return total(spec, jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype), None, places)
+    weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype)
+    return across(lax.psum, over_groups(spec, weights, places), spec.axis_name)
 
 
 def _find_power(spec: Spec, x: jax.Array, places: Places | None, lowest) -> jax.Array:

@@ -62,7 +62,6 @@ class Residuals(NamedTuple):
     """What is stored for the derivative: x in its own dtype, and the statistics of each group, or None to recompute them."""
 
     x: jax.Array
-    where: jax.Array | None
     stats: Stats | None
     scale: jax.Array | None
     bias: jax.Array | None  # only its shape and dtype are used
@@ -79,30 +78,30 @@ class Inputs(NamedTuple):
 def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
     """Output and statistics."""
     stats = statistics(spec, x, where)
-    return apply(spec, x, where, stats, scale, bias), stats
+    return apply(spec, x, stats, scale, bias), stats
 
 
 def statistics(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places | None = None, epsilon: jax.Array | None = None) -> Stats:
     """The statistics of each group, differentiable, in a frame for a traced epsilon."""
     frame = find_frame(spec, x, where, places, epsilon)
-    return Stats(frame, *estimate(spec, x, where, frame))
+    return Stats(frame, *estimate(spec, x, frame))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def estimate(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> tuple[jax.Array, jax.Array]:
+def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each group, in its frame."""
     if not spec.centered:
-        square = mean(spec, abs_squared(elements(spec, x, frame)), where, frame)
+        square = mean(spec, abs_squared(elements(spec, x, frame)), frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
-    offset = find_offset(spec, x, where, frame)
+    offset = find_offset(spec, x, frame)
     (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
-    square = mean(spec, abs_squared(elements(spec, own_x, frame)), where, frame, frame.pivot)
+    square = mean(spec, abs_squared(elements(spec, own_x, frame)), frame, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
-def find_offset(spec: Spec, x: jax.Array, where: jax.Array | None, frame: Frame) -> jax.Array:
+def find_offset(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return without_last_bits(mean(spec, elements(spec, x, frame), where, frame, frame.pivot))
+    return without_last_bits(mean(spec, elements(spec, x, frame), frame, frame.pivot))
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
@@ -111,31 +110,31 @@ def abs_squared(values: jax.Array) -> jax.Array:
 
 @estimate.defjvp
 def _estimate_jvp(spec, primals, tangents):
-    x, where, frame = primals
-    offset, var = estimate(spec, x, where, frame)
-    return (offset, var), jax.checkpoint(partial(estimate_tangent, spec))(x, where, frame, offset, tangents[0])
+    x, frame = primals
+    offset, var = estimate(spec, x, frame)
+    return (offset, var), jax.checkpoint(partial(estimate_tangent, spec))(x, frame, offset, tangents[0])
 
 
-def estimate_tangent(spec: Spec, x, where, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
+def estimate_tangent(spec: Spec, x, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     if frame.places is not None:
-        where = counted(spec, where, frame.places)
-        dx = hide_split(spec, dx, where)  # what is in no segment has no tangent
+        frame = frame._replace(where=counted(spec, frame.where, frame.places))
+        dx = hide_split(spec, dx, frame.where)  # what is in no segment has no tangent
     scale = factor(spec, frame.power, compute_dtype(x.dtype))
     du = scaled(spec, dx, spread_stats(spec, scale, frame.places))
     deviation = elements(spec, x, frame, offset)
     veil = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), where, frame, veil)
-    return mean(spec, du, where, frame, veil) if spec.centered else jnp.zeros_like(offset), dvar
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), frame, veil)
+    return mean(spec, du, frame, veil) if spec.centered else jnp.zeros_like(offset), dvar
 
 
-def apply(spec: Spec, x, where, stats: Stats, scale, bias) -> jax.Array:
+def apply(spec: Spec, x, stats: Stats, scale, bias) -> jax.Array:
     """The output: normalized, scaled and shifted."""
     frame, offset, var = stats
     r = rstd(spec, frame, var)
     y = elements(spec, x, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
-    y = y if frame.places is None else hide(y, where)  # the NaN of no segment, before it meets scale
+    y = y if frame.places is None else hide(y, frame.where)  # the NaN of no segment, before it meets scale
     y = plus(times(y, spread(spec, scale)), spread(spec, bias))
     return y.astype(spec.dtype).reshape(x.shape)
 
@@ -153,11 +152,11 @@ times, plus = partial(with_param, operator.mul), partial(with_param, operator.ad
 
 def stats_of(spec: Spec, residuals: Residuals) -> Stats:
     """The statistics, recomputed where they are not among the residuals."""
-    x, where, stats, *_ = residuals
+    x, stats, *_ = residuals
     if stats is None:
-        return statistics(spec, x, where)
+        return statistics(spec, x, None)
     frame, offset, var = stats
-    return Stats(frame, find_offset(spec, x, where, frame) if offset is None else offset, var)
+    return Stats(frame, find_offset(spec, x, frame) if offset is None else offset, var)
 
 
 def recentered(stats: Stats) -> Stats:
@@ -179,11 +178,11 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 
     x is read in several places. Cast once to the dtype of the statistics, its gradient is summed there and rounded once.
     """
-    where, dtype = residuals.where, compute_dtype(residuals.x.dtype)
+    dtype = compute_dtype(residuals.x.dtype)
     frame, offset, var = stats_of(spec, residuals)
     x, dx = (a.astype(dtype) for a in (residuals.x, tangents.x))
-    doffset, dvar = estimate_tangent(spec, x, where, frame, offset, dx)
-    line = lambda x, offset, var, scale, bias: apply(spec, x, where, Stats(frame, offset, var), scale, bias)  # noqa: E731
+    doffset, dvar = estimate_tangent(spec, x, frame, offset, dx)
+    line = lambda x, offset, var, scale, bias: apply(spec, x, Stats(frame, offset, var), scale, bias)  # noqa: E731
     primals, steps = (x, offset, var, residuals.scale, residuals.bias), (dx, doffset, dvar, tangents.scale, tangents.bias)
     return jax.jvp(line, primals, steps)[1], doffset, dvar
 
@@ -196,7 +195,7 @@ def tangent_like(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[ja
 
 def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
-    (x, where, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
+    (x, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
     frame, offset, var = recentered(stats_of(spec, residuals))
     r, through_r = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
@@ -214,7 +213,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     if spec.centered:
         shift = -r * reduce_axes(gain * alone, rest)
         through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
-    dx = in_loop(dy) * spread(spec, gain * r) + weigh(through, where)
+    dx = in_loop(dy) * spread(spec, gain * r) + weigh(through, frame.where)
     dx = times(dx, spread(spec, factor(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 

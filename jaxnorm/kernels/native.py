@@ -158,7 +158,7 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], facts.layout.d)) for a in found]
     x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *per_channel))
     spec, stats = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,))), Stats(facts.frame(pivot, power), offset, var)
-    return reference.apply(spec, x, None, stats, scale, bias).reshape(arguments[0].shape)
+    return reference.apply(spec, x, stats, scale, bias).reshape(arguments[0].shape)
 
 
 def _jvp(facts: Facts, arguments, tangents):
@@ -178,7 +178,7 @@ def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
     if not facts.recompute(x):
         offset_is_known = facts.informative(x)[1] or not facts.spec.centered
         stats = Stats(facts.frame(pivot, power), jnp.broadcast_to(offset, var.shape) if offset_is_known else None, var)
-    return spec, Residuals(x, None, stats, scale, scale)
+    return spec, Residuals(x, stats, scale, scale)
 
 
 def _tangent(facts: Facts, residuals, arguments):
