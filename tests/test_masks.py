@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, DISTINCT, KERNELS, KINDS, laws
+from cases import BY_NAME, CASES, DISTINCT, KERNELS, KINDS, laws
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -139,6 +139,29 @@ def test_beside_what_is_not_finite_a_mask_has_gradient_0(given, rng):
     ):
         dx = jax.grad(lambda x, norm=norm: (norm(x, where=where.astype(given)) * 0.3).sum())(x)
         assert (np.asarray(dx)[~np.asarray(where)] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mask", [(8, 64, 1), (8, 64, 128)], ids=["tokens", "elements"])
+@pytest.mark.parametrize("name", ["layer", "batch_conv", "graph", "switchable"])
+def test_x_and_the_mask_are_residuals_once(name, mask, dtype):
+    norm = BY_NAME[name].call
+    x, where = jnp.ones((8, 64, 128), dtype), jnp.ones(mask, bool)
+    residuals = jax.tree.leaves(jax.vjp(lambda x: norm(x, where=where), x)[1])
+    stored = sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in residuals}.values())
+    assert stored <= 1.2 * x.nbytes + where.nbytes
+
+
+@pytest.mark.parametrize("given", [bool, jnp.float32])
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_mean_beyond_the_range_of_squares_goes_with_a_mask(jit, given):
+    x = jnp.linspace(3e19, 3.1e19, 12, dtype=jnp.float32).reshape(1, 12, 1) * jnp.ones((1, 1, 2))
+    where = (jnp.arange(12) < 8)[None, :, None].astype(given)
+    with jax.disable_jit(not jit):
+        y, found = jn.batch_norm(x, where=where)
+        whole, truth = jn.batch_norm(x[:, :8])
+    np.testing.assert_allclose(y[:, :8], whole, atol=1e-6)
+    np.testing.assert_allclose(found.var, truth.var, rtol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "native"], indirect=True)

@@ -79,8 +79,10 @@ def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """:func:`hide` in an array of the shape of x."""
-    return values if where is None else hide(values.reshape(spec.reduction.split_shape), where).reshape(values.shape)
+    """:func:`hide` in an array of the shape of x; its residual is the mask as it is given."""
+    if where is None:
+        return values
+    return jax.checkpoint(hide, prevent_cse=False)(values.reshape(spec.reduction.split_shape), where).reshape(values.shape)
 
 
 def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
@@ -124,8 +126,9 @@ def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -
 
 
 def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
-    """The sum over each group, by weight."""
-    return across(lax.psum, over_groups(spec, weigh(values, frame.where), frame.places), spec.axis_name)
+    """The sum over each group, by weight, of values that are 0 in what is masked out."""
+    weights = None if frame.where is None or frame.where.dtype == jnp.bool_ else frame.where
+    return across(lax.psum, over_groups(spec, weigh(values, weights), frame.places), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
@@ -186,7 +189,8 @@ def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = 
     x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
     u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
-    return u if offset is None else u - offset
+    u = u if offset is None else u - offset
+    return u if frame.where is None else weigh(u, frame.where.astype(bool))  # 0, which no square of it takes out of the range
 
 
 def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
