@@ -33,20 +33,26 @@ def compiled(case, implementation, x, where, scale, bias, cotangent):
     return y, *pullback(cotangent)
 
 
+def check_what_is_left(case, x, where, rng):
+    """Values and gradients are the oracle's, and 0 in what is masked out."""
+    scale, bias = case.params(rng)
+    cotangent = rng.standard_normal(case.shape).astype(np.float32)
+    truth = case.truth(x, where=where, scale=scale, bias=bias, cotangent=cotangent)
+    y, dx, dscale, dbias = value_and_gradients(case, x, where, scale, bias, cotangent)
+    split = case.split_shape
+    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
+    assert worst(np.reshape(dx, split), truth.dx.reshape(split), case.axes) <= 1e-6
+    assert (np.asarray(y)[~np.broadcast_to(where, y.shape)] == 0).all()
+    assert (np.asarray(dx)[~np.broadcast_to(where, y.shape)] == 0).all()
+    np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
+    np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+
+
 @pytest.mark.parametrize("junk", JUNK, ids=str)
 @laws(CASES)
 def test_values_and_gradients_equal_those_of_the_compacted_data(case, implementation, junk, rng):
     x, mask = masked_input(case, rng, junk)
-    scale, bias = case.params(rng)
-    cotangent = rng.standard_normal(case.shape).astype(np.float32)
-    truth = case.truth(x, where=mask, scale=scale, bias=bias, cotangent=cotangent)
-    y, dx, dscale, dbias = value_and_gradients(case, x, mask, scale, bias, cotangent)
-    split = case.split_shape
-    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
-    assert worst(np.reshape(dx, split), truth.dx.reshape(split), case.axes) <= 1e-6
-    assert (np.asarray(dx)[~mask] == 0).all()
-    np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
-    np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+    check_what_is_left(case, x, mask, rng)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["mask", "weights"])
@@ -114,17 +120,7 @@ def test_groups_that_are_hidden_as_wholes_leave_the_others_alone(case, implement
     where = rng.random([1 if axis in along else size for axis, size in enumerate(case.shape)]) < 0.6
     where.flat[:2] = False, True
     x = np.where(where, rng.standard_normal(case.shape).astype(np.float32), np.float32(np.nan))
-    scale, bias = case.params(rng)
-    cotangent = rng.standard_normal(case.shape).astype(np.float32)
-    truth = case.truth(x, where=where, scale=scale, bias=bias, cotangent=cotangent)
-    y, dx, dscale, dbias = value_and_gradients(case, x, where, scale, bias, cotangent)
-    split = case.split_shape
-    assert worst(np.reshape(y, split), truth.y.reshape(split), case.axes) <= 4e-7
-    assert worst(np.reshape(dx, split), truth.dx.reshape(split), case.axes) <= 1e-6
-    assert (np.asarray(y)[~np.broadcast_to(where, y.shape)] == 0).all()
-    assert (np.asarray(dx)[~np.broadcast_to(where, y.shape)] == 0).all()
-    np.testing.assert_allclose(dscale, truth.dscale, atol=1e-6 * truth.dscale_size.max())
-    np.testing.assert_allclose(dbias, truth.dbias, atol=1e-6 * truth.dbias_size.max())
+    check_what_is_left(case, x, where, rng)
 
 
 @pytest.mark.parametrize("given", [bool, jnp.float32])
