@@ -117,12 +117,14 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
 
 def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -> jax.Array:
     """How many elements of each group there are on this device, or a boolean mask leaves there."""
-    shape = spec.reduction.split_shape
-    if where is None:
-        ones = jnp.ones([size if axis in spec.axes else 1 for axis, size in enumerate(shape)], jnp.int32)
-    else:
-        ones = jnp.broadcast_to(where, shape).astype(jnp.int32)
-    return over_groups(spec, ones, places, partial(jnp.sum, dtype=jnp.int32))
+    ones = jnp.ones((1,) * len(spec.reduction.split_shape), jnp.int32) if where is None else where.astype(jnp.int32)
+    return over_mask(spec, ones, places, partial(jnp.sum, dtype=jnp.int32))
+
+
+def over_mask(spec: Spec, where: jax.Array, places: Places | None, by: Callable = jnp.sum) -> jax.Array:
+    """The sum over each group of a mask or of weights, without a loop over x."""
+    repeated = [spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1]
+    return over_groups(spec, where, places, by) * jnp.asarray(math.prod(repeated), where.dtype)
 
 
 def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
@@ -163,8 +165,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
 def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
     if where is None or where.dtype == jnp.bool_:
         return across(lax.psum, count_elements(spec, where, places).astype(dtype), spec.axis_name)
-    weights = jnp.broadcast_to(where, spec.reduction.split_shape).astype(dtype)
-    return across(lax.psum, over_groups(spec, weights, places), spec.axis_name)
+    return across(lax.psum, over_mask(spec, where.astype(dtype), places), spec.axis_name)
 
 
 def _find_power(spec: Spec, x: jax.Array, places: Places | None, lowest) -> jax.Array:
