@@ -113,10 +113,12 @@ def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rn
     assert (dx[1] == 0).all()
 
 
+@pytest.mark.parametrize("hidden", ["groups", "positions"])
 @laws(KERNELS, native=KERNELS, quick=KINDS[:3])
-def test_groups_that_are_hidden_as_wholes_leave_the_others_alone(case, implementation, rng):
-    """By a mask that is one for all elements of a group, such as that of padding tokens: kernels take it too."""
-    along = case.axes if case.split is None else range(1, len(case.shape))
+def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(case, implementation, hidden, rng):
+    """By a mask that is one for all elements of a group, such as that of padding tokens, or for all channels: kernels take it too."""
+    of_groups = case.axes if case.split is None else range(1, len(case.shape))
+    along = of_groups if hidden == "groups" else (len(case.shape) - 1,)
     where = rng.random([1 if axis in along else size for axis, size in enumerate(case.shape)]) < 0.6
     where.flat[:2] = False, True
     x = np.where(where, rng.standard_normal(case.shape).astype(np.float32), np.float32(np.nan))

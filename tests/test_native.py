@@ -106,12 +106,34 @@ def test_arrays_of_many_chunks(name, rng, use):
     jax.tree.map(np.testing.assert_array_equal, found, again)
     few = [a.astype(jnp.bfloat16) if a.ndim > 1 else a for a in given]
     half = run(*few)
+    close(found, float64(run, given), 2e-6)
+    close(half, float64(run, few), 2**-8)
+
+
+def float64(run, given):
+    """What ``run`` makes of these arrays in float64."""
     with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        wide = [jnp.asarray(np.asarray(a, np.float64)) for a in given]
-        rounded = [jnp.asarray(np.asarray(a, np.float64)) for a in few]
-        truth, truth_half = (run(*a) for a in (wide, rounded))
-    close(found, truth, 2e-6)
-    close(half, truth_half, 2**-8)
+        return run(*(jnp.asarray(np.asarray(a, np.float64)) for a in given))
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("name", long_sweep(WIDE, quick=["rows", "batch", "small images"]))
+def test_masks_of_many_chunks(name, shared, rng, use):
+    """Of positions: single ones, whole chunks, whole examples, alike in all examples or not."""
+    norm, shape = WIDE[name]
+    where = rng.random((1 if shared else shape[0], *shape[1:-1], 1)) < 0.6
+    if len(shape) > 2:
+        where[:, : shape[1] // 2] = [[[True]]] if rng.random() < 0.5 else False
+        where[1:2] = False
+    given = arguments(rng, shape)
+    junk = 3.0 if "adaptive" in name else jnp.nan  # scale is made of x there
+    masked = (jnp.where(where, given[0], junk), *given[1:])
+    use("native")
+    run = jax.jit(partial(with_gradients, norm, where=jnp.asarray(where)))
+    found, again = run(*masked), run(*masked)
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+    assert "Jaxnorm" in run.lower(*masked).as_text()
+    close(found, float64(run, masked), 2e-6)
 
 
 FAR = {  # of 512 positions
@@ -143,7 +165,9 @@ def test_a_plan_says_what_runs_and_why(use):
     plans = [
         ({}, "native", "a kernel takes these arguments"),
         ({"implementation": "xla"}, "xla", "implementation='xla' is asked for"),
-        ({"where": x > 0}, "xla", "takes no mask but a boolean one that hides groups as wholes"),
+        ({"where": x[:, :1] > 0}, "native", "a kernel takes these arguments"),
+        ({"where": x > 0}, "xla", "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape (4, 6)"),
+        ({"where": x[:, :1]}, "xla", "takes no weights, but a boolean mask: got float32"),
         ({"dtype": "float16"}, "xla", "takes and gives float32 and bfloat16: got float32, float16"),
     ]
     for options, name, reason in plans:
@@ -220,7 +244,7 @@ def test_numbers_that_hardly_differ(size, axes, rng, use):
     [
         (
             lambda x: jn.standardize(x, 1, where=x > 0, implementation="native"),
-            "takes no mask but a boolean one that hides groups as wholes",
+            "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape (4, 6)",
         ),
         (lambda x: jn.standardize(x.astype(jnp.float16), 1, implementation="native"), "takes and gives float32 and bfloat16: got float16"),
         (lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"), r"reduces no such axes: (0, 2) of (2, 2, 2, 3)"),

@@ -22,16 +22,16 @@ def devices(kind):
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
-def layer(x, scale, bias):
-    return jn.layer_norm(x, scale=scale, bias=bias)
+def layer(x, scale, bias, **options):
+    return jn.layer_norm(x, scale=scale, bias=bias, **options)
 
 
-def group(x, scale, bias):
-    return jn.group_norm(x, 4, scale=scale, bias=bias)
+def group(x, scale, bias, **options):
+    return jn.group_norm(x, 4, scale=scale, bias=bias, **options)
 
 
-def batch(x, scale, bias):
-    return jn.batch_norm(x, scale=scale, bias=bias)[0]
+def batch(x, scale, bias, **options):
+    return jn.batch_norm(x, scale=scale, bias=bias, **options)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +56,30 @@ def test_in_shard_map(norm, shape, kernel, rng):
     assert kernel in text
     assert "JaxnormBackward" in text
     close(sharded(x, scale, bias, cotangent), with_gradients(norm, x, scale, bias, cotangent), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "spec"),
+    [(layer, (16, 33), ROWS), (group, (8, 4, 4, 16), ROWS), (batch, (8, 24, 24, 16), PartitionSpec(None, None, None, "model"))],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["shard_map", "explicit"])
+def test_masks(norm, shape, spec, kind, rng):
+    """Of which each device has the part that belongs to its examples."""
+    x, scale, bias, cotangent = arguments(rng, shape)
+    where = jnp.asarray(rng.random((*shape[:-1], 1)) < 0.6).at[1].set(False)
+    own = lambda *given: with_gradients(norm, *given[:4], where=given[4])  # noqa: E731
+    mesh, of_mask = devices(kind), spec if spec == ROWS else WHOLE
+    of_params = WHOLE if spec == ROWS else PartitionSpec("model")
+    specs = spec, of_params, of_params, spec, of_mask
+    given = x, scale, bias, cotangent, where
+    if kind is AxisType.Auto:
+        own_sharded = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=specs[:1] + specs[:3])
+    else:
+        given, own_sharded = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(given, specs, strict=True)], own
+    call = jax.jit(own_sharded).lower(*given)
+    assert "JaxnormBackward" in call.as_text()
+    close(call.compile()(*given), own(x, scale, bias, cotangent, where), 2e-6)
 
 
 SHARDED = [

@@ -24,7 +24,15 @@ def kernels_agree(use, call, given, bound):
     close(results[1], results[0], bound)
 
 
-RULES = pytest.mark.parametrize("options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}], ids=str)
+def mask(shape):
+    """Of examples and positions; of the second example nothing is left."""
+    where = np.random.default_rng(1).random((*shape[:-1], 1)) < 0.6
+    where[1] = False
+    return jnp.asarray(where)
+
+
+OPTIONS = [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}]
+RULES = pytest.mark.parametrize("options", [{**options, **more} for more in ({}, {"masked": True}) for options in OPTIONS], ids=str)
 
 
 @RULES
@@ -43,12 +51,12 @@ def test_every_rule_of_which_a_kernel_has_the_statistics(options, rng, use):
     kernels_agree(use, partial(with_gradients, partial(_groups, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
 
 
-def _groups(x, scale, bias, **options):
-    return jn.standardize(x, "n [h w] (g [c])", g=2, scale=scale, bias=bias, **options)
+def _groups(x, scale, bias, *, masked=False, **options):
+    return jn.standardize(x, "n [h w] (g [c])", g=2, scale=scale, bias=bias, where=mask(x.shape) if masked else None, **options)
 
 
-def _rows(x, scale, bias, **options):
-    return jn.standardize(x, "n [c]", scale=scale, bias=bias, **options)
+def _rows(x, scale, bias, *, masked=False, **options):
+    return jn.standardize(x, "n [c]", scale=scale, bias=bias, where=mask(x.shape) if masked else None, **options)
 
 
 KINDS = [("rows", 8), ("rows", 80), ("rms", 80), ("batch", 8), ("group", 8), ("adaptive", 8)]
@@ -59,6 +67,23 @@ def test_transformations(name, width, rng, use):
     """Of small groups and others."""
     norm, shape = WIDE[name]
     check_transformations(norm, (*(min(size, 8) for size in shape[:-1]), width), rng, use)
+
+
+@pytest.mark.parametrize(("name", "width"), long_sweep(KINDS[:-1], quick=[("batch", 8)]))
+def test_transformations_beside_a_mask(name, width, rng, use):
+    norm, shape = WIDE[name]
+    shape = (*(min(size, 8) for size in shape[:-1]), width)
+    check_transformations(partial(norm, where=mask(shape)), shape, rng, use)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 5, 8), (2, 600, 8)], ids=str)
+@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)], ids=["both", "masks", "arrays"])
+def test_vmap_over_masks(shape, mapped, rng, use):
+    norm = WIDE["rows" if len(shape) == 2 else "batch"][0]
+    given = arguments(rng, shape)
+    several = lambda a, axis: a if axis is None else jnp.stack([a, a[::-1], a + a])  # noqa: E731
+    call = lambda x, where: with_gradients(norm, x, *given[1:], where=where)  # noqa: E731
+    kernels_agree(use, jax.vmap(call, mapped), tuple(map(several, (given[0], mask(shape)), mapped)), 5e-6)
 
 
 def check_transformations(norm, shape, rng, use):
@@ -112,13 +137,14 @@ def test_second_order_through_a_loop(name, rng, use):
 
 
 @pytest.mark.parametrize("shown", [(1, 1, 1), (0, 1, 0), (0, 0, 1), (0, 1, 1)], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("shape", [(40, 5), (600, 2)], ids=str)
-def test_moments_of_batch_norm_and_their_gradients(shape, shown, rng, use):
+def test_moments_of_batch_norm_and_their_gradients(shape, masked, shown, rng, use):
     """Of what the loss leaves out a kernel gets no cotangents; the statistics of 40 elements it recomputes."""
     x = jnp.asarray(rng.standard_normal(shape).astype(np.float32) + 100)
 
     def both(x):
-        y, found = jn.batch_norm(x)
+        y, found = jn.batch_norm(x, where=mask(shape) if masked else None)
         parts = jnp.sin(y).sum(), found.mean.sum() * 3, (found.var**2).sum()
         return sum(compress(parts, shown)), found
 

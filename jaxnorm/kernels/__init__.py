@@ -4,7 +4,8 @@
 
 builds the kernels for this CPU, if there is a C++ compiler; with --status it says whether they are active. A wheel for Linux has
 them for each level of processor, which run where these are not built. Nothing depends on them; where there are any, "native" is
-selected on a CPU, for norms of float32 and bfloat16 without a mask, or with one that hides groups as wholes, and for LSTMs in float32.
+selected on a CPU, for norms of float32 and bfloat16, with a boolean mask too if it is the same for all channels of a position, and for
+LSTMs in float32.
 Over several devices it is selected where nothing need be gathered for it: in shard_map, and in explicit sharding for norms whose groups
 are unsharded. The variable JAXNORM_IMPLEMENTATION names what is selected instead, wherever that is possible.
 """

@@ -5,10 +5,10 @@
 
 namespace {
 
-// For each channel the sums of dy (u - offset) and of dy over the rows of a chunk; in double where float32 does not
-// hold them.
+// For each channel the sums of dy (u - offset) and of dy over the rows of a chunk that count; in double where float32
+// does not hold them.
 template <typename X, typename DY>
-void sum_gradients(int64_t rows, int64_t channels, Channels& of, const ChannelSums& to, const X* x, const DY* dy) {
+void sum_gradients(const Rows& rows, int64_t channels, Channels& of, const ChannelSums& to, const X* x, const DY* dy) {
   const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset();
   auto u = [=](int64_t r, int64_t j) { return (load(x[r * channels + j]) * factor[j] - pivot[j]) - offset[j]; };
   int64_t overflown = 0;
@@ -28,12 +28,13 @@ void sum_gradients(int64_t rows, int64_t channels, Channels& of, const ChannelSu
   if (!overflown) return;
   std::fill(to.dy_u, to.dy_u + channels, 0.0);
   std::fill(to.dy, to.dy + channels, 0.0);
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < channels; ++j) {
-      const double cotangent = load(dy[r * channels + j]);
-      to.dy_u[j] += cotangent * u(r, j);
-      to.dy[j] += cotangent;
-    }
+  for (const Run& run : rows)
+    for (int64_t r = run.first; r < run.end; ++r)
+      for (int64_t j = 0; j < channels; ++j) {
+        const double cotangent = load(dy[r * channels + j]);
+        to.dy_u[j] += cotangent * u(r, j);
+        to.dy[j] += cotangent;
+      }
 }
 
 // From the sums of dy (x - mean), found with the mean of a chunk and channel, those of dy (u - offset).
@@ -66,54 +67,61 @@ inline void merge_gradients(const Backward& call, const Chunks& chunks, int64_t 
   for (int64_t j = 0; j < channels; ++j) scaled[j] = scale[j] * dbias[j];
   shape.gather(scaled.data(), dy_sum.data());
   std::vector<GroupGradient> by(groups);
+  const double size = chunks.group_size(shape, n);
   for (int64_t i = 0; i < groups; ++i)
-    by[i] = group_gradient(call, n * groups + i, example.groups[i].var, slope[i * shape.d], dy_sum[i], dy_xhat[i]);
+    by[i] =
+        group_gradient(call, n * groups + i, size, example.groups[i].var, slope[i * shape.d], dy_sum[i], dy_xhat[i]);
   shape.spread(example.channels.shift(), [&](int64_t i) { return by[i].shift; });
   shape.spread(example.channels.spread(), [&](int64_t i) { return by[i].spread; });
   for (int64_t j = 0; j < channels; ++j) slope[j] *= scale[j];
 }
 
 template <typename X, typename DY>
-void apply_gradients(int64_t rows, int64_t channels, Channels& of, const X* x, const DY* dy, X* dx) {
+void apply_gradients(int64_t all, const Rows& rows, int64_t channels, Channels& of, const X* x, const DY* dy, X* dx) {
   const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope(),
               *shift = of.shift(), *spread = of.spread();
-  for (int64_t r = 0; r < rows; ++r, x += channels, dy += channels, dx += channels) {
+  auto apply = [=](int64_t r) {
+    const X* of_x = x + r * channels;
+    const DY* of_dy = dy + r * channels;
+    X* to = dx + r * channels;
 #pragma omp simd
     for (int64_t j = 0; j < channels; ++j) {
-      const float u = (load(x[j]) * factor[j] - pivot[j]) - offset[j];
-      store(dx + j, factor[j] * (slope[j] * load(dy[j]) + shift[j] + u * spread[j]));
+      const float u = (load(of_x[j]) * factor[j] - pivot[j]) - offset[j];
+      store(to + j, factor[j] * (slope[j] * load(of_dy[j]) + shift[j] + u * spread[j]));
     }
-  }
+  };
+  rows.split(all, apply, [=](int64_t r) { std::fill_n(dx + r * channels, channels, X{}); });
 }
 
 template <typename X, typename DY>
 void backward_channels(ffi::ThreadPool& pool, const Backward& call, const X* x, const DY* dy, X* dx) {
   const Shape& shape = call.shape;
   const int64_t channels = shape.channels();
-  const Chunks chunks(shape, pool.num_threads());
+  const Chunks chunks(shape, call.mask, pool.num_threads());
   ParameterSums parameters(shape.n, channels);
   auto make = [&] {
     return Example(shape, chunks, call.recompute ? Example::kBoth : Example::kGradients, Example::kBackward);
   };
-  auto recompute = [&](Example& example, int64_t) {
-    merge_chunks(shape, chunks, call.options, example);
-    spread_stats(shape, call.rule, example);
+  auto recompute = [&](Example& example, int64_t n) {
+    merge_chunks(shape, chunks, call.options, n, example);
+    spread_stats(shape, call.rule, chunks.group_size(shape, n), example);
     recenter_gradients(chunks, channels, example);
   };
   auto take = [&](Example& example, int64_t n) {
     for (int64_t i = 0; i < shape.g; ++i) example.groups[i] = call.residuals(n * shape.g + i);
-    spread_stats(shape, call.rule, example);
+    spread_stats(shape, call.rule, chunks.group_size(shape, n), example);
   };
   auto sum = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    sum_gradients(chunks.size(shape, k), channels, example.channels, example.sums(k), x + start, dy + start);
+    sum_gradients(chunks.kept(n, k), channels, example.channels, example.sums(k), x + start, dy + start);
   };
   auto merge = [&](Example& example, int64_t n) {
     merge_gradients(call, chunks, n, example, parameters.dscale(n), parameters.dbias(n));
   };
   auto apply = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    apply_gradients(chunks.size(shape, k), channels, example.channels, x + start, dy + start, dx + start);
+    apply_gradients(chunks.size(shape, k), chunks.kept(n, k), channels, example.channels, x + start, dy + start,
+                    dx + start);
   };
   if (call.recompute)
     run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, call.options, x, dy), recompute, merge, apply);

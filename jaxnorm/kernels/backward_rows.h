@@ -21,7 +21,7 @@ void backward_example(const Backward& call, int64_t first_group, const GroupStat
       dscale[i] += cotangent * xhat;
       dbias[i] += cotangent;
     });
-    const GroupGradient by = group_gradient(call, first_group + g, stats[g].var, r, sums[0], sums[1]);
+    const GroupGradient by = group_gradient(call, first_group + g, double(d), stats[g].var, r, sums[0], sums[1]);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
       const float u = (load(x[i]) * factor - pivot) - offset;
@@ -49,6 +49,10 @@ void backward_examples(const Backward& call, int64_t s, int64_t first, int64_t e
     std::fill(few_dbias.begin(), few_dbias.end(), 0.0f);
     for (int64_t i = 0; i < examples; ++i) {
       const int64_t g = i * shape.g, at = (start + i) * channels;
+      if (call.mask.hides(start + i)) {
+        std::fill_n(dx + at, channels, X{});
+        continue;
+      }
       backward_example(call, first_group + g, &stats[g], &rstd[g], call.scale + s * channels, x + at, dy + at, dx + at,
                        few_dscale.data(), few_dbias.data());
     }

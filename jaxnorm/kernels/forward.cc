@@ -36,6 +36,7 @@ struct StatsResults {
 
 struct Forward {
   Shape shape;
+  Mask mask;
   Rule rule;
   StatsOptions options;
   StatsResults results;
@@ -49,6 +50,8 @@ void normalize_rows(const Forward& call, int64_t first, int64_t count, const X* 
   float rstd[kMostRows];
   GroupStats stats[kMostRows];
   stats_of_rows(call.options, x + first * d, d, count, stats);
+  for (int64_t row = 0; row < count; ++row)
+    if (call.mask.hides((first + row) / call.shape.g)) stats[row] = {};
   call.results.write(first, count, stats);
   call.rule.rstds(stats, count, d, rstd);
   for (int64_t row = 0; row < count; ++row) {
@@ -58,6 +61,10 @@ void normalize_rows(const Forward& call, int64_t first, int64_t count, const X* 
                 r = rstd[row];
     const X* from = x + (first + row) * d;
     Y* to = y + (first + row) * d;
+    if (call.mask.hides((first + row) / call.shape.g)) {
+      std::fill(to, to + d, Y{});
+      continue;
+    }
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) store(to + i, ((load(from[i]) * factor - pivot) - offset) * r * scale[i] + bias[i]);
   }
@@ -74,33 +81,37 @@ void forward_rows(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) 
 }
 
 template <typename X, typename Y>
-void normalize_chunk(int64_t rows, int64_t channels, Channels& of, const float* bias, const X* x, Y* y) {
+void normalize_chunk(int64_t all, const Rows& rows, int64_t channels, Channels& of, const float* bias, const X* x,
+                     Y* y) {
   const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope();
-  for (int64_t r = 0; r < rows; ++r, x += channels, y += channels) {
+  auto normalize = [=](int64_t r) {
+    const X* from = x + r * channels;
+    Y* to = y + r * channels;
 #pragma omp simd
     for (int64_t j = 0; j < channels; ++j)
-      store(y + j, ((load(x[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
-  }
+      store(to + j, ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
+  };
+  rows.split(all, normalize, [=](int64_t r) { std::fill_n(y + r * channels, channels, Y{}); });
 }
 
 template <typename X, typename Y>
 void forward_channels(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) {
   const Shape& shape = call.shape;
   const int64_t channels = shape.channels();
-  const Chunks chunks(shape, pool.num_threads());
+  const Chunks chunks(shape, call.mask, pool.num_threads());
   auto make = [&] { return Example(shape, chunks, Example::kMoments, Example::kForward); };
   auto merge = [&](Example& example, int64_t n) {
-    merge_chunks(shape, chunks, call.options, example);
+    merge_chunks(shape, chunks, call.options, n, example);
     call.results.write(n * shape.g, shape.g, example.groups.data());
-    spread_stats(shape, call.rule, example);
+    spread_stats(shape, call.rule, chunks.group_size(shape, n), example);
     float* slope = example.channels.slope();
     const float* scale = shape.of_example(call.scale, n);
     for (int64_t j = 0; j < channels; ++j) slope[j] *= scale[j];
   };
   auto apply = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    normalize_chunk(chunks.size(shape, k), channels, example.channels, shape.of_example(call.bias, n), x + start,
-                    y + start);
+    normalize_chunk(chunks.size(shape, k), chunks.kept(n, k), channels, example.channels,
+                    shape.of_example(call.bias, n), x + start, y + start);
   };
   run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, call.options, x), merge, apply);
 }
@@ -111,7 +122,8 @@ ffi::Error forward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::Rema
   const AnyArray x = buffers.any_argument(), y = buffers.any_result();
   const Array<const float> scale = buffers.argument(), bias = buffers.argument();
   const Shape shape = sizes.of_arrays(x.size, scale.size);
-  const Forward call{shape, rule, options, StatsResults::read(buffers, shape.groups()), scale.data, bias.data};
+  const Mask mask(buffers.argument<ffi::PRED>(), shape);
+  const Forward call{shape, mask, rule, options, StatsResults::read(buffers, shape.groups()), scale.data, bias.data};
   if (buffers.error().failure()) return buffers.error();
   return with_elements(x, y, [&](auto* x, auto* y_elements) {
     prefer_large_pages(y_elements, y.size);
@@ -125,13 +137,14 @@ ffi::Error statistics(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::R
   Buffers buffers(arguments, results);
   const AnyArray x = buffers.any_argument();
   const Shape shape = sizes.of_arrays(x.size, sizes.g * sizes.d);
+  const Mask mask(buffers.argument<ffi::PRED>(), shape);
   const StatsResults to = StatsResults::read(buffers, shape.groups());
   if (buffers.error().failure()) return buffers.error();
   return with_elements(x, [&](auto* elements) {
-    const Chunks chunks(shape, pool.num_threads());
+    const Chunks chunks(shape, mask, pool.num_threads());
     auto make = [&] { return Example(shape, chunks, Example::kMoments, Example::kNothing); };
     auto merge = [&](Example& example, int64_t n) {
-      merge_chunks(shape, chunks, options, example);
+      merge_chunks(shape, chunks, options, n, example);
       to.write(n * shape.g, shape.g, example.groups.data());
     };
     run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, options, elements), merge);

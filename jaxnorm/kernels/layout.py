@@ -14,6 +14,7 @@ class Layout(NamedTuple):
     """The sizes of the four axes.
 
     ``params`` is the split shape that scale and bias are broadcast to: full along G and D, along N where ``scales`` is N.
+    ``axes`` are the axes of the split shape that each of the four is made of.
     """
 
     n: int
@@ -22,6 +23,18 @@ class Layout(NamedTuple):
     d: int
     scales: int
     params: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+    def mask(self, shape: tuple[int, ...], where: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The part of a split shape that a mask of the split shape ``where`` is broadcast to: full along P, along N where it differs there.
+
+        None where the mask differs along G or D.
+        """
+        n, p, g, d = self.axes
+        if any(where[axis] != 1 for axis in (*g, *d)):
+            return None
+        full = {*p, *(n if any(where[axis] != 1 for axis in n) else ())}
+        return tuple(size if axis in full else 1 for axis, size in enumerate(shape))
 
 
 def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
@@ -29,7 +42,7 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
 
     >>> from jaxnorm.axes import resolve
     >>> find(resolve("n [h w] (g [c])", (2, 8, 8, 12), {"g": 3}), (1, 1, 1, 3, 4))
-    Layout(n=2, p=64, g=3, d=4, scales=1, params=(1, 1, 1, 3, 4))
+    Layout(n=2, p=64, g=3, d=4, scales=1, params=(1, 1, 1, 3, 4), axes=((0,), (1, 2), (3,), (4,)))
     >>> find(resolve("a [b] c [d] e", (2, 2, 2, 2, 2)))
     """
     sizes = reduction.split_shape
@@ -54,4 +67,4 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
         return None
     full = {*g, *d, *(n if each else ())}
     params = tuple(size if axis in full else 1 for axis, size in enumerate(sizes))
-    return Layout(count[0], count[1], count[2], count[3], count[0] if each else 1, params)
+    return Layout(count[0], count[1], count[2], count[3], count[0] if each else 1, params, tuple(map(tuple, (n, p, g, d))))

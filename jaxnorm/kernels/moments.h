@@ -23,18 +23,20 @@ GradientSums(Cotangent, double*, double*) -> GradientSums<Cotangent>;
 
 // Mean and sum of squared deviations of x(row, column) for each column, in double: of values of any size.
 template <typename Value, typename... Cotangent>
-void column_moments_in_double(int64_t rows, int64_t columns, bool centered, double* mean, double* square, Value x,
+void column_moments_in_double(const Rows& rows, int64_t columns, bool centered, double* mean, double* square, Value x,
                               const GradientSums<Cotangent>&... gradient) {
   for (double* sum : {mean, square, gradient.dy_u..., gradient.dy_sum...}) std::fill(sum, sum + columns, 0.0);
-  for (int64_t r = 0; centered && r < rows; ++r)
-    for (int64_t j = 0; j < columns; ++j) mean[j] += x(r, j);
-  for (int64_t j = 0; j < columns; ++j) mean[j] /= rows;
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t j = 0; j < columns; ++j) {
-      const double u = x(r, j) - mean[j];
-      square[j] += u * u;
-      ((gradient.dy_u[j] += gradient.dy(r, j) * u, gradient.dy_sum[j] += gradient.dy(r, j)), ...);
-    }
+  for (const Run& run : rows)
+    for (int64_t r = run.first; centered && r < run.end; ++r)
+      for (int64_t j = 0; j < columns; ++j) mean[j] += x(r, j);
+  for (int64_t j = 0; j < columns; ++j) mean[j] /= rows.count;
+  for (const Run& run : rows)
+    for (int64_t r = run.first; r < run.end; ++r)
+      for (int64_t j = 0; j < columns; ++j) {
+        const double u = x(r, j) - mean[j];
+        square[j] += u * u;
+        ((gradient.dy_u[j] += gradient.dy(r, j) * u, gradient.dy_sum[j] += gradient.dy(r, j)), ...);
+      }
 }
 
 // Whether float32 held the squares of `count` values, by their sum and that of the absolute values.
@@ -44,13 +46,15 @@ inline bool squares_held(double squares, double absolutes, int64_t count) {
 
 // The same in float32, of up to kStrip columns. Returns whether all squares and products were within its range.
 template <typename Value, typename... Cotangent>
-bool column_moments(int64_t rows, int64_t columns, bool centered, double* mean, double* square, Value x,
+bool column_moments(const Rows& rows, int64_t columns, bool centered, double* mean, double* square, Value x,
                     const GradientSums<Cotangent>&... gradient) {
   float guess[kStrip] = {};
-  const int64_t head = centered ? std::min(rows, kFloatRows) : 0;
+  const int64_t first = rows.begin()->first,
+                head = centered ? std::min<int64_t>(rows.begin()->end - first, kFloatRows) : 0;
   const float share = 1.0f / std::max<int64_t>(head, 1);
-  for (int64_t r = 0; r < head; ++r)
+  for (int64_t r = first; r < first + head; ++r)
     for (int64_t j = 0; j < columns; ++j) guess[j] += x(r, j) * share;
+  const double count = double(rows.count);
   int64_t far = 1, overflown = 0;  // how many columns: compilers vectorize no early exit
   for (int reading = 0; far && reading < 2; ++reading) {
     double sums[3 + 2 * sizeof...(Cotangent)][kStrip];
@@ -64,9 +68,9 @@ bool column_moments(int64_t rows, int64_t columns, bool centered, double* mean, 
     far = 0;
 #pragma omp simd reduction(+ : far, overflown)
     for (int64_t j = 0; j < columns; ++j) {
-      const double rest = centered ? sums[0][j] / rows : 0, lost = rows * rest * rest;
+      const double rest = centered ? sums[0][j] / count : 0, lost = count * rest * rest;
       far += lost > 0.75 * sums[1][j];
-      overflown += !squares_held(sums[1][j], sums[2][j], rows);
+      overflown += !squares_held(sums[1][j], sums[2][j], rows.count);
       mean[j] = guess[j] + rest;
       square[j] = std::max(0.0, sums[1][j] - lost);
       ((gradient.dy_u[j] = sums[3][j] - rest * sums[4][j], gradient.dy_sum[j] = sums[4][j]), ...);

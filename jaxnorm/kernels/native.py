@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, masked
+from jaxnorm.engine.groups import Frame, count_elements, hide
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
@@ -31,8 +31,8 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
     _, where, scale, bias, *_ = operands
     if spec.axis_name is not None:
         return "takes no axis_name"
-    if where is not None and not spec.hides_groups(where):
-        return "takes no mask but a boolean one that hides groups as wholes"
+    if where is not None and where.dtype != jnp.bool_:
+        return f"takes no weights, but a boolean mask: got {where.dtype}"
     if operands.epsilon is not None:
         return "takes no traced epsilon"
     dtypes = dict.fromkeys((str(x.dtype), str(spec.dtype)))
@@ -49,6 +49,8 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
     layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
     if layout is None or (layout.p > 1 and layout.g * layout.d > WIDEST):
         return f"reduces no such axes: {spec.axes} of {spec.reduction.split_shape}"
+    if where is not None and layout.mask(reduction.split_shape, fitted(reduction, spec.reduction.fit(where.shape))) is None:
+        return f"takes no mask that differs from channel to channel: got shape {where.shape} for x of shape {x.shape}"
     return None
 
 
@@ -65,9 +67,12 @@ class Facts:
         """That of an array ``(..., N, P, G, D)``."""
         return replace(self.spec, reduction=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
 
-    def frame(self, pivot: jax.Array, power: jax.Array) -> Frame:
-        count = float(self.layout.p * self.layout.d)
-        return Frame(count, None if self.lowest_power is None else power, pivot if self.spec.centered else None)
+    def frame(self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None) -> Frame:
+        """In :meth:`spec_of`, or with all channels as one axis, whose groups are reduced over the positions alone."""
+        count: Any = float(self.layout.p * self.layout.d)
+        if where is not None:
+            count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32) * self.layout.d
+        return Frame(count, None if self.lowest_power is None else power, pivot if self.spec.centered else None, where)
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
         """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is smaller than the precision of x."""
@@ -97,93 +102,100 @@ class Facts:
 
 def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
     """The output and, if asked for, the Stats, where there is no obstacle; mask, scale and bias split and sharded as x is."""
-    return masked(spec, operands, partial(forward_whole, spec, moments=moments))
-
-
-def forward_whole(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
-    """Without a mask."""
-    x, _, scale, bias, *_ = operands
+    x, *params = operands[:4]
     if not sharded(x):
-        y, found = _standardize_part(spec, moments, x, scale, bias)
+        y, found = _standardize_part(spec, moments, x, *params)
     else:
         reduction = on_device(spec.reduction, x)
         assert reduction is not None
-        of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, (scale, bias)))
+        of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, params))
         of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)
         on_each = lambda x, params: _standardize_part(replace(spec, reduction=reduction), moments, x, *params)  # noqa: E731
         specs = jax.tree.map(lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats)))
-        y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, (scale, bias))
-    return y, found and Stats(Frame(None, *found[0]), *found[1:])
+        y, found = jax.shard_map(on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1])(x, params)
+    if found is None or operands.where is None:
+        return y, found
+    count = count_elements(spec, operands.where, None).astype(jnp.float32)
+    return y, found._replace(frame=found.frame._replace(n=count, where=operands.where))
 
 
-def _standardize_part(spec: Spec, moments: bool, x, scale, bias) -> tuple:
-    """Of the part that a device has; of the frame power and pivot."""
+def _standardize_part(spec: Spec, moments: bool, x, where, scale, bias) -> tuple[jax.Array, Stats | None]:
+    """Of the part that a device has."""
     layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
     facts = Facts(layout, spec, spec.lowest_power(x.dtype), moments)
-    y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias))
+    if where is not None:
+        where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape)).reshape(-1, layout.p, 1, 1)
+    y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias, where))
     pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
-    return y.reshape(x.shape), (facts.frame(pivot, power)[1:], offset, var) if moments else None
+    frame = Frame(None, None if facts.lowest_power is None else power, pivot if spec.centered else None)
+    return y.reshape(x.shape), Stats(frame, offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
     """With many positions a kernel computes only the statistics: XLA fuses the rest with what follows, and stores no output."""
     x, spec, per_group = arguments[0], facts.spec, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
+    arrays = [a for a in arguments if a is not None]
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
     wanted = many or facts.moments or not facts.recompute(x)
     sizes = [math.prod(per_group) if informative and wanted else 1 for informative in facts.informative(x)]
-    results = [like((size,), jnp.float32, *arguments) for size in sizes]
+    results = [like((size,), jnp.float32, *arrays) for size in sizes]
     each = lambda a: jnp.broadcast_to(a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group)  # noqa: E731
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(flat(x), **facts.shape_and_stats)))
+        found = list(map(each, call(flat(x), mask_or_none(arguments[3]), **facts.shape_and_stats)))
         return _applied(facts, arguments, found), *found
-    output = like((x.size,), spec.dtype, *arguments)
+    output = like((x.size,), spec.dtype, *arrays)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    y, *found = call(*map(flat, arguments), **facts.attributes)
+    y, *found = call(*map(flat, arguments[:3]), mask_or_none(arguments[3]), **facts.attributes)
     return y.reshape(x.shape), *map(each, found)
 
 
 def _plain(facts: Facts, arguments):
     """:func:`_forward` in plain JAX, for other platforms."""
-    x, scale, bias = arguments
-    y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), x, None, scale, bias)
-    return y, *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
+    x, scale, bias, where = arguments
+    y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), hide(x, where), where, scale, bias)
+    return hide(y, where), *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
 
 
 def _applied(facts: Facts, arguments, found) -> jax.Array:
     """The output, by a loop over all channels of a position, each with the statistics of its group."""
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], facts.layout.d)) for a in found]
-    x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments, *per_channel))
-    spec, stats = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,))), Stats(facts.frame(pivot, power), offset, var)
-    return reference.apply(spec, x, stats, scale, bias).reshape(arguments[0].shape)
+    x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel))
+    where = None if arguments[3] is None else arguments[3].reshape(*arguments[3].shape[:-2], 1)
+    spec = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,)))
+    stats = Stats(facts.frame(spec, pivot, power, where)._replace(where=None), offset, var)
+    return hide(reference.apply(spec, x, stats, scale, bias), where).reshape(arguments[0].shape)
 
 
 def _jvp(facts: Facts, arguments, tangents):
-    x, scale, _ = arguments
+    x, scale, _, where = arguments
     y, pivot, offset, var, power = _standardize(facts, arguments)
     frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
     found = zip((frame[0], offset, var, frame[1]), facts.informative(x), strict=True)
     residuals = (a if informative and not facts.recompute(x) else ABSENT.astype(a.dtype) for a, informative in found)
-    dy, doffset, dvar = _apply_tangent(facts, (x, *residuals, scale), tangents)
+    dy, doffset, dvar = _apply_tangent(facts, (x, *residuals, scale, where), tangents[:3])
     return (y, pivot, offset, var, power), (dy, jnp.zeros_like(pivot), doffset, dvar, jnp.zeros_like(power))
 
 
 def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
     """The residuals of plain JAX from those of the kernel."""
-    x, pivot, offset, var, power, scale = residuals
-    spec, stats = facts.spec_of(x.shape), None
-    if not facts.recompute(x):
-        offset_is_known = facts.informative(x)[1] or not facts.spec.centered
-        stats = Stats(facts.frame(pivot, power), jnp.broadcast_to(offset, var.shape) if offset_is_known else None, var)
-    return spec, Residuals(x, stats, scale, scale)
+    x, pivot, offset, var, power, scale, where = residuals
+    spec, recompute, x = facts.spec_of(x.shape), facts.recompute(x), hide(x, where)
+    if recompute:
+        return spec, Residuals(x, reference.statistics(spec, x, where), scale, scale)
+    offset_is_known = facts.informative(x)[1] or not facts.spec.centered
+    offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else None
+    return spec, Residuals(x, Stats(facts.frame(spec, pivot, power, where), offset, var), scale, scale)
 
 
 def _tangent(facts: Facts, residuals, arguments):
     """The tangents of output, offset and variance, in plain JAX."""
-    return reference.tangent(*_plain_residuals(facts, residuals), Inputs(*arguments))
+    (dx, *params), where = arguments, residuals[-1]
+    dy, *dstats = reference.tangent(*_plain_residuals(facts, residuals), Inputs(hide(dx, where), *params))
+    return hide(dy, where), *dstats
 
 
 def _tangent_like(facts: Facts, residuals, arguments):
@@ -193,18 +205,20 @@ def _tangent_like(facts: Facts, residuals, arguments):
 
 def _backward(facts: Facts, residuals, cotangents):
     """The transpose of :func:`_tangent`, by the kernel."""
-    (x, pivot, offset, var, power, scale), (dy, *dstats) = residuals, cotangents
+    (x, pivot, offset, var, power, scale, where), (dy, *dstats) = residuals, cotangents
     doffset, dvar = (ABSENT if a is None else a for a in dstats)
     arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
     results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
-    results = call(*arguments, **facts.attributes, recompute=facts.recompute(x))
+    results = call(*arguments, mask_or_none(where), **facts.attributes, recompute=facts.recompute(x))
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """:func:`_backward` in plain JAX, for other platforms."""
-    return tuple(reference.backward(*_plain_residuals(facts, residuals), cotangents))
+    (dy, *dstats), where = cotangents, residuals[-1]
+    dx, *params = reference.backward(*_plain_residuals(facts, residuals), (hide(dy, where), *dstats))
+    return hide(dx, where), *params
 
 
 _standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5, elsewhere=_plain)
@@ -212,7 +226,7 @@ _apply_tangent = linear(
     "jaxnorm_native_tangent",
     _tangent,
     _backward,
-    like=lambda residuals: (residuals[0], residuals[-1], residuals[-1]),
+    like=lambda residuals: (residuals[0], residuals[-2], residuals[-2]),
     batched=lambda facts, size: facts,  # any axes may stand before the four
     results=3,
     results_like=_tangent_like,
@@ -228,6 +242,11 @@ def flat(a: jax.Array) -> jax.Array:
     """
     channels = math.prod(a.shape[-2:])
     return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
+
+
+def mask_or_none(where: jax.Array | None) -> jax.Array | np.ndarray:
+    """As the kernels take it: without elements where there is none."""
+    return np.zeros(0, np.bool_) if where is None else where.reshape(-1)
 
 
 def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:

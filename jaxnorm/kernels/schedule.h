@@ -7,26 +7,64 @@
 #include <vector>
 
 #include "shape.h"
+#include "sums.h"
 #include "threads.h"
 
 constexpr int64_t kChunk = 16384;              // elements that are read twice: 64 KiB of float32
 constexpr int64_t kMostForOneThread = 262144;  // elements of an example, up to which one thread takes all of it
 
-// The positions of an example in chunks.
-struct Chunks {
+// The positions of an example in chunks, and those of them that count.
+class Chunks {
+ public:
   int64_t rows, count;  // positions of each chunk but the last; how many chunks
   bool one_thread_per_example;
 
-  Chunks(const Shape& shape, int64_t threads) {
+  Chunks(const Shape& shape, const Mask& mask, int64_t threads) : per_mask_(mask.per_mask) {
     rows = std::max<int64_t>(64, kChunk / shape.channels());
     count = (shape.p + rows - 1) / rows;
     one_thread_per_example = shape.n >= 2 * threads && shape.p * shape.channels() <= kMostForOneThread;
+    for (int64_t n = 0; n < shape.n; n += per_mask_)
+      for (int64_t k = 0; k < count; ++k) add(size(shape, k), mask.values ? mask.of_example(n) + k * rows : nullptr);
   }
   int64_t size(const Shape& shape, int64_t chunk) const { return std::min(rows, shape.p - chunk * rows); }
   // Where a chunk begins in x.
   int64_t start(const Shape& shape, int64_t n, int64_t chunk) const {
     return (n * shape.p + chunk * rows) * shape.channels();
   }
+  // Those that count, by their place in the chunk.
+  Rows kept(int64_t n, int64_t chunk) const {
+    const Part& part = parts_[n / per_mask_ * count + chunk];
+    return {runs_.data() + part.first_run, runs_.data() + part.end_run, part.positions};
+  }
+  // How many elements of each group of an example count.
+  double group_size(const Shape& shape, int64_t n) const {
+    int64_t positions = 0;
+    for (int64_t k = 0; k < count; ++k) positions += kept(n, k).count;
+    return double(positions * shape.d);
+  }
+
+ private:
+  struct Part {
+    int64_t first_run, end_run, positions;
+  };
+
+  // Appends a chunk of so many positions, of which a mask hides some.
+  void add(int64_t size, const bool* mask) {
+    Part part{int64_t(runs_.size()), 0, 0};
+    for (int32_t r = 0; r < size; ++r) {
+      if (mask && !mask[r]) continue;
+      const int32_t first = r;
+      while (r < size && (!mask || mask[r])) ++r;
+      runs_.push_back({first, r});
+      part.positions += r - first;
+    }
+    part.end_run = int64_t(runs_.size());
+    parts_.push_back(part);
+  }
+
+  int64_t per_mask_;  // examples that share a mask
+  std::vector<Run> runs_;
+  std::vector<Part> parts_;  // of each mask and chunk
 };
 
 template <typename Stage, typename State>

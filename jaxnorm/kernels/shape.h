@@ -46,3 +46,16 @@ struct Shape {
 };
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Shape, ffi::StructMember<int64_t>("p"), ffi::StructMember<int64_t>("g"),
                                       ffi::StructMember<int64_t>("d"));
+
+// A boolean mask (M, P) of positions, with M a divisor of N: neighbouring examples share one. Without one every
+// position counts.
+struct Mask {
+  const bool* values;   // null where there is none
+  int64_t p, per_mask;  // positions; examples that share a mask
+
+  Mask(const Array<const bool>& where, const Shape& shape)
+      : values(where.or_null()), p(shape.p), per_mask(values ? shape.n * p / where.size : shape.n) {}
+  const bool* of_example(int64_t n) const { return values + n / per_mask * p; }
+  // Of an example that is one position.
+  bool hides(int64_t n) const { return values && !*of_example(n); }
+};

@@ -77,20 +77,21 @@ class Example {
 };
 
 // Fills in factor, pivot, offset and, as slope, rstd.
-inline void spread_stats(const Shape& shape, const Rule& rule, Example& example) {
+inline void spread_stats(const Shape& shape, const Rule& rule, double group_size, Example& example) {
   const GroupStats* stats = example.groups.data();
   std::vector<float> rstd(shape.g);
-  rule.rstds(stats, shape.g, double(shape.group_size()), rstd.data());
+  rule.rstds(stats, shape.g, group_size, rstd.data());
   shape.spread(example.channels.factor(), [&](int64_t i) { return factor_of(stats[i].power); });
   shape.spread(example.channels.pivot(), [&](int64_t i) { return stats[i].pivot; });
   shape.spread(example.channels.offset(), [&](int64_t i) { return stats[i].offset; });
   shape.spread(example.channels.slope(), [&](int64_t i) { return rstd[i]; });
 }
 
-// The sums of one chunk; of dy too where it is passed.
+// The sums of what counts in one chunk; of dy too where it is passed.
 template <typename X, typename... DY>
-void sum_chunk(int64_t rows, int64_t channels, const StatsOptions& options, const ChannelSums& to, const X* x,
+void sum_chunk(const Rows& rows, int64_t channels, const StatsOptions& options, const ChannelSums& to, const X* x,
                const DY*... dy) {
+  if (!rows.count) return;  // sums are 0 before
   bool held = true;
   auto from = [&](auto* values, int64_t first) {
     return [=](int64_t r, int64_t j) { return load(values[r * channels + first + j]); };
@@ -107,21 +108,22 @@ void sum_chunk(int64_t rows, int64_t channels, const StatsOptions& options, cons
 // The stage of chunks that computes their sums.
 template <typename X, typename... DY>
 auto sum_chunks(const Shape& shape, const Chunks& chunks, const StatsOptions& options, const X* x, const DY*... dy) {
-  return [=](Example& example, int64_t n, int64_t k) {
+  return [=, &chunks](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    sum_chunk(chunks.size(shape, k), shape.channels(), options, example.sums(k), x + start, (dy + start)...);
+    sum_chunk(chunks.kept(n, k), shape.channels(), options, example.sums(k), x + start, (dy + start)...);
   };
 }
 
 // Merges the moments of chunks and channels to those of groups: mean(x) = sum(n_i mean_i) / n,
 // var(x) = sum(square_i + n_i (mean_i - mean)**2) / n.
-inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOptions& options, Example& example) {
+inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOptions& options, int64_t n,
+                         Example& example) {
   const int64_t channels = shape.channels(), groups = shape.g;
-  const double size =
-      double(shape.group_size());  // a divisor: times 1 / size, the mean of a constant would not be that constant
+  // a divisor: times 1 / size, the mean of a constant would not be that constant
+  const double size = std::max(1.0, chunks.group_size(shape, n));
   std::vector<double> sum(channels), center(channels), mean(groups), var(groups);
   for (int64_t k = 0; k < chunks.count; ++k) {
-    const double rows = chunks.size(shape, k), *means = example.sums(k).mean;
+    const double rows = chunks.kept(n, k).count, *means = example.sums(k).mean;
     for (int64_t j = 0; j < channels; ++j) sum[j] += rows * means[j];
   }
   shape.gather(sum.data(), mean.data());
@@ -130,7 +132,7 @@ inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOp
   std::fill(sum.begin(), sum.end(), 0.0);
   for (int64_t k = 0; k < chunks.count; ++k) {
     const ChannelSums of_chunk = example.sums(k);
-    const double rows = chunks.size(shape, k), *means = of_chunk.mean, *squares = of_chunk.square;
+    const double rows = chunks.kept(n, k).count, *means = of_chunk.mean, *squares = of_chunk.square;
     for (int64_t j = 0; j < channels; ++j)
       sum[j] += squares[j] + rows * (means[j] - center[j]) * (means[j] - center[j]);
   }
