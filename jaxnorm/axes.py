@@ -124,7 +124,7 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
             raise TypeError(f"{name} must be integers or a pattern: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.")
         axis = index(axis)
         if not -rank <= axis < rank:
-            raise ValueError(f"{name} must lie in [-{rank}, {rank}) for an array of rank {rank}: got axis {axis}.")
+            raise ValueError(f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis {axis}.")
         result.append(axis % rank)
     if len(set(result)) < len(result):
         raise ValueError(f"{name} must not repeat an axis: got {given} for an array of rank {rank}.")

@@ -181,6 +181,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
 @partial(jax.jit, static_argnums=0)
 def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     """Along a new first axis, all sharded as the first one."""
+    parts = jax.tree.map(jnp.asarray, parts)  # numbers where jit is disabled
     like = jnp.broadcast_to(parts[0].mean, shape)
     stack = lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves])  # noqa: E731
     return jax.tree.map(stack, *map(_with_words, parts))

@@ -84,7 +84,7 @@ def spectral_norm(
       vectors are constants under differentiation, sigma is not. Of a kernel that is 0 or not finite the ``u`` is the old one.
 
     Raises:
-      TypeError: integer or complex ``kernel``.
+      TypeError: integer or complex ``kernel``, complex ``u``.
       ValueError: a kernel of rank below 2, a ``u`` that does not fit, ``n_steps`` below 1.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -99,6 +99,8 @@ def spectral_norm(
         raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
     if jnp.shape(u) != (1, kernel.shape[-1]):
         raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
+    if jnp.iscomplexobj(u):
+        raise TypeError(f"u must be real: got {jnp.result_type(u)}.")
     u = jnp.asarray(u, compute_dtype(kernel.dtype))
     run = partial(_by_largest_singular_value, n_steps, epsilon)
     whole = unsharded(kernel)

@@ -30,6 +30,7 @@ switchable = partial(jn.switchable_norm, IMAGES, LOGITS, LOGITS)
 WRONG = [
     # axes
     (lambda: jn.moments(X, 5), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis 5."),
+    (lambda: jn.moments(np.float32(1), 0), ValueError, "axes must lie in [0, 0) for an array of rank 0: got axis 0."),
     (lambda: jn.moments(X, -3), ValueError, "axes must lie in [-2, 2) for an array of rank 2: got axis -3."),
     (lambda: jn.moments(X, (0, -2)), ValueError, "axes must not repeat an axis: got (0, -2) for an array of rank 2."),
     (lambda: jn.moments(X, ()), ValueError, "axes must name at least one axis: got () for an array of rank 2."),
@@ -163,6 +164,7 @@ WRONG = [
     # kernels
     (lambda: jn.weight_norm(X, np.ones(4, "f4")), ValueError, "scale must have the shape of the feature axes, (6,)"),
     (lambda: jn.spectral_norm(X, np.ones((1, 4), "f4")), ValueError, "u must have shape (1, 6) for a kernel of shape (4, 6): got (1, 4)."),
+    (lambda: jn.spectral_norm(X, 1j * np.ones((1, 6), "c8")), TypeError, "u must be real: got complex64."),
     (lambda: jn.spectral_norm(X[0], np.ones((1, 6), "f4")), ValueError, "kernel must have rank 2 or more: got shape (6,)."),
     (lambda: jn.spectral_norm(X, np.ones((1, 6), "f4"), n_steps=0), ValueError, "n_steps must be an integer of at least 1: got 0."),
 ]

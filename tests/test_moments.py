@@ -74,6 +74,13 @@ def test_merging_axes_equals_pooling_them(rng):
     assert_close(jn.moments(x, "n [h w] c", where=mask).merge(0), jn.moments(x, "[n h w] c", where=mask), scale=0.1)
 
 
+@pytest.mark.parametrize("disabled", [False, True], ids=["jit", "disable_jit"])
+def test_moments_of_numbers_are_merged(disabled):
+    with jax.disable_jit(disabled):
+        found = jn.merge(jn.Moments(1.0, 2.0, 3.0), jn.Moments(1.0, 4.0, 3.0))
+    assert (found.count, found.mean, found.var) == (2, 3, 4)
+
+
 def test_merge_ignores_what_empty_parts_hold():
     broken = jn.Moments(jnp.zeros((1,)), jnp.full((1,), jnp.nan), jnp.full((1,), jnp.inf))
     merged = jn.merge(of([1.0, 3.0]), broken)
