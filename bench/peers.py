@@ -24,13 +24,14 @@ Norms = dict[str, Callable]
 
 
 def ours() -> Norms:
+    """Those with statistics of their own take ``where`` too."""
     equal = jnp.zeros(3)
     return {
-        "layer": lambda x, scale, bias: jn.layer_norm(x, scale=scale, bias=bias, epsilon=EPSILON),
-        "rms": lambda x, scale, bias: jn.rms_norm(x, scale=scale, epsilon=EPSILON),
-        "batch": lambda x, scale, bias: jn.batch_norm(x, scale=scale, bias=bias, epsilon=EPSILON)[0],
-        "instance": lambda x, scale, bias: jn.instance_norm(x, scale=scale, bias=bias, epsilon=EPSILON),
-        "group": lambda x, scale, bias: jn.group_norm(x, GROUPS, scale=scale, bias=bias, epsilon=EPSILON),
+        "layer": lambda x, scale, bias, **mask: jn.layer_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask),
+        "rms": lambda x, scale, bias, **mask: jn.rms_norm(x, scale=scale, epsilon=EPSILON, **mask),
+        "batch": lambda x, scale, bias, **mask: jn.batch_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask)[0],
+        "instance": lambda x, scale, bias, **mask: jn.instance_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask),
+        "group": lambda x, scale, bias, **mask: jn.group_norm(x, GROUPS, scale=scale, bias=bias, epsilon=EPSILON, **mask),
         "switchable": lambda x, scale, bias: jn.switchable_norm(x, equal, equal, scale=scale, bias=bias, epsilon=EPSILON)[0],
     }
 
@@ -53,9 +54,9 @@ def ours_by(implementation: str) -> Norms:
     """The same by the implementation of this name."""
 
     def by(norm):
-        def call(*arguments):
+        def call(*arguments, **mask):
             with wished(implementation):
-                return norm(*arguments)
+                return norm(*arguments, **mask)
 
         return call
 
@@ -66,10 +67,12 @@ def flax_linen(fast: bool) -> Norms:
     def call(module, **options):
         module = module(epsilon=EPSILON, use_fast_variance=fast, **options)
 
-        def norm(x, scale, bias):
+        def norm(x, scale, bias, where=None):
+            if where is not None and "num_groups" in options:
+                where = jnp.broadcast_to(where, x.shape)  # which Flax splits into groups
             stats = {"mean": jnp.zeros(x.shape[-1]), "var": jnp.ones(x.shape[-1])}
             variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}
-            return module.apply(variables, x, mutable=["batch_stats"])[0]
+            return module.apply(variables, x, mask=where, mutable=["batch_stats"])[0]
 
         return norm
 
