@@ -8,6 +8,7 @@ under differentiation. A group is what the reduction axes span or, where there a
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,9 +74,9 @@ def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
     return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
-def weigh(values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """The values times their weights, 0 or 1 by a mask."""
-    return values if where is None else values * where.astype(values.dtype)
+def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+    """The values, in loop shape, times their weights, 0 or 1 by a mask."""
+    return values if where is None else values * spread(spec, where).astype(values.dtype)
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -124,13 +125,13 @@ def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -
 def over_mask(spec: Spec, where: jax.Array, places: Places | None, by: Callable = jnp.sum) -> jax.Array:
     """The sum over each group of a mask or of weights, without a loop over x."""
     repeated = [spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1]
-    return over_groups(spec, where, places, by) * jnp.asarray(math.prod(repeated), where.dtype)
+    return over_groups(replace(spec, joined=False), where, places, by) * jnp.asarray(math.prod(repeated), where.dtype)
 
 
 def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
     """The sum over each group, by weight, of values that are 0 in what is masked out."""
     weights = None if frame.where is None or frame.where.dtype == jnp.bool_ else frame.where
-    return across(lax.psum, over_groups(spec, weigh(values, weights), frame.places), spec.axis_name)
+    return across(lax.psum, over_groups(spec, weigh(spec, values, weights), frame.places), spec.axis_name)
 
 
 def mean(spec: Spec, values: jax.Array, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
@@ -191,7 +192,7 @@ def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = 
     u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
     u = u if offset is None else u - offset
-    return u if frame.where is None else weigh(u, frame.where.astype(bool))  # 0, which no square of it takes out of the range
+    return u if frame.where is None else weigh(spec, u, frame.where.astype(bool))  # 0, which no square of it takes out of the range
 
 
 def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -213,7 +213,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     if spec.centered:
         shift = -r * reduce_axes(gain * alone, rest)
         through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
-    dx = in_loop(dy) * spread(spec, gain * r) + weigh(through, frame.where)
+    dx = in_loop(dy) * spread(spec, gain * r) + weigh(spec, through, frame.where)
     dx = times(dx, spread(spec, factor(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
