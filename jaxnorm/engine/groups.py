@@ -191,8 +191,7 @@ def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = 
     x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
     u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
-    u = u if offset is None else u - offset
-    return u if frame.where is None else weigh(spec, u, frame.where.astype(bool))  # 0, which no square of it takes out of the range
+    return u if offset is None else u - offset
 
 
 def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -95,13 +95,19 @@ def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Arr
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, frame)
     (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
-    square = mean(spec, abs_squared(elements(spec, own_x, frame)), frame, frame.pivot)
+    square = mean(spec, abs_squared(elements_that_count(spec, own_x, frame)), frame, frame.pivot)
     return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
 def find_offset(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return without_last_bits(mean(spec, elements(spec, x, frame), frame, frame.pivot))
+    return without_last_bits(mean(spec, elements_that_count(spec, x, frame), frame, frame.pivot))
+
+
+def elements_that_count(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
+    """The elements, and 0 in what is masked out, where x is 0 but not x less the pivot."""
+    u = elements(spec, x, frame)
+    return u if frame.where is None else weigh(spec, u, frame.where.astype(bool))
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
