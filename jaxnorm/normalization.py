@@ -114,9 +114,10 @@ def standardize(
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
       scale: factor that broadcasts against ``x``.
       bias: summand that broadcasts against ``x``.
-      epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``, and gradient 0. With any
-        other epsilon the gradient of such a group is multiplied by 1 / sqrt(epsilon), but by less where epsilon is below
-        1.2e-38, the smallest normal float32, or below 1.2e-38 times the square of the largest element.
+      epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``, and gradient 0, but not beside
+        float weights, whose sums are rounded. With any other epsilon the gradient of such a group is multiplied by
+        1 / sqrt(epsilon), but by less where epsilon is below 1.2e-38, the smallest normal float32, or below 1.2e-38 times the
+        square of the largest element.
       where: boolean mask or float weights. What is masked out counts for nothing, outputs 0 and gets gradient 0, even
         NaN. A group that is masked out whole is 0 everywhere.
       centered: False divides by the root mean square and subtracts nothing.

@@ -1,5 +1,6 @@
 """Derivatives of every order and mode, and what reverse mode keeps in memory."""
 
+from functools import partial
 from itertools import compress
 
 import jax
@@ -154,6 +155,20 @@ def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
     y, pullback = jax.vjp(lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x)
     assert (np.asarray(y) == 0.5).all()
     assert (np.asarray(pullback(jnp.ones_like(y))[0]) == 0).all()
+
+
+@pytest.mark.parametrize("epsilon_in", ["var", "std"])
+def test_gradients_of_gradients_of_a_constant_are_finite_in_a_loop(epsilon_in):
+    """Where JAX before 0.12 differentiates what has a derivative of its own by itself."""
+    x, direction = jnp.full((6, 4), 1.5), jnp.cos(jnp.arange(24.0)).reshape(6, 4)
+    norm = partial(jn.standardize, axes=0, epsilon_in=epsilon_in)
+    loss = lambda x: jax.lax.scan(lambda h, _: (norm(h), None), x, None, length=1)[0].sum()  # noqa: E731
+    assert np.isfinite(jax.grad(lambda x: (jax.grad(loss)(x) * direction).sum())(x)).all()
+
+
+def test_a_variance_of_nan_shows_where_epsilon_is_added_to_its_root():
+    unknown = jn.Moments(jnp.ones(()), jnp.zeros(()), jnp.asarray(jnp.nan))
+    assert np.isnan(jn.normalize(jnp.ones((1, 2)), unknown, epsilon_in="std")).all()
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -239,7 +239,7 @@ def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
 def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
     """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
     var = var * _unbias(spec, var, count)
-    total = var + epsilon if spec.epsilon_in == "var" else jnp.sqrt(var) + epsilon
+    total = (var if spec.epsilon_in == "var" else _sqrt(var)) + epsilon
     safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)  # no step is infinite: jax_debug_infs asks
     root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
     return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
@@ -255,6 +255,11 @@ def _inverse_root_jvp(spec, primals, tangents):
         var = var * unbias
         q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
     return r, ((-0.5 * tangents[0] * (q * unbias)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+
+
+def _sqrt(var: jax.Array) -> jax.Array:
+    """Of finite derivative at 0, since JAX before 0.12 loses the rule above in loops."""
+    return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
 
 
 def _unbias(spec: Spec, var, count):
