@@ -234,6 +234,17 @@ def test_debug_nans_and_infs_raise_nowhere(case, implementation, rng):
             jax.block_until_ready(gradient(constant, mask, epsilon))
 
 
+@laws(KERNELS, native=KERNELS, quick=KINDS[:3])
+def test_debug_nans_and_infs_raise_nowhere_beside_hidden_positions(case, implementation, rng):
+    """Which kernels leave in x as they are."""
+    where = jnp.asarray(np.arange(case.shape[0]) % 3 != 1).reshape(-1, *(1,) * (len(case.shape) - 1))
+    x = jnp.where(where, rng.standard_normal(case.shape).astype(np.float32), jnp.nan)
+    gradient = jax.grad(lambda x: (case(x, where=where) ** 2).sum())
+    for without_jit in (False, True)[: 2 if implementation == "native" else 1]:  # plain JAX reshapes x, a step of its own
+        with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(without_jit):
+            jax.block_until_ready(gradient(x))
+
+
 @pytest.mark.parametrize("epsilon_in", ["var", "std"])
 def test_no_step_of_a_constant_is_infinite_without_jit(epsilon_in):
     x, constant = jnp.full((3, 5), 3.3), jn.Moments(jnp.full((1, 5), 3.0), jnp.full((1, 5), 3.3), jnp.zeros((1, 5)))

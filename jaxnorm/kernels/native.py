@@ -59,9 +59,14 @@ class Facts:
     """What kernels are passed beside arrays."""
 
     layout: Layout
+    rank: int  # of x, without axes that it is mapped over
     spec: Spec  # its reduction is not used: layout says where the groups lie
     lowest_power: int | None
     moments: bool  # whether the statistics are asked for
+
+    def arranged(self, x: jax.Array) -> jax.Array:
+        """As ``(..., N, P, G, D)``. Outside of the primitives x is as it is given: no copy, where NaN behind a mask would be seen."""
+        return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
 
     def spec_of(self, shape: tuple[int, ...]) -> Spec:
         """That of an array ``(..., N, P, G, D)``."""
@@ -125,19 +130,20 @@ def _standardize_part(spec: Spec, moments: bool, x, where, scale, bias) -> tuple
     assert layout is not None
     full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))
     scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
-    facts = Facts(layout, spec, spec.lowest_power(x.dtype), moments)
+    facts = Facts(layout, x.ndim, spec, spec.lowest_power(x.dtype), moments)
     if where is not None:
         where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape)).reshape(-1, layout.p, 1, 1)
-    y, *found = _standardize(facts, (x.reshape(layout[:4]), scale, bias, where))
+    y, *found = _standardize(facts, (x, scale, bias, where))
     pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
     frame = Frame(None, None if facts.lowest_power is None else power, pivot if spec.centered else None)
-    return y.reshape(x.shape), Stats(frame, offset, var) if moments else None
+    return y, Stats(frame, offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):
     """With many positions a kernel computes only the statistics: XLA fuses the rest with what follows, and stores no output."""
-    x, spec, per_group = arguments[0], facts.spec, (*arguments[0].shape[:-3], 1, facts.layout.g, 1)
-    arrays = [a for a in arguments if a is not None]
+    given, scale, bias, where = arguments
+    x, arrays = facts.arranged(given), [a for a in arguments if a is not None]
+    per_group = (*x.shape[:-3], 1, facts.layout.g, 1)
     many = facts.layout.p * x.dtype.itemsize > CHANNEL
     wanted = many or facts.moments or not facts.recompute(x)
     sizes = [math.prod(per_group) if informative and wanted else 1 for informative in facts.informative(x)]
@@ -145,19 +151,21 @@ def _forward(facts: Facts, arguments):
     each = lambda a: jnp.broadcast_to(a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group)  # noqa: E731
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(flat(x), mask_or_none(arguments[3]), **facts.shape_and_stats)))
-        return _applied(facts, arguments, found), *found
-    output = like((x.size,), spec.dtype, *arrays)
+        found = list(map(each, call(flat(x), mask_or_none(where), **facts.shape_and_stats)))
+        return _applied(facts, (x, scale, bias, where), found).reshape(given.shape), *found
+    output = like((x.size,), facts.spec.dtype, *arrays)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
-    y, *found = call(*map(flat, arguments[:3]), mask_or_none(arguments[3]), **facts.attributes)
-    return y.reshape(x.shape), *map(each, found)
+    y, *found = call(*map(flat, (x, scale, bias)), mask_or_none(where), **facts.attributes)
+    return y.reshape(given.shape), *map(each, found)
 
 
 def _plain(facts: Facts, arguments):
     """:func:`_forward` in plain JAX, for other platforms."""
-    x, scale, bias, where = arguments
-    y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), hide(x, where), where, scale, bias)
-    return hide(y, where), *(jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
+    given, scale, bias, where = arguments
+    x = hide(facts.arranged(given), where)
+    y, (frame, offset, var) = reference.forward(facts.spec_of(x.shape), x, where, scale, bias)
+    found = (jnp.zeros_like(var) if a is None else a.astype(jnp.float32) for a in (frame.pivot, offset, var, frame.power))
+    return hide(y, where).reshape(given.shape), *found
 
 
 def _applied(facts: Facts, arguments, found) -> jax.Array:
@@ -167,7 +175,7 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
     where = None if arguments[3] is None else arguments[3].reshape(*arguments[3].shape[:-2], 1)
     spec = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,)))
     stats = Stats(facts.frame(spec, pivot, power, where)._replace(where=None), offset, var)
-    return hide(reference.apply(spec, x, stats, scale, bias), where).reshape(arguments[0].shape)
+    return hide(reference.apply(spec, hide(x, where), stats, scale, bias), where)
 
 
 def _jvp(facts: Facts, arguments, tangents):
@@ -183,8 +191,9 @@ def _jvp(facts: Facts, arguments, tangents):
 def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
     """The residuals of plain JAX from those of the kernel."""
     x, pivot, offset, var, power, scale, where = residuals
-    spec, recompute, x = facts.spec_of(x.shape), facts.recompute(x), hide(x, where)
-    if recompute:
+    x = hide(facts.arranged(x), where)
+    spec = facts.spec_of(x.shape)
+    if facts.recompute(x):
         return spec, Residuals(x, reference.statistics(spec, x, where), scale, scale)
     offset_is_known = facts.informative(x)[1] or not facts.spec.centered
     offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else None
@@ -193,21 +202,25 @@ def _plain_residuals(facts: Facts, residuals) -> tuple[Spec, Residuals]:
 
 def _tangent(facts: Facts, residuals, arguments):
     """The tangents of output, offset and variance, in plain JAX."""
-    (dx, *params), where = arguments, residuals[-1]
-    dy, *dstats = reference.tangent(*_plain_residuals(facts, residuals), Inputs(hide(dx, where), *params))
-    return hide(dy, where), *dstats
+    (given, *params), where = arguments, residuals[-1]
+    dx = hide(facts.arranged(given), where)
+    dy, *dstats = reference.tangent(*_plain_residuals(facts, residuals), Inputs(dx, *params))
+    return hide(dy, where).reshape(given.shape), *dstats
 
 
 def _tangent_like(facts: Facts, residuals, arguments):
     """Of the shapes and dtypes of :func:`_tangent`."""
-    return reference.tangent_like(*_plain_residuals(facts, residuals), Inputs(*arguments))
+    given, *params = arguments
+    dy, *dstats = reference.tangent_like(*_plain_residuals(facts, residuals), Inputs(facts.arranged(given), *params))
+    return dy.reshape(given.shape), *dstats
 
 
 def _backward(facts: Facts, residuals, cotangents):
     """The transpose of :func:`_tangent`, by the kernel."""
     (x, pivot, offset, var, power, scale, where), (dy, *dstats) = residuals, cotangents
     doffset, dvar = (ABSENT if a is None else a for a in dstats)
-    arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
+    own_x, own_dy = map(facts.arranged, (x, dy))
+    arguments = list(map(flat, (own_x, own_dy, scale, pivot, offset, var, doffset, dvar, power)))
     results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
     results = call(*arguments, mask_or_none(where), **facts.attributes, recompute=facts.recompute(x))
@@ -216,9 +229,10 @@ def _backward(facts: Facts, residuals, cotangents):
 
 def _plain_backward(facts: Facts, residuals, cotangents):
     """:func:`_backward` in plain JAX, for other platforms."""
-    (dy, *dstats), where = cotangents, residuals[-1]
-    dx, *params = reference.backward(*_plain_residuals(facts, residuals), (hide(dy, where), *dstats))
-    return hide(dx, where), *params
+    (given, *dstats), where = cotangents, residuals[-1]
+    dy = hide(facts.arranged(given), where)
+    dx, *params = reference.backward(*_plain_residuals(facts, residuals), (dy, *dstats))
+    return hide(dx, where).reshape(given.shape), *params
 
 
 _standardize = differentiable("jaxnorm_native", _forward, _jvp, batched=lambda facts, size: facts, results=5, elsewhere=_plain)
@@ -227,7 +241,7 @@ _apply_tangent = linear(
     _tangent,
     _backward,
     like=lambda residuals: (residuals[0], residuals[-2], residuals[-2]),
-    batched=lambda facts, size: facts,  # any axes may stand before the four
+    batched=lambda facts, size: facts,  # any axes may stand before those of x
     results=3,
     results_like=_tangent_like,
     elsewhere=_plain_backward,
