@@ -110,15 +110,15 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
     Recomputing, in a fused loop for each gradient, needs rows without a mask, each element with a scale and bias of its own or none.
-    Passes are separate but for MANY_GROUPS rows, which XLA fuses by itself, and for a split last axis in rows, where sharing takes less
-    time. Every other split last axis is joined, for loops as fast as those of instance norm.
+    Passes are separate but for MANY_GROUPS rows without a mask, which XLA fuses by itself, and for a split last axis in rows, where
+    sharing takes less time. Every other split last axis is joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return replace(spec, bare=True)
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = number(*(reduction.split_shape[axis] for axis in shared))
     recompute = where is None and spec.in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    in_one_loop = where is None and spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
     separate = not in_one_loop and (joined or len(reduction.parts[-1]) == 1)
     keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
