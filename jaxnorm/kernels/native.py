@@ -174,7 +174,7 @@ def _applied(facts: Facts, arguments, found) -> jax.Array:
     x, scale, bias, pivot, offset, var, power = (a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel))
     where = None if arguments[3] is None else arguments[3].reshape(*arguments[3].shape[:-2], 1)
     spec = replace(facts.spec, reduction=unsplit(x.shape, (x.ndim - 2,)))
-    stats = Stats(facts.frame(spec, pivot, power, where)._replace(where=None), offset, var)
+    stats = Stats(facts.frame(spec, pivot, power, where), offset, var)
     return hide(reference.apply(spec, hide(x, where), stats, scale, bias), where)
 
 
