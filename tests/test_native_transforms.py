@@ -76,9 +76,12 @@ def test_transformations_beside_a_mask(name, width, rng, use):
     check_transformations(partial(norm, where=mask(shape)), shape, rng, use)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (6, 5, 8), (2, 600, 8)], ids=str)
-@pytest.mark.parametrize("mapped", [(0, 0), (None, 0), (0, None)], ids=["both", "masks", "arrays"])
+MAPPED = [(shape, mapped) for shape in ((8, 8), (6, 5, 8), (2, 600, 8)) for mapped in ((0, 0), (None, 0), (0, None))]
+
+
+@pytest.mark.parametrize(("shape", "mapped"), long_sweep(MAPPED, quick=MAPPED[::4]), ids=str)
 def test_vmap_over_masks(shape, mapped, rng, use):
+    """Over both, over masks, and over arrays alone."""
     norm = WIDE["rows" if len(shape) == 2 else "batch"][0]
     given = arguments(rng, shape)
     several = lambda a, axis: a if axis is None else jnp.stack([a, a[::-1], a + a])  # noqa: E731
