@@ -19,7 +19,7 @@ from rich.progress import track
 
 from bench.peers import flax_linen, ours_by
 from bench.shapes import Shape
-from bench.speed import Case, arrays, repeats_for, sample
+from bench.speed import Case, arrays, repeats_for, sample, with_gradients
 from bench.stamp import commit
 from jaxnorm.experiments.report import machine
 
@@ -45,16 +45,11 @@ def mask_of(kind: str, shape: tuple[int, ...]) -> jax.Array:
 def calls(case: Case, kind: str) -> Iterator[tuple[str, Callable]]:
     """What is compared: output and gradients, compiled."""
     given, where = arrays(case), mask_of(kind, Shape.sizes(case.shape))
-
-    def with_gradients(norm, x, scale, bias, cotangent, where=None):
-        options = {} if where is None else {"where": where}
-        y, pullback = jax.vjp(partial(norm, **options), x, scale, bias)
-        return y, pullback(cotangent.astype(y.dtype))
-
+    masked = lambda norm: lambda *given: with_gradients(partial(norm, where=given[-1]))(*given[:-1])  # noqa: E731
     peers = {KERNELS: ours_by("native"), PLAIN: ours_by("xla"), FLAX: flax_linen(fast=True), WITHOUT: ours_by("native")}
     for name, norms in peers.items():
-        arguments = given if name == WITHOUT else (*given, where)
-        yield name, partial(jax.jit(partial(with_gradients, norms[case.norm])).lower(*arguments).compile(), *arguments)
+        arguments, both = (given, with_gradients) if name == WITHOUT else ((*given, where), masked)
+        yield name, partial(jax.jit(both(norms[case.norm])).lower(*arguments).compile(), *arguments)
 
 
 def measure(case: Case, kind: str, rounds: int) -> dict:

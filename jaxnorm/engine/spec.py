@@ -100,11 +100,10 @@ class Spec:
         return self.segments is None and self.change is None
 
     def hides_groups(self, where: jax.Array | None) -> bool:
-        """Whether a boolean mask, split or not, is one for all elements of each group: the groups that it leaves then need none."""
+        """Whether a boolean mask, split, is one for all elements of each group: the groups that it leaves then need none."""
         if where is None or where.dtype != jnp.bool_ or self.axis_name is not None or not self.ordinary:
             return False
-        shape = where.shape if where.ndim > len(self.reduction.shape) else self.reduction.fit(where.shape)
-        return all(shape[axis] == 1 for axis in self.axes)
+        return all(where.shape[axis] == 1 for axis in self.axes)
 
     def places(self, ids: jax.Array | None) -> Places | None:
         """Where each position is added to its segment; None where nothing names any."""

@@ -135,8 +135,7 @@ def _standardize_part(spec: Spec, moments: bool, x, where, scale, bias) -> tuple
         where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape)).reshape(-1, layout.p, 1, 1)
     y, *found = _standardize(facts, (x, scale, bias, where))
     pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
-    frame = Frame(None, None if facts.lowest_power is None else power, pivot if spec.centered else None)
-    return y, Stats(frame, offset, var) if moments else None
+    return y, Stats(facts.frame(spec, pivot, power, None)._replace(n=None), offset, var) if moments else None
 
 
 def _forward(facts: Facts, arguments):

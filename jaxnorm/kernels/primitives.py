@@ -19,6 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxnorm.engine.collectives import vary, varying_axes
+from jaxnorm.engine.xla import always_compiled
 
 
 def linear(
@@ -114,19 +115,13 @@ def _define(primitive, function, elsewhere, batched, typed=None):
     run = jax.jit(partial(_flat, function), static_argnames=STATIC)
     other = jax.jit(partial(_flat, elsewhere), static_argnames=STATIC) if elsewhere else run
     primitive.multiple_results = True
-    primitive.def_impl(partial(_compiled, run))
+    primitive.def_impl(always_compiled(run))  # its steps are no steps of the caller's, to be looked at one by one for NaN
     primitive.def_abstract_eval(partial(_types, jax.jit(partial(_flat, typed), static_argnames=STATIC) if typed else run))
     here, there = (mlir.lower_fun(f, multiple_results=True) for f in (run, other))
     mlir.register_lowering(primitive, there)
     if elsewhere:
         mlir.register_lowering(primitive, partial(_unless_exported, here, there), platform="cpu")
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
-
-
-def _compiled(run, *arrays, **static):
-    """Under jax.disable_jit too: its steps are no steps of the caller's, to be looked at one by one for NaN."""
-    with jax.disable_jit(False):
-        return run(*arrays, **static)
 
 
 def _unless_exported(here, there, context, *arrays, **static):

@@ -51,12 +51,13 @@ class Chunks {
   // Appends a chunk of so many positions, of which a mask hides some.
   void add(int64_t size, const bool* mask) {
     Part part{int64_t(runs_.size()), 0, 0};
-    for (int32_t r = 0; r < size; ++r) {
-      if (mask && !mask[r]) continue;
-      const int32_t first = r;
-      while (r < size && (!mask || mask[r])) ++r;
-      runs_.push_back({first, r});
-      part.positions += r - first;
+    auto next = [&](int64_t from, bool kept) {  // the first position from there on that counts, or does not
+      return mask ? std::find(mask + from, mask + size, kept) - mask : kept ? from : size;
+    };
+    for (int64_t first = next(0, true), end; first < size; first = next(end, true)) {
+      end = next(first, false);
+      runs_.push_back({int32_t(first), int32_t(end)});
+      part.positions += end - first;
     }
     part.end_run = int64_t(runs_.size());
     parts_.push_back(part);
