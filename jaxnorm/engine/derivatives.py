@@ -82,7 +82,9 @@ def normalized(spec: Spec, x, frame: Frame, scale, bias):
 def _normalized_jvp(spec, primals, tangents):
     x, frame, scale, bias = primals
     y, offset, var = normalized(spec, *primals)
-    stats = None if spec.recompute else Stats(frame, offset if spec.keep_offset else None, var)
+    stats = Stats(frame, offset if spec.keep_offset else None, var)
+    if spec.recompute:
+        stats = Stats(Frame(None, None, None, frame.where), None, None)
     if scale is not None and bias is not None and (scale.shape, scale.dtype) == (bias.shape, bias.dtype):
         bias = scale  # one array instead of two
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
@@ -105,15 +107,15 @@ def _linear(recompute: bool) -> Callable:
 
 def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """:func:`backward` where each group is a row, for XLA's CPU back-end: a fused loop for each result, which recomputes the statistics."""
-    (x, _, scale, bias), (dy, *dstats) = residuals, gradients
+    (x, stats, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
     own_x, own_dy, own_scale = separate(x, dy, scale)
     own_dy = times(split(spec, own_dy, dtype), own_scale)
-    dx = backward(spec, Residuals(own_x, None, None, None), (own_dy, *dstats)).x
+    dx = backward(spec, Residuals(own_x, stats, None, None), (own_dy, *dstats)).x
     dscale = dbias = None
     if scale is not None:
         own_x, own_dy = separate(x, dy)
-        y, _ = reference.forward(replace(spec, dtype=dtype), own_x, None, None, None)
+        y, _ = reference.forward(replace(spec, dtype=dtype), own_x, stats.frame.where, None, None)
         dscale = summed_like(scale, split(spec, own_dy, dtype) * split(spec, y, dtype))
     if bias is not None:
         dbias = summed_like(bias, split(spec, separate(dy)[0], dtype))

@@ -89,14 +89,10 @@ def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Ar
 def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
     """Output and Stats by ``norm``, where both x and output are 0 in what is masked out, and their gradients with them.
 
-    So ``norm`` has only to weigh. A mask that hides groups as wholes it does not get at all.
+    So ``norm`` has only to weigh.
     """
     x, where, *_ = operands
-    whole = spec.hides_groups(where)
-    y, stats = norm(operands._replace(x=hide_split(spec, x, where), where=None if whole else where))
-    if whole and stats is not None:
-        n = hide(jnp.asarray(total_weight(spec, stats.frame), stats.var.dtype), where)
-        stats = stats._replace(frame=stats.frame._replace(n=n, where=where))
+    y, stats = norm(operands._replace(x=hide_split(spec, x, where)))
     return hide_split(spec, y, where), stats
 
 
@@ -171,7 +167,7 @@ def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -
 
 def _find_power(spec: Spec, x: jax.Array, places: Places | None, lowest) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and bounds it by 2."""
-    values = split(spec, x if spec.bare else separate(x)[0], compute_dtype(x.dtype))
+    values = split(spec, separate(x)[0], compute_dtype(x.dtype))
     size = jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag)) if jnp.iscomplexobj(values) else jnp.abs(values)
     largest = over_groups(spec, size, places, partial(jnp.max, initial=0), jax.ops.segment_max)
     largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0) if spec.power_axes else largest
@@ -210,7 +206,7 @@ def factor(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
     if power is None:
         return None
     found = power_of_two(-power.astype(jnp.int32), dtype)
-    return before_loops(found) if spec.store_factor else found
+    return before_loops(found) if spec.separate else found
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:

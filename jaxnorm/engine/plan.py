@@ -96,8 +96,7 @@ def forward(implementation: str, spec: Spec, operands: Operands, *, moments: boo
     """The output and, if asked for, the Stats, by what :func:`select` names."""
     _, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        mask = None if spec.hides_groups(where) else where
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, mask, scale, bias), operands)
+        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
     return import_module(NORM_KERNELS).forward(spec, operands, moments=moments)
 
 
@@ -109,21 +108,20 @@ def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
-    Recomputing, in a fused loop for each gradient, needs rows without a mask, each element with a scale and bias of its own or none.
-    Passes are separate but for MANY_GROUPS rows without a mask, which XLA fuses by itself, and for a split last axis in rows, where
-    sharing takes less time. Every other split last axis is joined, for loops as fast as those of instance norm.
+    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none, and a mask, if any,
+    of whole rows. Passes are separate but for MANY_GROUPS rows, which XLA fuses by itself. A split last axis that is not of rows is
+    joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
-        return replace(spec, bare=True)
+        return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = number(*(reduction.split_shape[axis] for axis in shared))
-    recompute = where is None and spec.in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = where is None and spec.in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    in_rows = spec.in_rows and spec.shared_axes(where) == spec.axes
+    recompute = in_rows and (scale is bias is None or alike <= 1)
+    in_one_loop = in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
-    separate = not in_one_loop and (joined or len(reduction.parts[-1]) == 1)
-    keep_offset = not spec.centered or where is not None or number(reduction.group_size) >= SMALL_GROUP
-    decided = {"separate": separate, "store_factor": not in_one_loop, "joined": joined, "recompute": recompute, "keep_offset": keep_offset}
-    return replace(spec, **decided)
+    keep_offset = not spec.centered or number(reduction.group_size) >= SMALL_GROUP
+    return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
 
 
 def wish() -> str | None:

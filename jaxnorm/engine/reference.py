@@ -51,18 +51,18 @@ from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
 
 
 class Stats(NamedTuple):
-    """The statistics of each group: in its frame the mean and the variance."""
+    """The statistics of each group: in its frame the mean and the variance. Among residuals None stands for what is recomputed."""
 
     frame: Frame
-    offset: Any  # an array; among residuals None where it is recomputed
-    var: jax.Array
+    offset: Any
+    var: Any
 
 
 class Residuals(NamedTuple):
-    """What is stored for the derivative: x in its own dtype, and the statistics of each group, or None to recompute them."""
+    """What is stored for the derivative: x in its own dtype, and the statistics of each group, or the mask alone."""
 
     x: jax.Array
-    stats: Stats | None
+    stats: Stats
     scale: jax.Array | None
     bias: jax.Array | None  # only its shape and dtype are used
 
@@ -158,10 +158,9 @@ times, plus = partial(with_param, operator.mul), partial(with_param, operator.ad
 
 def stats_of(spec: Spec, residuals: Residuals) -> Stats:
     """The statistics, recomputed where they are not among the residuals."""
-    x, stats, *_ = residuals
-    if stats is None:
-        return statistics(spec, x, None)
-    frame, offset, var = stats
+    x, (frame, offset, var), *_ = residuals
+    if var is None:
+        return statistics(spec, x, frame.where)
     return Stats(frame, find_offset(spec, x, frame) if offset is None else offset, var)
 
 

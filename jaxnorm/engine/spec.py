@@ -54,9 +54,7 @@ class Spec:
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      bare: whether plain JAX leaves out what is only for time and memory. This and what follows plan.py decides.
-      separate: whether a barrier stands between two passes over x, so that they share nothing.
-      store_factor: whether 1 / 2**power is computed before a loop over x, and not in it for each element.
+      separate: whether passes over x share nothing, not even 1 / 2**power, computed before them. This and what follows plan.py decides.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
@@ -73,9 +71,7 @@ class Spec:
     segments: Segments = None  # type: ignore[assignment]
     change: Callable | None = None
     power_axes: tuple[int, ...] = ()
-    bare: bool = False
     separate: bool = False
-    store_factor: bool = False
     joined: bool = False
     recompute: bool = False
     keep_offset: bool = True
@@ -98,12 +94,6 @@ class Spec:
     def ordinary(self) -> bool:
         """Whether groups are what the axes span, and normalized by their own statistics: kernels are for no others."""
         return self.segments is None and self.change is None
-
-    def hides_groups(self, where: jax.Array | None) -> bool:
-        """Whether a boolean mask, split, is one for all elements of each group: the groups that it leaves then need none."""
-        if where is None or where.dtype != jnp.bool_ or self.axis_name is not None or not self.ordinary:
-            return False
-        return all(where.shape[axis] == 1 for axis in self.axes)
 
     def places(self, ids: jax.Array | None) -> Places | None:
         """Where each position is added to its segment; None where nothing names any."""

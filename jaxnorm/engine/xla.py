@@ -61,8 +61,7 @@ def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
         lowering = mlir.lower_fun(lambda *arrays, function=function: function(arrays), multiple_results=True)
         mlir.register_lowering(primitive, lowering, platform=platform)
     batching.primitive_batchers[primitive] = lambda arrays, axes: (primitive.bind(*arrays), axes)
-    each = lambda a: a if isinstance(a, ad.Zero) else primitive.bind(a)[0]  # noqa: E731
-    ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(map(each, tangents)))
+    ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(tangents))
     ad.primitive_transposes[primitive] = lambda cotangents, *_: list(cotangents)
     return primitive.bind
 
