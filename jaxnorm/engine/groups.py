@@ -115,12 +115,13 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
 def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -> jax.Array:
     """How many elements of each group there are on this device, or a boolean mask leaves there."""
     ones = jnp.ones((1,) * len(spec.reduction.split_shape), jnp.int32) if where is None else where.astype(jnp.int32)
-    return over_mask(spec, ones, places, partial(jnp.sum, dtype=jnp.int32))
+    return over_mask(spec, ones, places)
 
 
-def over_mask(spec: Spec, where: jax.Array, places: Places | None, by: Callable = jnp.sum) -> jax.Array:
-    """The sum over each group of a mask or of weights, without a loop over x."""
+def over_mask(spec: Spec, where: jax.Array, places: Places | None) -> jax.Array:
+    """The sum over each group of a mask or of weights, in their dtype, without a loop over x."""
     repeated = [spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1]
+    by = partial(jnp.sum, dtype=where.dtype)
     return over_groups(replace(spec, joined=False), where, places, by) * jnp.asarray(math.prod(repeated), where.dtype)
 
 
