@@ -54,20 +54,16 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def mask(where, shape: tuple[int, ...]) -> jax.Array | None:
+def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:
         return None
     where = as_array(where)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
-        raise TypeError(f"where must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
-    fits("where", where.shape, shape)
+        raise TypeError(f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
+    fits(name, where.shape, shape)
     if where.dtype != jnp.bool_:
-        values(
-            where,
-            lambda w: (w >= 0) & (w < math.inf),
-            f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0",
-        )
+        values(where, lambda w: (w >= 0) & (w < math.inf), f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0")
     return where
 
 

@@ -65,7 +65,7 @@ WRONG = [
     (lambda: jn.moments(X, 0, where=np.ones((4, 5), bool)), ValueError, "where has shape (4, 5), x has shape (4, 6)."),
     (lambda: jn.moments(X, 0, where=np.ones((1, 4, 6), bool)), ValueError, "where must broadcast against x without growing it"),
     (lambda: jn.moments(X, 0, where=INTS), TypeError, "where must be boolean or float weights: got int32."),
-    (lambda: jn.moments(X, 0, where=-X), ValueError, "the weights in where (4, 6), for x (4, 6), must be finite and >= 0: found -1.0."),
+    (lambda: jn.moments(X, 0, where=-X), ValueError, "where, for x of shape (4, 6), must be finite and >= 0: found -1.0."),
     (lambda: jn.moments(X, 0, where=X * np.nan), ValueError, "must be finite and >= 0: found nan."),
     (lambda: jn.group_norm(IMAGES, 3, axes=(1, 2, 3)), ValueError, "axes must leave out that of the channels, 3: got (1, 2, 3)."),
     # scale, bias, moments

@@ -311,7 +311,9 @@ WRONG = {
     "merged Normalizers must have the same axes: got 0 and 1.": lambda: FITTED.merge(Normalizer(1)),
     "'h' is neither an argument nor a name in a pattern": lambda: Normalizer("[n] (g c)", h=3),
     "must end in .safetensors or .json: got 'stats.txt'.": lambda: FITTED.save("stats.txt"),
-    "every leaf must have a path of its own: 'a/b' stands twice.": lambda: Normalizer().update({"a/b": X, "a": {"b": X}}),
+    "every leaf must have a path of its own: 'a/b' stands twice. Rename one of the keys.": lambda: Normalizer().update(
+        {"a/b": X, "a": {"b": X}}
+    ),
 }
 
 

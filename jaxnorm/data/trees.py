@@ -48,7 +48,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
     def collect(path: str, leaf: Any) -> None:
         if path in leaves:
-            raise ValueError(f"every leaf must have a path of its own: {path!r} stands twice. Rename a key that holds '/'.")
+            raise ValueError(f"every leaf must have a path of its own: {path!r} stands twice. Rename one of the keys.")
         leaves[path] = leaf
 
     map_leaves(collect, tree)

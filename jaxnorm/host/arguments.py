@@ -33,5 +33,5 @@ def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
         raise ValueError(f"where must broadcast against x without growing it: where has shape {where.shape}, x has shape {tuple(shape)}.")
     if where.dtype.kind == "f" and not (valid := (where >= 0) & (where < math.inf)).all():
         found = where[~valid].ravel()[0]
-        raise ValueError(f"the weights in where {where.shape}, for x {tuple(shape)}, must be finite and >= 0: found {found}.")
+        raise ValueError(f"where, for x of shape {tuple(shape)}, must be finite and >= 0: found {found}.")
     return where

@@ -221,7 +221,7 @@ def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array
     if weights.shape != leaf.shape[: min(weights.ndim, leaf.ndim - old.mean.ndim)]:
         lead = leaf.shape[: leaf.ndim - old.mean.ndim]
         raise ValueError(f"weights must have the shape of the first batch axes, {lead}: got {weights.shape}.")
-    return validation.mask(weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape)
+    return validation.mask(weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape, "weights")
 
 
 @partial(jax.jit, static_argnums=0)
