@@ -125,6 +125,16 @@ def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(c
     check_what_is_left(case, x, where, rng)
 
 
+def test_a_mask_may_hide_all_that_a_device_has(rng):
+    """Groups that it hides as wholes there are those of the other devices, whose mean is not 0."""
+    x, where = rng.normal(5, 1, (2, 4, 3)).astype(np.float32), np.array([[[True]], [[False]]])
+    of_all = jax.vmap(lambda x, where: jn.batch_norm(x, where=where, axis_name="devices")[0], axis_name="devices")
+    y, pullback = jax.vjp(lambda x: of_all(x, where), x)
+    alone, of_alone = jax.vjp(lambda x: jn.batch_norm(x)[0], x[0])
+    np.testing.assert_allclose(y, [alone, 0 * alone], atol=1e-6)
+    np.testing.assert_allclose(pullback(y**2)[0], [of_alone(alone**2)[0], 0 * alone], atol=1e-6)
+
+
 @pytest.mark.parametrize("given", [bool, jnp.float32])
 def test_beside_what_is_not_finite_a_mask_has_gradient_0(given, rng):
     x = jnp.asarray(rng.standard_normal((2, 5, 3)), jnp.float32).at[0, 1].set(jnp.nan)
