@@ -55,7 +55,7 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None:
-    """A boolean mask or non-negative float weights that broadcast against ``shape``."""
+    """A boolean mask, or non-negative float weights, that broadcasts against ``shape``: a constant under differentiation."""
     if where is None:
         return None
     where = as_array(where)
@@ -64,7 +64,7 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
     fits(name, where.shape, shape)
     if where.dtype != jnp.bool_:
         values(where, lambda w: (w >= 0) & (w < math.inf), f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0")
-    return where
+    return jax.lax.stop_gradient(where)
 
 
 def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:

@@ -14,6 +14,7 @@ import jaxnorm as jn
 from jaxnorm.engine import plan
 
 JUNK = [np.nan, np.inf, -np.inf, 1e30]
+X_TO_WEIGH = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2
 
 
 def masked_input(case, rng, junk, keep=0.7):
@@ -123,6 +124,15 @@ def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(c
     where.flat[:2] = False, True
     x = np.where(where, rng.standard_normal(case.shape).astype(np.float32), np.float32(np.nan))
     check_what_is_left(case, x, where, rng)
+
+
+@pytest.mark.parametrize(
+    "statistic", [lambda m: m.count, lambda m: m.mean, lambda m: m.var, lambda m: jn.normalize(X_TO_WEIGH, m, correction=1)]
+)
+def test_weights_are_constants_under_differentiation(statistic, rng):
+    weights = jnp.asarray(rng.random((4, 3)), jnp.float32)
+    gradient = jax.grad(lambda w: jnp.sum(statistic(jn.moments(X_TO_WEIGH, 0, where=w)) ** 2))(weights)
+    np.testing.assert_array_equal(gradient, np.zeros((4, 3)))
 
 
 def test_a_mask_may_hide_all_that_a_device_has(rng):

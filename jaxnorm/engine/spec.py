@@ -54,7 +54,7 @@ class Spec:
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      separate: whether passes over x share nothing, not even 1 / 2**power, computed before them. This and what follows plan.py decides.
+      separate: whether passes over x are compiled apart, with 1 / 2**power computed before them. This and what follows plan.py decides.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
