@@ -33,7 +33,8 @@ def weight_norm(
     """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
 
     Args:
-      kernel: floating array, for example ``(..., in, out)``.
+      kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in float32: squares of larger ones, and their
+        gradients, leave its range.
       scale: length of each feature's weights, of the shape of the feature axes.
       feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
