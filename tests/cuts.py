@@ -37,6 +37,7 @@ class Way:
     bounds: tuple[int, ...] = ()  # of microbatches one after the other, of which those that are not finite leave the statistics alone
     statistics: bool = True  # whether there are Moments or running statistics
     whole: bool = True  # whether outputs are those of the whole, not of microbatches by themselves
+    mask: str = "where"  # what errors call it
 
     def __str__(self):
         return self.name
@@ -167,7 +168,7 @@ WAYS = [
     Way("merge", merged, fused=False),
     Way("stages", by_stages, fused=False),
     Way("stacked_stages", locally(by_stages, bounds=range(0, N + 1, N // 8)), fused=False),
-    Way("online", observed, fused=False, bounds=BOUNDS),
+    Way("online", observed, fused=False, bounds=BOUNDS, mask="weights"),
     Way("segments", of_segments, segments=True),
     Way("segments_of_two_axes", locally(of_segments, axes=(-2, -1)), fold=2, segments=True),
     Way("segments_over_devices", over_devices(of_segments, segments=True), segments=True, over_devices=True),

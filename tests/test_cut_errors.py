@@ -16,12 +16,7 @@ WRONG = {
     "booleans": ("x", lambda x: x > 0, TypeError, "must be floating point: got bool. Cast"),
     "mask_of_another_size": ("where", lambda mask: mask.repeat(2, -1), ValueError, SHAPE_OF_MASK),
     "mask_of_another_rank": ("where", lambda mask: mask[..., None], ValueError, SHAPE_OF_MASK),
-    "mask_of_integers": (
-        "where",
-        lambda mask: mask.astype(np.int32),
-        TypeError,
-        "(where|weights) must be boolean or float weights: got int32. Cast",
-    ),
+    "mask_of_integers": ("where", lambda mask: mask.astype(np.int32), TypeError, "where must be boolean or float weights: got int32. Cast"),
     "negative_epsilon": ("epsilon", lambda epsilon: -epsilon, ValueError, "epsilon must be finite and >= 0: got -1e-05."),
     "infinite_epsilon": ("epsilon", lambda epsilon: epsilon / 1e-320, ValueError, "epsilon must be finite and >= 0: got inf."),
     "epsilon_nan": ("epsilon", lambda epsilon: epsilon * np.nan, ValueError, "epsilon must be finite and >= 0: got nan."),
@@ -51,7 +46,8 @@ def refused(way, name, make, error, match):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of what is masked out
 @pytest.mark.parametrize(("way", "mistake"), long_sweep(RUNS, quick=QUICK), ids=str)
 def test_wrong_arguments(way, mistake):
-    refused(way, *WRONG[mistake])
+    name, make, error, match = WRONG[mistake]
+    refused(way, name, make, error, match.replace("where must be boolean", f"{way.mask} must be boolean"))
 
 
 @pytest.mark.slow

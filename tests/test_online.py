@@ -216,7 +216,11 @@ def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range
         (lambda s: online.update(s, {"a": jnp.zeros((5, 3), int)}), TypeError, r"batch\['a'\] must be floating point"),
         (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(4)), ValueError, r"first batch axes, \(5,\): got \(4,\)"),
         (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones((5, 3))), ValueError, "first batch axes"),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=-jnp.ones(5)), ValueError, r"^weights, for x of shape \(5, 3\),"),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=-jnp.ones(5)),
+            ValueError,
+            r"^weights, for x of shape \(5, 3\), must be finite and >= 0",
+        ),
         (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(5, int)), TypeError, "^weights must be boolean or float"),
         (lambda s: online.normalize({"a": jnp.zeros((5, 3))}, s, clip=-1), ValueError, "clip must be finite and >= 0"),
         (lambda s: online.normalize({"a": jnp.zeros((5, 6))}, s), ValueError, "must end in the shape"),

@@ -76,7 +76,7 @@ def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
 
 def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides groups as wholes: all is 0 there."""
-    if where is None or (where.dtype == jnp.bool_ and spec.axis_name is None and spec.shared_axes(where) == spec.axes):
+    if where is None or (where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)):
         return values
     return values * spread(spec, where).astype(values.dtype)
 

@@ -116,7 +116,7 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
         return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = number(*(reduction.split_shape[axis] for axis in shared))
-    in_rows = spec.in_rows and spec.shared_axes(where) == spec.axes
+    in_rows = spec.in_rows and spec.is_of_groups(where)
     recompute = in_rows and (scale is bias is None or alike <= 1)
     in_one_loop = in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1

@@ -135,6 +135,10 @@ class Spec:
         """The reduction axes along which none of the parameters differs."""
         return tuple(axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params))
 
+    def is_of_groups(self, where: jax.Array | None) -> bool:
+        """Whether a mask, or weights, split, are the same for all elements of each group that are on this device."""
+        return self.shared_axes(where) == self.axes
+
     @property
     def in_rows(self) -> bool:
         """Whether each group is a row: all of the last axes, and nothing of another."""
