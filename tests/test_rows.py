@@ -150,16 +150,19 @@ def test_no_loop_of_rows_stores_an_array_as_large_as_x(name, shape, usual_compil
     assert gradient.lower(x, x).compile().memory_analysis().temp_size_in_bytes <= most * 2 * np.prod(shape)
 
 
+@pytest.mark.parametrize(("channels", "most"), [(1, 2.25), (128, 3.25)], ids=["rows", "elements"])
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-def test_rows_beside_a_mask_store_what_is_hidden_and_nothing_else(name, usual_compile):
-    """x and dy with 0 in hidden rows: no loop over these is larger than without a mask."""
-    x, scale, where = (jax.ShapeDtypeStruct(*a) for a in (((32, 512, 128), jnp.float32), ((128,), jnp.float32), ((32, 512, 1), bool)))
+def test_rows_beside_a_mask_store_what_is_hidden_and_little_else(name, channels, most, usual_compile):
+    """x and dy with 0 in what is masked out and, where that is single elements, their weights, which JAX 0.12 converts to integers, too."""
+    most += channels > 1 and jax.__version_info__ >= (0, 12)
+    shapes = (((32, 512, 128), jnp.float32), ((128,), jnp.float32), ((32, 512, channels), bool))
+    x, scale, where = (jax.ShapeDtypeStruct(*shape) for shape in shapes)
 
     def step(x, scale, dy, where):
         y, pullback = jax.vjp(lambda x, scale: getattr(jn, name)(x, scale=scale, where=where, implementation="xla"), x, scale)
         return y, pullback(dy)
 
-    assert jax.jit(step).lower(x, scale, x, where).compile().memory_analysis().temp_size_in_bytes <= 2.25 * 4 * np.prod(x.shape)
+    assert jax.jit(step).lower(x, scale, x, where).compile().memory_analysis().temp_size_in_bytes <= most * 4 * np.prod(x.shape)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -78,7 +78,10 @@ def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides groups as wholes: all is 0 there."""
     if where is None or (where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)):
         return values
-    return values * spread(spec, where).astype(values.dtype)
+    weights = where.astype(values.dtype)
+    if spec.recompute:  # or XLA makes a selection of a product by a mask, and has none in its fused loops over rows
+        (weights,) = separate(weights)
+    return values * spread(spec, weights)
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:

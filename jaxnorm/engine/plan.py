@@ -108,17 +108,16 @@ def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
-    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none, and a mask, if any,
-    of whole rows. Passes are separate but for MANY_GROUPS rows, which XLA fuses by itself. A split last axis that is not of rows is
+    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none. Passes are separate
+    but for MANY_GROUPS rows beside no mask but one of whole rows, which XLA fuses by itself. A split last axis that is not of rows is
     joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = number(*(reduction.split_shape[axis] for axis in shared))
-    in_rows = spec.in_rows and spec.is_of_groups(where)
-    recompute = in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = in_rows and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    recompute = spec.in_rows and (scale is bias is None or alike <= 1)
+    in_one_loop = spec.in_rows and spec.is_of_groups(where) and number(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
     keep_offset = not spec.centered or number(reduction.group_size) >= SMALL_GROUP
     return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
