@@ -21,7 +21,7 @@ from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.collectives import across, devices
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import before_loops, divide, flat, reduce_axes, separate
+from jaxnorm.engine.xla import as_factor, before_loops, divide, flat, reduce_axes, separate
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
@@ -78,10 +78,8 @@ def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides groups as wholes: all is 0 there."""
     if where is None or (where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)):
         return values
-    weights = where.astype(values.dtype)
-    if spec.recompute:  # or XLA makes a selection of a product by a mask, and has none in its fused loops over rows
-        (weights,) = separate(weights)
-    return values * spread(spec, weights)
+    where = as_factor(where) if spec.recompute else where
+    return values * spread(spec, where).astype(values.dtype)
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
