@@ -22,7 +22,7 @@ Axes: TypeAlias = int | Iterable[int] | str
 
 MANY_MORE = 1 << 20  # what a symbolic size counts as
 
-_TOKEN = re.compile(r"\s*(\.\.\.|[A-Za-z_]\w*|[\[\]()])")
+_TOKEN = re.compile(r"(\.\.\.|[A-Za-z_]\w*|[\[\]()])|\S")  # or, beside its group, what belongs in no pattern
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ class Reduction:
         return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The split form of a shape that broadcasts against ``self.shape``."""
-        full = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
-        return tuple(s for size, sizes in zip(full, self.parts, strict=True) for s in (sizes if size != 1 else (1,) * len(sizes)))
+        """The split form of a shape that broadcasts against ``self.shape``, or has an axis of g where that is split into g blocks."""
+        padded = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
+        triples = zip(padded, self.shape, self.parts, strict=True)
+        return tuple(s for size, full, sizes in triples for s in (sizes if size == full else (size, *(1,) * (len(sizes) - 1))))
 
 
 def static(shape: tuple) -> bool:
@@ -167,22 +168,14 @@ def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...
     return Reduction(shape, parts, reduced)
 
 
-def _tokens(pattern: str, report: Report) -> Iterable[tuple[str, int]]:
-    position = 0
-    while pattern[position:].strip():
-        match = _TOKEN.match(pattern, position)
-        if match is None:
-            column = position + len(pattern[position:]) - len(pattern[position:].lstrip())
-            raise report(f"a pattern holds names, '...', [ ] and ( ) only: found {pattern[column]!r}.", column)
-        yield match[1], match.start(1)
-        position = match.end()
-
-
 def _parse(pattern: str, report: Report) -> list[list[_Name]]:
     """The names of each axis: several where it is split."""
     axes: list[list[_Name]] = []
     open_at: dict[str, int] = {}
-    for token, column in _tokens(pattern, report):
+    for match in _TOKEN.finditer(pattern):
+        token, column = match[0], match.start()
+        if match[1] is None:
+            raise report(f"a pattern holds names, '...', [ ] and ( ) only: found {token!r}.", column)
         if token in "[(":
             if token in open_at:
                 raise report(f"{token} must not be nested: a second one before the first is closed.", column)

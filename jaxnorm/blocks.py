@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, resolve
@@ -40,11 +39,3 @@ def blocks_along(
     blocks = blocks_of((*given[:first], shape[first], *given[first + 1 :]), shape)
     spec, ids = Spec(own).along(ids, given[first])
     return blocks, replace(spec.segments, axis=sum(map(len, blocks.parts[:first]))), ids
-
-
-def fit_blocks(blocks: Reduction, leaf: Any) -> jax.Array:
-    """Moments of blocks, reshaped to broadcast against the split shape."""
-    leaf = jnp.asarray(leaf)
-    padded = (1,) * (len(blocks.shape) - leaf.ndim) + leaf.shape
-    parts = zip(padded, blocks.shape, blocks.parts, strict=True)
-    return leaf.reshape([s for size, full, part in parts for s in (part if size == full else (size, *(1,) * (len(part) - 1)))])

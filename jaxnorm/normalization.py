@@ -6,11 +6,12 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
-from jaxnorm.blocks import blocks_along, fit_blocks
+from jaxnorm.blocks import blocks_along
 from jaxnorm.dtypes import compute_dtype, real
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
@@ -273,9 +274,10 @@ def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[
 def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     def run(operands: Operands, moments: Moments) -> jax.Array:
         operands = split_operands(spec, operands)
-        blocks, dtype = spec.reduction, compute_dtype(operands.x.dtype)
-        n, var = (fit_blocks(blocks, leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
-        mean, offset = (fit_blocks(blocks, leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+        dtype = compute_dtype(operands.x.dtype)
+        fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))  # noqa: E731
+        n, var = (fitted(leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
+        mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
         applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias), None)  # noqa: E731
         return masked(spec, operands, applied)[0]
