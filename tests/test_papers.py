@@ -136,6 +136,20 @@ def test_the_variants_of_the_listings(correction, epsilon_in, rng):
     assert np.isfinite(constant).all()  # the root has an infinite slope at 0
 
 
+ONE_OF_TWO, LITTLE_WEIGHT = ([[True, False]], False), ([[0.5, 0.25]], True)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize(("masked", "expected"), [(ONE_OF_TWO, [1e30, 0]), (LITTLE_WEIGHT, [-1e30, 1e30])], ids=["mask", "weights"])
+def test_no_variance_has_no_gradient_whatever_the_gain(masked, expected, implementation):
+    """Of one element, or of no more weight, whose variance is 0 whatever they are: dx = r (dy - w / n sum(dy))."""
+    where, centered = masked
+    options = {"centered": centered, "correction": 1, "epsilon": 1e-30, "epsilon_in": "std", "implementation": implementation}
+    norm = lambda x: jn.standardize(x, -1, where=jnp.asarray(where), **options)  # noqa: E731
+    (dx,) = jax.vjp(norm, jnp.asarray([[2.0, 3.0]]))[1](jnp.asarray([[1.0, 2.0]]))
+    np.testing.assert_allclose(dx[0], expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("correction", "gain"), [(0, 2**-0.5), (1, 3**-0.5), (1.5, 5**-0.5), (2, 1), (3, 1)])
 def test_a_correction_of_the_count_and_more_leaves_no_variance(correction, gain):
     """-1 and 1 over sqrt(2 / (2 - correction) + 1)."""

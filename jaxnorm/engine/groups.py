@@ -254,7 +254,8 @@ def _inverse_root_jvp(spec, primals, tangents):
     if spec.epsilon_in == "std":
         var = var * unbias
         q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
-    return r, ((-0.5 * tangents[0] * (q * unbias)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+    slope = ((-0.5 * tangents[0] * (q * unbias)) * r) * r  # in turn: r**3 underflows for data of size 1e13
+    return r, slope if spec.correction == 0 else jnp.where(unbias == 0, 0, slope)  # in the transpose r**2 comes first, and may be Inf
 
 
 def _sqrt(var: jax.Array) -> jax.Array:
