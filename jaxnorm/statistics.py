@@ -71,13 +71,7 @@ class Moments:
             object.__setattr__(self, "low", Low((count, count), mean, var))
 
     def merge(
-        self,
-        axes: Axes,
-        *,
-        axis_name: AxisName = None,
-        segments: Param = None,
-        num_segments: int | None = None,
-        **sizes: int,
+        self, axes: Axes, *, axis_name: AxisName = None, segments: Param = None, num_segments: int | None = None, **sizes: int
     ) -> "Moments":
         """Reduces further axes: the groups along ``axes`` become one, or one for each segment.
 

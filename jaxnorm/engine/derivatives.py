@@ -15,18 +15,7 @@ import jax.numpy as jnp
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, masked, scale_down, split
-from jaxnorm.engine.reference import (
-    Inputs,
-    Residuals,
-    Stats,
-    apply,
-    backward,
-    estimate,
-    statistics,
-    summed_like,
-    tangent,
-    times,
-)
+from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, estimate, statistics, summed_like, tangent, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import separate
 

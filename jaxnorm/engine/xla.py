@@ -66,7 +66,7 @@ def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
     primitive.multiple_results = True
     run = jax.jit(lambda *arrays: primitive.bind(*arrays))
 
-    primitive.def_impl(always_compiled(run))  # or it would call itself under jax.disable_jit
+    primitive.def_impl(jax.disable_jit(False)(run))  # or it would call itself under jax.disable_jit
     primitive.def_abstract_eval(lambda *types: list(types))
     for function, platform in ((elsewhere, None), (on_cpu, "cpu")):
         lowering = mlir.lower_fun(lambda *arrays, function=function: function(arrays), multiple_results=True)
@@ -75,16 +75,6 @@ def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
     ad.primitive_jvps[primitive] = lambda primals, tangents: (primitive.bind(*primals), list(tangents))
     ad.primitive_transposes[primitive] = lambda cotangents, *_: list(cotangents)
     return primitive.bind
-
-
-def always_compiled(run: Callable) -> Callable:
-    """A jitted function that jax.disable_jit leaves as it is."""
-
-    def call(*arrays, **static):
-        with jax.disable_jit(False):
-            return run(*arrays, **static)
-
-    return call
 
 
 def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:

@@ -19,7 +19,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxnorm.engine.collectives import vary, varying_axes
-from jaxnorm.engine.xla import always_compiled
 
 
 def linear(
@@ -115,7 +114,7 @@ def _define(primitive, function, elsewhere, batched, typed=None):
     run = jax.jit(partial(_flat, function), static_argnames=STATIC)
     other = jax.jit(partial(_flat, elsewhere), static_argnames=STATIC) if elsewhere else run
     primitive.multiple_results = True
-    primitive.def_impl(always_compiled(run))  # its steps are no steps of the caller's, to be looked at one by one for NaN
+    primitive.def_impl(jax.disable_jit(False)(run))  # its steps are no steps of the caller's, to be looked at one by one for NaN
     primitive.def_abstract_eval(partial(_types, jax.jit(partial(_flat, typed), static_argnames=STATIC) if typed else run))
     here, there = (mlir.lower_fun(f, multiple_results=True) for f in (run, other))
     mlir.register_lowering(primitive, there)
