@@ -65,7 +65,7 @@ class Reduction:
         return tuple(s for size, full, sizes in triples for s in (sizes if size == full else (size, *(1,) * (len(sizes) - 1))))
 
 
-def static(shape: tuple) -> bool:
+def is_static(shape: tuple) -> bool:
     """Whether all sizes are known; symbolic ones, of ``jax.export``, are not."""
     return all(isinstance(size, int) for size in shape)
 

@@ -16,7 +16,7 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
     padded = (1,) * (len(shape) - len(given)) + given
     divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
     if not divides:
-        validation.fits("moments", given, shape)
+        validation.check_fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
     return Reduction(shape, parts, ())
 
@@ -24,7 +24,7 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 def blocks_along(
     given: tuple[int, ...], shape: tuple[int, ...], ids: Any, axes: Any, sizes: dict[str, int]
 ) -> tuple[Reduction, Segments | None, jax.Array | None]:
-    """As :func:`blocks_of`, but for the axis that segments lie along; what these are, and their ids: None where none are given."""
+    """Those of :func:`blocks_of`, but for the axis that segments lie along; the segments, and their ids: None where none are given."""
     if ids is None or axes is None:
         if ids is not axes:
             alone, missing = ("axes", "segments") if ids is None else ("segments", "axes")

@@ -13,7 +13,7 @@ def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def real(dtype: DTypeLike) -> jnp.dtype:
+def real_dtype(dtype: DTypeLike) -> jnp.dtype:
     """The dtype of an absolute value."""
     return jnp.finfo(dtype).dtype
 

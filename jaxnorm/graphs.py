@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
-from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.reference import Stats, abs_squared, times
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
@@ -123,7 +123,7 @@ def pair_norm(
     features, nodes = spatial_axes(x.shape, feature_axes, "pair norm", packed=True)
     if jnp.ndim(length):
         raise ValueError(f"length must be one number: got shape {jnp.shape(length)}. Pass a scale for one gain per channel.")
-    length = jnp.asarray(validation.number_or_traced("length", length), real(compute_dtype(x.dtype)))
+    length = jnp.asarray(validation.number_or_traced("length", length), real_dtype(compute_dtype(x.dtype)))
     gain = jnp.ones([x.shape[axis] for axis in features], length.dtype) if scale is None else validation.floating(scale, "scale")
     scale = times(length, gain)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}

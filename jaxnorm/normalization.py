@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.blocks import blocks_along
-from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
 from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
@@ -82,8 +82,8 @@ def normalize(
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    spec, added = make_spec(blocks, x, scale, bias, segments=along, **options)
-    return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added))
+    spec, traced_epsilon = make_spec(blocks, x, scale, bias, segments=along, **options)
+    return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon))
 
 
 def standardize(
@@ -194,9 +194,9 @@ def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, 
 def _operands(
     x, reduction, scale, bias, *, where, implementation=None, segments=None, num_segments=None, param=None, **options
 ) -> tuple[Spec, Operands, str | None]:
-    spec, added = make_spec(reduction, x, scale, bias, **options)
+    spec, traced_epsilon = make_spec(reduction, x, scale, bias, **options)
     spec, ids = spec.along(segments, num_segments)
-    return spec, Operands(x, validation.mask(where, x.shape), scale, bias, ids, added, param), implementation
+    return spec, Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon, param), implementation
 
 
 def make_spec(
@@ -276,7 +276,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         operands = split_operands(spec, operands)
         dtype = compute_dtype(operands.x.dtype)
         fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))  # noqa: E731
-        n, var = (fitted(leaf).astype(real(dtype)) for leaf in (moments.count, moments.var))
+        n, var = (fitted(leaf).astype(real_dtype(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
         applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias), None)  # noqa: E731

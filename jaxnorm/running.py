@@ -95,7 +95,7 @@ def _blend(old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLik
 
 
 @jax.jit
-def merged(old: Moments, parts: Moments) -> Moments:
+def merged_into(old: Moments, parts: Moments) -> Moments:
     """``old`` and the parts along a further first axis; where the result would not be finite, ``old`` stays."""
     stacked = jax.tree.map(lambda state, part: jnp.concatenate([state[None], sharded_as(state[None], part)]), old, parts)
     new = jax.tree.map(lambda leaf: leaf[0], stacked.merge(0))

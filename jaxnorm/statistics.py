@@ -13,9 +13,9 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.collectives import across, devices, vary, varying_axes
-from jaxnorm.engine.groups import Frame, count_elements, counted, hide, hide_split, over_groups, scale_down, spread_stats, total_weight
+from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
+from jaxnorm.engine.groups import Frame, count_elements, hide, hide_split, in_segments, over_groups, scale_down, spread_stats, total_weight
 from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
@@ -199,7 +199,7 @@ def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
     if where is None and frame.places is None:
-        size = spec.reduction.group_size * devices(spec.axis_name)
+        size = spec.reduction.group_size * number_of_devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
     return beyond(add_words(of_count(count_elements(spec, where, frame.places), (), count.dtype), (), spec.axis_name), count)
@@ -224,11 +224,11 @@ def check_applicable(name: str, value: Any, x: jax.Array) -> None:
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
         raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
-    validation.variance(value.var)
+    validation.check_variance(value.var)
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
-    """Running Moments of the shape of the features or of the batch's, as the batch's."""
+    """Running Moments of the shape of the features, or of the batch's, reshaped to the batch's."""
     target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
     sizes = tuple(shape[axis] for axis in features)
     for name in ("count", "mean", "var"):
@@ -277,7 +277,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     spread = partial(spread_stats, spec, places=places)
     whole = add_words(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.reduce, places=places))
-    weight, n = counted(spec, words[0], places), spread(whole[0])
+    weight, n = in_segments(spec, words[0], places), spread(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
@@ -298,6 +298,6 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 def _with_words(parts: Moments) -> Moments:
     """At least of float32, and the count, of whatever dtype, as words of that of the mean."""
     mean, var, *low = (a.astype(compute_dtype(a.dtype)) for a in (parts.mean, parts.var, parts.low.mean, parts.low.var))
-    further = [sharded_as(parts.count, word.astype(real(mean.dtype))) for word in parts.low.count]
-    first, second, third = of_count(parts.count, further, real(mean.dtype))
+    further = [sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count]
+    first, second, third = of_count(parts.count, further, real_dtype(mean.dtype))
     return Moments(first, mean, var, Low((second, third), *low))

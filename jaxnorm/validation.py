@@ -36,7 +36,7 @@ def real(x, name: str) -> jax.Array:
     return x
 
 
-def fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
     if len(shape) > len(target) or any(s not in (1, t) for s, t in zip(padded, target, strict=True)):
@@ -50,7 +50,7 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     if value is None:
         return None
     value = floating(value, name)
-    fits(name, value.shape, shape)
+    check_fits(name, value.shape, shape)
     return value
 
 
@@ -61,9 +61,9 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
     where = as_array(where)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
         raise TypeError(f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
-    fits(name, where.shape, shape)
+    check_fits(name, where.shape, shape)
     if where.dtype != jnp.bool_:
-        values(where, lambda w: (w >= 0) & (w < math.inf), f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0")
+        check_values(where, lambda w: (w >= 0) & (w < math.inf), f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0")
     return jax.lax.stop_gradient(where)
 
 
@@ -83,7 +83,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
     if ids.shape[-1:] != shape[-1:] or not (len(ids.shape) == 1 or by_row):
         both = f"{shape[-1:]}" if len(shape) == 1 else f"{shape[-1:]} or {shape}"
         raise ValueError(f"segments must have the shape of the axes of x up to the first reduction axis, {both}: got {ids.shape}.")
-    values(ids, lambda i: (i >= 0) & (i < num_segments), f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}")
+    check_values(ids, lambda i: (i >= 0) & (i < num_segments), f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}")
     ids = _wide(ids)
     return ids if len(ids.shape) == 1 else jnp.broadcast_to(ids, shape)
 
@@ -93,9 +93,9 @@ def _wide(array: jax.Array) -> jax.Array:
     return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4 else array
 
 
-def variance(var) -> None:
+def check_variance(var) -> None:
     """Raises for a negative variance; NaN and Inf pass, they show in the output."""
-    values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
+    check_values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
 
 
 def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype:
@@ -127,7 +127,7 @@ def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "")
         return number(name, value, most, remedy)
     if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}.")
-    values(value, lambda v: (v >= 0) & (v <= most) & (v < math.inf), f"{name} must {_range(most)}")
+    check_values(value, lambda v: (v >= 0) & (v <= most) & (v < math.inf), f"{name} must {_range(most)}")
     return value
 
 
@@ -149,7 +149,7 @@ def _range(most: float) -> str:
     return "be finite and >= 0" if most == math.inf else f"lie in [0, {most}]"
 
 
-def values(array: jax.Array, holds, message: str) -> None:
+def check_values(array: jax.Array, holds, message: str) -> None:
     """Raises where ``holds`` is false: at once for concrete values, under checkify for traced ones."""
     if isinstance(array, jax.core.Tracer):
         checkify.debug_check(jnp.all(holds(_wide(array))), message + ".")

@@ -59,9 +59,9 @@ def weight_norm(
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     epsilon = validation.number_or_traced("epsilon", epsilon)
     epsilon = (epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon) / size
-    spec, added = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
+    spec, traced_epsilon = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
     root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=added))
+    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon))
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

@@ -216,7 +216,7 @@ def test_a_blank_variable_is_not_set(blank, monkeypatch):
     expected = jn.layer_norm(x)
     monkeypatch.setenv(plan.VARIABLE, blank)
     np.testing.assert_array_equal(jn.layer_norm(x), expected)
-    assert plan.wish() is None
+    assert plan.from_environment() is None
 
 
 class TestStatus:

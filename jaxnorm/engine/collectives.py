@@ -28,7 +28,7 @@ def across(collective, value, axis_name):
         ) from error
 
 
-def devices(axis_name) -> int | jax.Array:
+def number_of_devices(axis_name) -> int | jax.Array:
     """How many devices share statistics with this one: a traced number where groups differ in size."""
     if not isinstance(axis_name, AxisGroups):
         return across(lax.psum, 1, axis_name)

@@ -1,7 +1,7 @@
 """Output and statistics of every group, with a derivative that stores x in its own dtype and little else.
 
 Reverse mode runs the closed form of reference.py as the transpose of a linear primitive. Every other derivative, of any order,
-JAX derives from the tangent. So it does in reverse mode where x is complex, where groups extend over devices, and where statistics are
+JAX derives from the tangent. It derives reverse mode, too, where x is complex, where groups extend over devices, and where statistics are
 of segments, changed before they are applied, or have a traced epsilon.
 """
 

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.axes import number
-from jaxnorm.dtypes import compute_dtype, real
-from jaxnorm.engine.collectives import across, devices
+from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import as_factor, before_loops, divide, flat, reduce_axes, separate
+from jaxnorm.engine.xla import as_factor, before_loops, divide, reduce_axes, separate, without_trailing_ones
 
 
 def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
@@ -99,7 +99,7 @@ def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
     return hide_split(spec, y, where), stats
 
 
-def counted(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
+def in_segments(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
     """The mask or weights, and 0 of what is in no segment."""
     if places is None:
         return where
@@ -111,7 +111,7 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     """How many elements, or how much weight, each group has: a number without a mask, else an array."""
     if frame.n is not None:
         return frame.n
-    found = spec.reduction.group_size * devices(spec.axis_name)
+    found = spec.reduction.group_size * number_of_devices(spec.axis_name)
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
@@ -140,7 +140,7 @@ def mean(spec: Spec, values: jax.Array, frame: "Frame", veil: jax.Array | None =
 
 
 class Frame(NamedTuple):
-    """Constants of each group: its weight, the power of two that x is divided by, a number near the mean; and where its elements are."""
+    """Constants of each group: its weight, the exponent of the 2**power that x is divided by, a number near the mean; and its elements."""
 
     n: jax.Array | float | None  # None where every element counts, and no trace makes an array of their number
     power: jax.Array | None
@@ -154,7 +154,7 @@ def find_frame(spec: Spec, x: jax.Array, where: jax.Array | None, places: Places
     x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype, epsilon)
     frame = Frame(None, None, None, where, places)
     if where is not None or places is not None:
-        frame = frame._replace(n=_weight(spec, where, places, real(compute_dtype(x.dtype))))
+        frame = frame._replace(n=_weight(spec, where, places, real_dtype(compute_dtype(x.dtype))))
     if lowest is not None:
         frame = frame._replace(power=_find_power(spec, x, places, lowest))
     if not spec.centered:
@@ -187,7 +187,7 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
 
 def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    stats = (factor(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
+    stats = (inverse_power(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
     x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
     u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
@@ -195,7 +195,7 @@ def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = 
 
 
 def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """x times a :func:`factor`, split."""
+    """x times an :func:`inverse_power`, split."""
     u = split(spec, x, compute_dtype(x.dtype))
     return u if scale is None else u * scale.astype(u.dtype)
 
@@ -205,7 +205,7 @@ def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
     return u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype).astype(u.dtype)
 
 
-def factor(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
+def inverse_power(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
     """``1 / 2**power``, for a loop over x."""
     if power is None:
         return None
@@ -215,14 +215,14 @@ def factor(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     """2**exponent, where that is a normal number, made from its bits, so that a loop over x need not compute powers."""
-    info = jnp.finfo(real(dtype))
+    info = jnp.finfo(real_dtype(dtype))
     bits = jnp.int64 if info.bits == 64 else jnp.int32
     return lax.bitcast_convert_type((exponent.astype(bits) + (info.maxexp - 1)) << info.nmant, info.dtype)
 
 
 def rstd(spec: Spec, frame: Frame, var: jax.Array) -> jax.Array:
     """1 / sqrt(var + epsilon), in the units of the frame."""
-    return flat(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
+    return without_trailing_ones(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
 
 
 def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxnorm import kernels
-from jaxnorm.axes import number, static
+from jaxnorm.axes import is_static, number
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
@@ -29,7 +29,7 @@ class Plan:
 
     Attributes:
       implementation: the name of what runs.
-      others: for the name of each other implementation the reason, in words, for which it does not.
+      others: maps the name of each other implementation to the reason, in words, why it does not run.
     """
 
     implementation: str
@@ -46,7 +46,7 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
       requested: by the caller; None for the rule.
       module: imported only if need be, of which ``obstacle(x, *arguments)`` says in words why its kernels cannot take
         these, or None if they can; None where there are no kernels.
-      x: of whose placement it is known whether a device has all of it, or what part.
+      x: the data, whose shape and placement on devices are asked about.
 
     Raises:
       ValueError: an unknown name, or one that cannot take these arguments.
@@ -54,7 +54,7 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
     if requested not in (None, *IMPLEMENTATIONS):
         names = ", ".join(map(repr, IMPLEMENTATIONS[:-1]))
         raise ValueError(f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}.")
-    named = requested or wish()
+    named = requested or from_environment()
     if named in PLAIN:
         return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} leaves the kernels aside")
     reason = (named is None and _left_aside(x)) or _obstacle(module, x, arguments)
@@ -74,7 +74,7 @@ def _left_aside(x: jax.Array) -> str | None:
     """Why kernels are not considered at all."""
     if (platform := jax.default_backend()) != "cpu":
         return f"JAX runs on platform {platform}, and the kernels are for CPUs"
-    if static(x.shape) and not known(x):
+    if is_static(x.shape) and not known(x):
         return "there are several devices, and x may lie on any of them"
     return None
 
@@ -83,7 +83,7 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
     """Why the kernels of a module cannot take these arguments."""
     if module is None:
         return "has no kernel for this norm"
-    if not static(x.shape):
+    if not is_static(x.shape):
         return f"takes no symbolic sizes: got {x.shape}"
     if kernels.built():
         return import_module(module).obstacle(x, *arguments)
@@ -108,9 +108,9 @@ def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
-    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none. Passes are separate
-    but for MANY_GROUPS rows beside no mask but one of whole rows, which XLA fuses by itself. A split last axis that is not of rows is
-    joined, for loops as fast as those of instance norm.
+    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none. Passes are separate,
+    unless there are at least MANY_GROUPS rows and no mask but one of whole rows: XLA fuses those by itself. A split last axis that is not
+    of rows is joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return spec
@@ -123,7 +123,7 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
 
 
-def wish() -> str | None:
+def from_environment() -> str | None:
     """What the variable names; None where it is not set, or blank.
 
     Raises:

@@ -29,12 +29,12 @@ from jaxnorm.dtypes import complex_beside, compute_dtype
 from jaxnorm.engine.groups import (
     Frame,
     apart,
-    counted,
     elements,
-    factor,
     find_frame,
     hide,
     hide_split,
+    in_segments,
+    inverse_power,
     mean,
     reduce_groups,
     rstd,
@@ -47,7 +47,7 @@ from jaxnorm.engine.groups import (
 )
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import divide, flat, reduce_axes, without_last_bits
+from jaxnorm.engine.xla import divide, reduce_axes, without_last_bits, without_trailing_ones
 
 
 class Stats(NamedTuple):
@@ -96,7 +96,7 @@ def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Arr
     offset = find_offset(spec, x, frame)
     (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
     square = mean(spec, abs_squared(elements_that_count(spec, own_x, frame)), frame, frame.pivot)
-    return offset, flat(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
+    return offset, without_trailing_ones(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
 
 def find_offset(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
@@ -124,9 +124,9 @@ def _estimate_jvp(spec, primals, tangents):
 def estimate_tangent(spec: Spec, x, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     if frame.places is not None:
-        frame = frame._replace(where=counted(spec, frame.where, frame.places))
+        frame = frame._replace(where=in_segments(spec, frame.where, frame.places))
         dx = hide_split(spec, dx, frame.where)  # what is in no segment has no tangent
-    scale = factor(spec, frame.power, compute_dtype(x.dtype))
+    scale = inverse_power(spec, frame.power, compute_dtype(x.dtype))
     du = scaled(spec, dx, spread_stats(spec, scale, frame.places))
     deviation = elements(spec, x, frame, offset)
     veil = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
@@ -146,7 +146,7 @@ def apply(spec: Spec, x, stats: Stats, scale, bias) -> jax.Array:
 
 
 def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) -> jax.Array:
-    """Of both, in the dtype of the values, made complex where the parameter is; the values as they are where there is none."""
+    """``operation(values, param)`` in the dtype of the values, made complex where param is; without param the values."""
     if param is None:
         return values
     dtype = complex_beside(values.dtype, param)
@@ -169,7 +169,7 @@ def recentered(stats: Stats) -> Stats:
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot, offset = flat(_moved)(frame.pivot, offset)
+    pivot, offset = without_trailing_ones(_moved)(frame.pivot, offset)
     return stats._replace(frame=frame._replace(pivot=pivot), offset=offset)
 
 
@@ -219,7 +219,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
         shift = -r * reduce_axes(gain * alone, rest)
         through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
     dx = in_loop(dy) * spread(spec, gain * r) + weigh(spec, through, frame.where)
-    dx = times(dx, spread(spec, factor(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
+    dx = times(dx, spread(spec, inverse_power(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import number, static
+from jaxnorm.axes import is_static, number
 
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
 GOLDEN = 2654435769  # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998, section 6.4)
@@ -51,7 +51,7 @@ class Segments:
             ends = jnp.cumsum(partial_sums)
             mixed = (lax.iota(jnp.uint32, length) * jnp.uint32(GOLDEN) >> 8).astype(jnp.int32)
             own, start = (a.at[group].get(mode="fill", fill_value=1) for a in (partial_sums, ends - partial_sums))
-            length = (length + (RUN - 1) * (min(groups, length) if static((groups, length)) else groups)) // RUN
+            length = (length + (RUN - 1) * (min(groups, length) if is_static((groups, length)) else groups)) // RUN
             places.append(jnp.where(group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)))
             ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")  # how many segments end before each partial sum
             group, most = jnp.cumsum(ended), -(-most // RUN)  # so many have ended, and this is the next

@@ -54,7 +54,7 @@ class Spec:
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      separate: whether passes over x are compiled apart, with 1 / 2**power computed before them. This and what follows plan.py decides.
+      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. This and the three below are set by plan.py.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
@@ -119,7 +119,7 @@ class Spec:
         return 2 if self.epsilon_in == "var" else 1
 
     def lowest_power(self, dtype, epsilon: jax.Array | None = None) -> Any:
-        """The least power of two that data of this dtype are divided by; None if they need no scaling.
+        """The least exponent p of the 2**p that data of this dtype are divided by; None if they need no scaling.
 
         They need it where squares overflow, and where squares vanish although epsilon is smaller still.
         """

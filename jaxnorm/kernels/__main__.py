@@ -41,7 +41,7 @@ def inactive(folder: Path) -> list[str]:
     """Every reason for which the kernels are not active."""
     reasons = [_lacking(folder)]
     try:
-        wish = plan.wish()
+        wish = plan.from_environment()
         platform = jax.default_backend()
     except ValueError as error:
         reasons.append(str(error).removesuffix("."))

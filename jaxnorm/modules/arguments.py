@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.features import check_divides
 from jaxnorm.options import AxisGroups
 from jaxnorm.validation import as_array
@@ -56,7 +56,7 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
 def inexact(x, dtype) -> jax.Array:
     """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
     x = as_array(x)
-    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real(compute_dtype(dtype)))
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real_dtype(compute_dtype(dtype)))
 
 
 def bound(axis_name, groups=None, *, initializing: bool = False):

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import complex_beside, compute_dtype, real
-from jaxnorm.running import merged
+from jaxnorm.dtypes import complex_beside, compute_dtype, real_dtype
+from jaxnorm.running import merged_into
 from jaxnorm.statistics import Moments
 
 Seen = dict[str, Moments]  # by the path of the module that saw it
@@ -31,7 +31,7 @@ class Collected(NamedTuple):
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
     """Of a norm with these running statistics."""
-    zeros = [jnp.zeros(mean.shape, dtype) for dtype in (real(compute_dtype(mean.dtype)), compute_dtype(mean.dtype))]
+    zeros = [jnp.zeros(mean.shape, dtype) for dtype in (real_dtype(compute_dtype(mean.dtype)), compute_dtype(mean.dtype))]
     return Collected(Moments(zeros[0], zeros[1], zeros[0]), mean, var)
 
 
@@ -40,7 +40,7 @@ def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) ->
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
     begun = old.count > 0
-    moments = merged(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
+    moments = merged_into(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
     start = jnp.where(begun, seen.mean.astype(complex_beside(seen.mean.dtype, mean)), mean)
     return Collected(moments, start, jnp.where(begun, seen.var, var))
 

@@ -10,10 +10,10 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from jaxnorm import normalization, validation
-from jaxnorm.dtypes import compute_dtype, real
+from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, hashable
 from jaxnorm.options import AxisGroups, AxisName
-from jaxnorm.running import merged
+from jaxnorm.running import merged_into
 from jaxnorm.statistics import Moments, check_moments, moments
 
 Tree = Any
@@ -182,7 +182,7 @@ def _empty(path, spec) -> Moments:
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its observations first.")
     dtype = compute_dtype(dtype)
-    return Moments(jnp.zeros(shape, real(dtype)), jnp.zeros(shape, dtype), jnp.zeros(shape, real(dtype)))
+    return Moments(jnp.zeros(shape, real_dtype(dtype)), jnp.zeros(shape, dtype), jnp.zeros(shape, real_dtype(dtype)))
 
 
 def _flatten(state: Tree) -> tuple[list[Moments], Any]:
@@ -227,7 +227,7 @@ def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array
 @partial(jax.jit, static_argnums=0)
 def _update(axis_name, before: list[Moments], leaves: list[jax.Array], masks: list) -> list[Moments]:
     parts = [_of(old, leaf, mask) for old, leaf, mask in zip(before, leaves, masks, strict=True)]
-    return [merged(old, part) for old, part in zip(before, _gathered(parts, axis_name), strict=True)]
+    return [merged_into(old, part) for old, part in zip(before, _gathered(parts, axis_name), strict=True)]
 
 
 def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:

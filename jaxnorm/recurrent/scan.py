@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import static
+from jaxnorm.axes import is_static
 from jaxnorm.engine.collectives import vary, varying_axes
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
@@ -44,7 +44,7 @@ def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
 
     A chunk costs what a step costs, and so does every step it is filled up with; then all states are copied as well.
     """
-    if not static(x.shape):
+    if not is_static(x.shape):
         return min(x.shape[0], chunks.smallest)
     time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
     most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates))
@@ -63,7 +63,7 @@ def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, 
     """
     weights, x, state = varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
-    if loop is None or not static((time,)):
+    if loop is None or not is_static((time,)):
         step = partial(advance, cell, weights)
         return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
     if time * batch == 0:

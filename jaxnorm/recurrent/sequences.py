@@ -66,7 +66,9 @@ def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
         raise TypeError(f"lengths must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
         raise ValueError(f"lengths must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
-    validation.values(lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x")
+    validation.check_values(
+        lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x"
+    )
     within = jnp.arange(layout.time).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
     within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
     return within if mask is None else mask & within
