@@ -70,10 +70,10 @@ def is_static(shape: tuple) -> bool:
     return all(isinstance(size, int) for size in shape)
 
 
-def number(*sizes: object) -> int:
+def product(*sizes: object) -> int:
     """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
 
-    >>> number(2, 3)
+    >>> product(2, 3)
     6
     """
     return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)

@@ -27,8 +27,8 @@ def blocks_along(
     """Those of :func:`blocks_of`, but for the axis that segments lie along; the segments, and their ids: None where none are given."""
     if ids is None or axes is None:
         if ids is not axes:
-            alone, missing = ("axes", "segments") if ids is None else ("segments", "axes")
-            raise TypeError(f"segments and axes must be given together: got {alone} alone. Pass {missing}=..., too.")
+            passed, missing = ("axes", "segments") if ids is None else ("segments", "axes")
+            raise TypeError(f"segments and axes must be given together: got {passed} alone. Pass {missing}=..., too.")
         if sizes:
             raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} without axes.")
         return blocks_of(given, shape), None, None

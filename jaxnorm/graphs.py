@@ -71,9 +71,9 @@ def graph_norm(
             f"mean_scale must have the shape of the feature axes, {tuple(x.shape[a] for a in features)}: got {mean_scale.shape}."
         )
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
-    (kept,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
+    (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return norm_over(x, unsplit(x.shape, nodes), features, options, change=_keep_of_mean, param=kept, **given)
+    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_keep_of_mean, param=remaining, **given)
 
 
 def pair_norm(
@@ -127,13 +127,13 @@ def pair_norm(
     gain = jnp.ones([x.shape[axis] for axis in features], length.dtype) if scale is None else validation.floating(scale, "scale")
     scale = times(length, gain)
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return norm_over(x, unsplit(x.shape, nodes), features, options, change=_sum_over_channels, power_axes=features, **given)
+    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_sum_over_channels, power_axes=features, **given)
 
 
-def _keep_of_mean(spec: Spec, stats: Stats, kept: jax.Array) -> Stats:
+def _keep_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
     """The mean that is kept is taken from the offset that is subtracted, and its square belongs to the mean square."""
     frame, offset, var = stats
-    mean = kept.astype(offset.dtype) * (frame.pivot + offset)
+    mean = remaining.astype(offset.dtype) * (frame.pivot + offset)
     return Stats(frame, offset - mean, var + abs_squared(mean))
 
 

@@ -20,7 +20,7 @@ from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.words import add_words, beyond, of_count, two_sum
+from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.options import AxisName, Param
 
 
@@ -202,7 +202,7 @@ def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
         size = spec.reduction.group_size * number_of_devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return beyond(add_words(of_count(count_elements(spec, where, frame.places), (), count.dtype), (), spec.axis_name), count)
+    return beyond(add_words(words_of_count(count_elements(spec, where, frame.places), (), count.dtype), (), spec.axis_name), count)
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
@@ -284,9 +284,9 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
         return across(lax.psum, [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values], spec.axis_name)
 
     pivots = lax.stop_gradient(averages(parts.mean, parts.var))
-    apart = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
-    offsets = averages(*apart)
-    rest = [a - spread(offset) for a, offset in zip(apart, offsets, strict=True)]
+    shifted = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
+    offsets = averages(*shifted)
+    rest = [a - spread(offset) for a, offset in zip(shifted, offsets, strict=True)]
     between, *corrections = averages(abs_squared(rest[0]), *rest)  # of the offsets too, whose rounding would add up over merges
     (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
@@ -299,5 +299,5 @@ def _with_words(parts: Moments) -> Moments:
     """At least of float32, and the count, of whatever dtype, as words of that of the mean."""
     mean, var, *low = (a.astype(compute_dtype(a.dtype)) for a in (parts.mean, parts.var, parts.low.mean, parts.low.var))
     further = [sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count]
-    first, second, third = of_count(parts.count, further, real_dtype(mean.dtype))
+    first, second, third = words_of_count(parts.count, further, real_dtype(mean.dtype))
     return Moments(first, mean, var, Low((second, third), *low))

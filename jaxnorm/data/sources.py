@@ -75,9 +75,9 @@ def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, i
         if missing := [prefix for prefix in axes if prefix and not any(of_prefix({prefix: 0}, leaf) for leaf in named)]:
             raise SourceError(f"{path} must hold {', '.join(map(repr, missing))}: it holds {', '.join(map(repr, leaves))}.")
         along = {leaf: _cut_axis(path, leaf, facts.shape, axes[str(of_prefix(axes, leaf))], sizes) for leaf, facts in named.items()}
-        kept = {leaf: _kept(facts.shape, axes[str(of_prefix(axes, leaf))], sizes) for leaf, facts in named.items()}
-        first = first or (path, kept)
-        _check_same(*first, path, kept)
+        unreduced = {leaf: _unreduced(facts.shape, axes[str(of_prefix(axes, leaf))], sizes) for leaf, facts in named.items()}
+        first = first or (path, unreduced)
+        _check_same(*first, path, unreduced)
         cuts = _guarded(path, partial(_cuts, along=along))
         result += [Piece(path, tuple(along.items()), cut) for cut in cuts]
     if not result:
@@ -85,10 +85,10 @@ def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, i
     return result
 
 
-def _check_same(first: str, expected: dict, path: str, kept: dict) -> None:
-    if differing := sorted(set(expected) ^ set(kept)):
+def _check_same(first: str, expected: dict, path: str, unreduced: dict) -> None:
+    if differing := sorted(set(expected) ^ set(unreduced)):
         raise SourceError(f"all files must hold the same arrays: {path} and {first} differ in {', '.join(map(repr, differing))}.")
-    for leaf, shape in kept.items():
+    for leaf, shape in unreduced.items():
         if shape != expected[leaf]:
             called = f" of {leaf!r}" if leaf else ""
             raise SourceError(
@@ -96,7 +96,7 @@ def _check_same(first: str, expected: dict, path: str, kept: dict) -> None:
             )
 
 
-def _kept(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _unreduced(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return resolve(axes, shape, sizes_in(axes, sizes)).stats_shape
 
 

@@ -49,7 +49,7 @@ def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
         return jax.checkpoint(lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given)))))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(spec, x, where, spec.places(ids), epsilon)
-    stats = with_epsilon(found if spec.change is None else spec.change(spec, found, param), epsilon)
+    stats = with_epsilon(found if spec.adjust is None else spec.adjust(spec, found, param), epsilon)
     return jax.checkpoint(partial(apply, spec))(x, stats, scale, bias), found
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import number
+from jaxnorm.axes import product
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.segments import Places
@@ -24,7 +24,7 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import as_factor, before_loops, divide, reduce_axes, separate, without_trailing_ones
 
 
-def apart(spec: Spec, *arrays: jax.Array | None) -> tuple:
+def for_own_loop(spec: Spec, *arrays: jax.Array | None) -> tuple:
     """The same arrays, for one loop over x that shares nothing with the next."""
     return separate(*arrays) if spec.separate else arrays
 
@@ -39,7 +39,7 @@ def spread(spec: Spec, values):
     if values is None or not spec.joined:
         return values
     front, parts = values.shape[: -len(spec.reduction.parts[-1])], spec.reduction.parts[-1]
-    if number(*values.shape[len(front) :]) == 1:
+    if product(*values.shape[len(front) :]) == 1:
         return values.reshape(*front, 1)
     return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, spec.loop_shape[-1])
 
@@ -134,9 +134,9 @@ def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
     return across(lax.psum, over_groups(spec, weigh(spec, values, weights), frame.places), spec.axis_name)
 
 
-def mean(spec: Spec, values: jax.Array, frame: "Frame", veil: jax.Array | None = None) -> jax.Array:
-    """The mean over each group, by weight; 0 of an empty one. With a veil it is exact for a constant, see :func:`divide`."""
-    return divide(total(spec, values, frame), total_weight(spec, frame), veil)
+def mean(spec: Spec, values: jax.Array, frame: "Frame", nonconstant: jax.Array | None = None) -> jax.Array:
+    """The mean over each group, by weight; 0 of an empty one. With ``nonconstant`` it is exact for a constant, see :func:`divide`."""
+    return divide(total(spec, values, frame), total_weight(spec, frame), nonconstant)
 
 
 class Frame(NamedTuple):
@@ -188,7 +188,7 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
 def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
     """``u``, or ``u - offset``, split."""
     stats = (inverse_power(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
-    x, scale, pivot, offset = apart(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
+    x, scale, pivot, offset = for_own_loop(spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats))
     u = scaled(spec, x, scale)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset

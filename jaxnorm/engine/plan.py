@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxnorm import kernels
-from jaxnorm.axes import is_static, number
+from jaxnorm.axes import is_static, product
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
@@ -115,11 +115,11 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
     if implementation == "reference" or spec.segments is not None:
         return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
-    alike = number(*(reduction.split_shape[axis] for axis in shared))
+    alike = product(*(reduction.split_shape[axis] for axis in shared))
     recompute = spec.in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = spec.in_rows and spec.is_of_groups(where) and number(*reduction.split_stats_shape) >= MANY_GROUPS
+    in_one_loop = spec.in_rows and spec.is_of_groups(where) and product(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
-    keep_offset = not spec.centered or number(reduction.group_size) >= SMALL_GROUP
+    keep_offset = not spec.centered or product(reduction.group_size) >= SMALL_GROUP
     return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
 
 

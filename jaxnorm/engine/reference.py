@@ -28,9 +28,9 @@ import jax.numpy as jnp
 from jaxnorm.dtypes import complex_beside, compute_dtype
 from jaxnorm.engine.groups import (
     Frame,
-    apart,
     elements,
     find_frame,
+    for_own_loop,
     hide,
     hide_split,
     in_segments,
@@ -94,7 +94,7 @@ def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Arr
         square = mean(spec, abs_squared(elements(spec, x, frame)), frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, frame)
-    (own_x,), (own_offset,) = apart(spec, x), apart(spec, offset)  # one by one: neither sum waits for the other
+    (own_x,), (own_offset,) = for_own_loop(spec, x), for_own_loop(spec, offset)  # one by one: neither sum waits for the other
     square = mean(spec, abs_squared(elements_that_count(spec, own_x, frame)), frame, frame.pivot)
     return offset, without_trailing_ones(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
@@ -129,9 +129,9 @@ def estimate_tangent(spec: Spec, x, frame: Frame, offset, dx) -> tuple[jax.Array
     scale = inverse_power(spec, frame.power, compute_dtype(x.dtype))
     du = scaled(spec, dx, spread_stats(spec, scale, frame.places))
     deviation = elements(spec, x, frame, offset)
-    veil = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), frame, veil)
-    return mean(spec, du, frame, veil) if spec.centered else jnp.zeros_like(offset), dvar
+    nonconstant = jnp.where(jnp.isnan(offset), 0, offset)  # the gradient of a mean that is NaN is finite
+    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), frame, nonconstant)
+    return mean(spec, du, frame, nonconstant) if spec.centered else jnp.zeros_like(offset), dvar
 
 
 def apply(spec: Spec, x, stats: Stats, scale, bias) -> jax.Array:
@@ -202,25 +202,25 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset and variance, None for 0."""
     (x, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
     frame, offset, var = recentered(stats_of(spec, residuals))
-    r, through_r = jax.vjp(partial(rstd, spec, frame), var)
+    r, rstd_vjp = jax.vjp(partial(rstd, spec, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
     in_loop = partial(split, spec, dtype=r.dtype)
-    own_x, own_dy = apart(spec, x, dy)
-    alone = reduce_groups(spec, in_loop(*apart(spec, dy)), shared)
-    product = reduce_groups(spec, in_loop(own_dy) * elements(spec, own_x, frame), shared)
-    product = product - offset * alone  # of sums: from most elements an offset takes less than their last digit
-    (applied,) = through_r(reduce_axes(gain * product, rest))
-    slope = 2 * divide(applied if dvar is None else applied + dvar, total_weight(spec, frame), r)
-    own_x, slope = apart(spec, x, spread(spec, slope))
-    through = slope * elements(spec, own_x, frame, offset)
+    own_x, own_dy = for_own_loop(spec, x, dy)
+    sum_dy = reduce_groups(spec, in_loop(*for_own_loop(spec, dy)), shared)
+    sum_dy_u = reduce_groups(spec, in_loop(own_dy) * elements(spec, own_x, frame), shared)
+    sum_dy_u = sum_dy_u - offset * sum_dy  # of sums: from most elements an offset takes less than their last digit
+    (dvar_of_y,) = rstd_vjp(reduce_axes(gain * sum_dy_u, rest))
+    slope = 2 * divide(dvar_of_y if dvar is None else dvar_of_y + dvar, total_weight(spec, frame), r)
+    own_x, slope = for_own_loop(spec, x, spread(spec, slope))
+    dx_of_stats = slope * elements(spec, own_x, frame, offset)
     if spec.centered:
-        shift = -r * reduce_axes(gain * alone, rest)
-        through = through + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
-    dx = in_loop(dy) * spread(spec, gain * r) + weigh(spec, through, frame.where)
+        shift = -r * reduce_axes(gain * sum_dy, rest)
+        dx_of_stats = dx_of_stats + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
+    dx = in_loop(dy) * spread(spec, gain * r) + weigh(spec, dx_of_stats, frame.where)
     dx = times(dx, spread(spec, inverse_power(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
-    return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, product * r), (bias, alone))))
+    return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, sum_dy_u * r), (bias, sum_dy))))
 
 
 def summed_like(param: jax.Array, values: jax.Array) -> jax.Array:

@@ -55,9 +55,9 @@ def names_of(x: jax.Array) -> tuple:
     return tuple(jax.typeof(x).sharding.spec)
 
 
-def _along(x: jax.Array, names: Iterable, kept: Iterable[bool]) -> NamedSharding:
-    """On the mesh of x, over those of the names that are kept."""
-    spec = PartitionSpec(*(name if keep else None for name, keep in zip(names, kept, strict=True)))
+def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedSharding:
+    """On the mesh of x, over those of the names that are wanted."""
+    spec = PartitionSpec(*(name if is_wanted else None for name, is_wanted in zip(names, wanted, strict=True)))
     return NamedSharding(jax.typeof(x).sharding.mesh, spec)
 
 

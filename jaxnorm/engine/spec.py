@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm import validation
-from jaxnorm.axes import Reduction, number
+from jaxnorm.axes import Reduction, product
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import hashable
 from jaxnorm.engine.segments import Places, Segments
@@ -26,7 +26,7 @@ class Operands(NamedTuple):
       where, scale, bias: what broadcasts against x; inside of a program, against its split shape.
       ids: which segment each position is of.
       epsilon: a traced one, added to the variance beside that of the spec.
-      param: what ``Spec.change`` takes.
+      param: what ``Spec.adjust`` takes.
     """
 
     x: Any
@@ -52,7 +52,7 @@ class Spec:
       dtype: that of the output; None where statistics alone are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
-      change: ``change(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
+      adjust: ``adjust(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
       separate: whether passes over x are compiled apart, with 1 / 2**power computed before. This and the three below are set by plan.py.
       joined: whether loops over x take a split last axis as one.
@@ -69,7 +69,7 @@ class Spec:
     dtype: jnp.dtype | None = None
     full_range: bool = False
     segments: Segments = None  # type: ignore[assignment]
-    change: Callable | None = None
+    adjust: Callable | None = None
     power_axes: tuple[int, ...] = ()
     separate: bool = False
     joined: bool = False
@@ -93,7 +93,7 @@ class Spec:
     @property
     def ordinary(self) -> bool:
         """Whether groups are what the axes span, and normalized by their own statistics: kernels are for no others."""
-        return self.segments is None and self.change is None
+        return self.segments is None and self.adjust is None
 
     def places(self, ids: jax.Array | None) -> Places | None:
         """Where each position is added to its segment; None where nothing names any."""
@@ -142,7 +142,7 @@ class Spec:
     @property
     def in_rows(self) -> bool:
         """Whether each group is a row: all of the last axes, and nothing of another."""
-        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if number(size) > 1]
+        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if product(size) > 1]
         reduced = [axis for axis in longer if axis in self.axes]
         return bool(reduced) and longer[-len(reduced) :] == reduced
 

@@ -36,7 +36,7 @@ def distilled(numbers: list) -> Words:
     return words[0], words[1], sum(numbers[1:], numbers[0])
 
 
-def of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
+def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
     """A count of any dtype, and further words of it, as words of this dtype."""
     if count.dtype == dtype:
         return count, further[0], further[1]

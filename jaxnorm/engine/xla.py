@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import number
+from jaxnorm.axes import product
 from jaxnorm.dtypes import real_dtype
 
 SHORT = 64  # elements: a loop over fewer costs more than what it does
@@ -84,10 +84,10 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
     the first axis on it would read memory in leaps, which takes 10 times as long. So one follows the other, but for neighbours
     of no more than SHORT elements together: 7 x 7 positions at once take 0.75 of the time of batch and instance norm.
     """
-    short = values.ndim - 1 if number(*values.shape[-1:]) < SHORT else None
+    short = values.ndim - 1 if product(*values.shape[-1:]) < SHORT else None
     parts: list[list[int]] = []
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
-        if parts and axis != short and number(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT:
+        if parts and axis != short and product(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT:
             parts[-1].append(axis)
         else:
             parts.append([axis])
@@ -117,14 +117,14 @@ def without_trailing_ones(function: Callable) -> Callable:
 
 
 @without_trailing_ones
-def divide(total: jax.Array, count, veil: jax.Array | None = None) -> jax.Array:
+def divide(total: jax.Array, count, nonconstant: jax.Array | None = None) -> jax.Array:
     """``total / count``; 0 for an empty group.
 
     A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by the rounded reciprocal.
-    A zero that is computed from the veil, any array with one element for each group, keeps the divisor from being a constant: so the
+    A zero that is computed from ``nonconstant``, any array with one element for each group, keeps the divisor from being a constant: so the
     mean of a constant is that constant, and computed before the loop over x that reads it, see :func:`before_loops`.
     """
-    zero = 0 if veil is None else jnp.minimum(jnp.abs(lax.stop_gradient(veil)), 0).astype(total.dtype)
+    zero = 0 if nonconstant is None else jnp.minimum(jnp.abs(lax.stop_gradient(nonconstant)), 0).astype(total.dtype)
     if isinstance(count, float):
         divisor = jnp.asarray(count if count > 0 else 1, total.dtype)
     else:

@@ -125,11 +125,11 @@ def keep_earlier(folder: Path) -> Path | None:
         return None
     try:
         number = 1
-        while (kept := folder / f"results-{number}.json").exists():
-            if kept.read_bytes() == path.read_bytes():
-                return kept
+        while (backup := folder / f"results-{number}.json").exists():
+            if backup.read_bytes() == path.read_bytes():
+                return backup
             number += 1
-        return path.rename(kept)
+        return path.rename(backup)
     except OSError as error:
         raise ResultsError(f"the earlier {path} cannot be kept ({error.strerror or error}): pass another --out.") from None
 

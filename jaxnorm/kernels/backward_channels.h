@@ -113,14 +113,14 @@ void backward_channels(ffi::ThreadPool& pool, const Backward& call, const X* x, 
   };
   auto sum = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    sum_gradients(chunks.kept(n, k), channels, example.channels, example.sums(k), x + start, dy + start);
+    sum_gradients(chunks.unmasked(n, k), channels, example.channels, example.sums(k), x + start, dy + start);
   };
   auto merge = [&](Example& example, int64_t n) {
     merge_gradients(call, chunks, n, example, parameters.dscale(n), parameters.dbias(n));
   };
   auto apply = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    apply_gradients(chunks.size(shape, k), chunks.kept(n, k), channels, example.channels, x + start, dy + start,
+    apply_gradients(chunks.size(shape, k), chunks.unmasked(n, k), channels, example.channels, x + start, dy + start,
                     dx + start);
   };
   if (call.recompute)

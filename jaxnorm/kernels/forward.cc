@@ -110,7 +110,7 @@ void forward_channels(ffi::ThreadPool& pool, const Forward& call, const X* x, Y*
   };
   auto apply = [&](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    normalize_chunk(chunks.size(shape, k), chunks.kept(n, k), channels, example.channels,
+    normalize_chunk(chunks.size(shape, k), chunks.unmasked(n, k), channels, example.channels,
                     shape.of_example(call.bias, n), x + start, y + start);
   };
   run_stages(pool, shape, chunks, make, sum_chunks(shape, chunks, call.options, x), merge, apply);

@@ -62,9 +62,9 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
         return None
     n, p, g, d = groups + [[]] * (4 - len(groups))
     count = tuple(math.prod(sizes[axis] for axis in axes) for axes in (n, p, g, d))
-    each = any(shape[axis] != 1 for shape in given for axis in n)
-    if any(shape[axis] != 1 for shape in given for axis in p) or (each and not p):
+    per_example = any(shape[axis] != 1 for shape in given for axis in n)
+    if any(shape[axis] != 1 for shape in given for axis in p) or (per_example and not p):
         return None
-    full = {*g, *d, *(n if each else ())}
+    full = {*g, *d, *(n if per_example else ())}
     params = tuple(size if axis in full else 1 for axis, size in enumerate(sizes))
-    return Layout(count[0], count[1], count[2], count[3], count[0] if each else 1, params, tuple(map(tuple, (n, p, g, d))))
+    return Layout(count[0], count[1], count[2], count[3], count[0] if per_example else 1, params, tuple(map(tuple, (n, p, g, d))))

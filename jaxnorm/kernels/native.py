@@ -147,15 +147,15 @@ def _forward(facts: Facts, arguments):
     wanted = many or facts.moments or not facts.recompute(x)
     sizes = [math.prod(per_group) if informative and wanted else 1 for informative in facts.informative(x)]
     results = [like((size,), jnp.float32, *arrays) for size in sizes]
-    each = lambda a: jnp.broadcast_to(a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group)  # noqa: E731
+    expanded = lambda a: jnp.broadcast_to(a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group)  # noqa: E731
     if many:
         call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
-        found = list(map(each, call(flat(x), mask_or_none(where), **facts.shape_and_stats)))
+        found = list(map(expanded, call(flat(x), mask_or_none(where), **facts.shape_and_stats)))
         return _applied(facts, (x, scale, bias, where), found).reshape(given.shape), *found
     output = like((x.size,), facts.spec.dtype, *arrays)
     call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
     y, *found = call(*map(flat, (x, scale, bias)), mask_or_none(where), **facts.attributes)
-    return y.reshape(given.shape), *map(each, found)
+    return y.reshape(given.shape), *map(expanded, found)
 
 
 def _plain(facts: Facts, arguments):

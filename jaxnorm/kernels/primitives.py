@@ -90,8 +90,8 @@ def differentiable(name: str, function: Callable, tangent: Callable, batched: Ca
       elsewhere: as ``function``, for platforms other than CPUs and for export; ``function`` then runs on CPUs only.
     """
     primitive = Primitive(name)
-    alone = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))  # noqa: E731
-    _define(primitive, alone(function), alone(elsewhere), batched)
+    adapted = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))  # noqa: E731
+    _define(primitive, adapted(function), adapted(elsewhere), batched)
 
     def jvp(primals, tangents, *, facts, taken, **trees):
         filled = [_zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)]

@@ -32,14 +32,14 @@ class Chunks {
     return (n * shape.p + chunk * rows) * shape.channels();
   }
   // Those that count, by their place in the chunk.
-  Rows kept(int64_t n, int64_t chunk) const {
+  Rows unmasked(int64_t n, int64_t chunk) const {
     const Part& part = parts_[n / per_mask_ * count + chunk];
     return {runs_.data() + part.first_run, runs_.data() + part.end_run, part.positions};
   }
   // How many elements of each group of an example count.
   double group_size(const Shape& shape, int64_t n) const {
     int64_t positions = 0;
-    for (int64_t k = 0; k < count; ++k) positions += kept(n, k).count;
+    for (int64_t k = 0; k < count; ++k) positions += unmasked(n, k).count;
     return double(positions * shape.d);
   }
 
@@ -51,8 +51,8 @@ class Chunks {
   // Appends a chunk of so many positions, of which a mask hides some.
   void add(int64_t size, const bool* mask) {
     Part part{int64_t(runs_.size()), 0, 0};
-    auto next = [&](int64_t from, bool kept) {  // the first position from there on that counts, or does not
-      return mask ? std::find(mask + from, mask + size, kept) - mask : kept ? from : size;
+    auto next = [&](int64_t from, bool counts) {  // the first position from there on that counts, or does not
+      return mask ? std::find(mask + from, mask + size, counts) - mask : counts ? from : size;
     };
     for (int64_t first = next(0, true), end; first < size; first = next(end, true)) {
       end = next(first, false);

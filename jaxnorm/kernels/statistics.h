@@ -110,7 +110,7 @@ template <typename X, typename... DY>
 auto sum_chunks(const Shape& shape, const Chunks& chunks, const StatsOptions& options, const X* x, const DY*... dy) {
   return [=, &chunks](Example& example, int64_t n, int64_t k) {
     const int64_t start = chunks.start(shape, n, k);
-    sum_chunk(chunks.kept(n, k), shape.channels(), options, example.sums(k), x + start, (dy + start)...);
+    sum_chunk(chunks.unmasked(n, k), shape.channels(), options, example.sums(k), x + start, (dy + start)...);
   };
 }
 
@@ -123,7 +123,7 @@ inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOp
   const double size = std::max(1.0, chunks.group_size(shape, n));
   std::vector<double> sum(channels), center(channels), mean(groups), var(groups);
   for (int64_t k = 0; k < chunks.count; ++k) {
-    const double rows = chunks.kept(n, k).count, *means = example.sums(k).mean;
+    const double rows = chunks.unmasked(n, k).count, *means = example.sums(k).mean;
     for (int64_t j = 0; j < channels; ++j) sum[j] += rows * means[j];
   }
   shape.gather(sum.data(), mean.data());
@@ -132,7 +132,7 @@ inline void merge_chunks(const Shape& shape, const Chunks& chunks, const StatsOp
   std::fill(sum.begin(), sum.end(), 0.0);
   for (int64_t k = 0; k < chunks.count; ++k) {
     const ChannelSums of_chunk = example.sums(k);
-    const double rows = chunks.kept(n, k).count, *means = of_chunk.mean, *squares = of_chunk.square;
+    const double rows = chunks.unmasked(n, k).count, *means = of_chunk.mean, *squares = of_chunk.square;
     for (int64_t j = 0; j < channels; ++j)
       sum[j] += squares[j] + rows * (means[j] - center[j]) * (means[j] - center[j]);
   }

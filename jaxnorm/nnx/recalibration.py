@@ -123,14 +123,14 @@ def _norms(model: nnx.Module) -> dict[str, Any]:
 def _collecting(model: nnx.Module):
     """The norms collect, and use the statistics of their batch; in the end all is as before, whatever happened."""
     norms = _norms(model).values()
-    kept = [(norm.use_running_average, norm.mean[...], norm.var[...], getattr(norm, "batch_moments", None)) for norm in norms]
+    before = [(norm.use_running_average, norm.mean[...], norm.var[...], getattr(norm, "batch_moments", None)) for norm in norms]
     try:
         for norm in norms:
             norm.use_running_average = False
             norm.batch_moments = BatchMoments(nothing(norm.mean[...], norm.var[...]))
         yield
     finally:
-        for norm, (mode, mean, var, seen) in zip(norms, kept, strict=True):
+        for norm, (mode, mean, var, seen) in zip(norms, before, strict=True):
             norm.use_running_average = mode
             assign(norm, mean, var)
             del norm.batch_moments
