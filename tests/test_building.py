@@ -61,7 +61,7 @@ def test_building(tmp_path, monkeypatch, capsys):
 
 
 def test_it_tells_what_it_does(folder, compiler, capsys):
-    """Of the first build, of one that has nothing to do, and of a forced one beside what other sources have left."""
+    """Of the first build, of one that has nothing to do, and of a forced one beside what others have left."""
     path = libraries.library(folder)
     assert main([], folder) == 0
     first, *compiled, last = capsys.readouterr().out.splitlines()
@@ -86,7 +86,7 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
     assert main(["--force"], folder) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f"Built: {path}",
-        "Removed: 2 older libraries, of other sources or long unused",
+        "Removed: 2 older libraries, long unused or damaged",
     ]
     assert names(folder) == sorted([path.name, path.with_suffix(".json").name, "building-site", *kept])
 
@@ -94,14 +94,14 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
 def test_libraries_of_other_environments_stay_while_they_are_used(folder, compiler):
     path = build.build(folder)
     facts = json.loads(path.with_suffix(".json").read_text())
-    days = {"jaxlib": 29, "features": 29, "machine": 31, "sources": 0, "flags": 0}  # which of the facts is another, unused for so long
+    days = {"jaxlib": 29, "features": 29, "sources": 29, "machine": 31, "flags": 31}  # which of the facts is another, unused for so long
     for number, (name, age) in enumerate(days.items()):
         other = folder / f"cpu-{number:016x}.so"
         other.touch()
         other.with_suffix(".json").write_text(json.dumps(facts | {name: "another"}))
         os.utime(other, (time.time() - age * 86400,) * 2)
     build.build(folder, force=True)
-    kept = [folder / "cpu-0000000000000000.so", folder / "cpu-0000000000000001.so", path]
+    kept = [*(folder / f"cpu-{number:016x}.so" for number in range(3)), path]
     assert names(folder) == sorted(file.name for library in kept for file in (library, library.with_suffix(".json")))
 
 

@@ -19,8 +19,8 @@ PREFIX = "building-"  # of the folders in which libraries are built, and which k
 def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda line: None) -> Path:
     """Compiles the kernels with $CXX, or the first compiler found; returns the library.
 
-    Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other sources are removed from the
-    folder, and those for other JAX releases and processors that have not been used for a month.
+    Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other
+    versions, JAX releases and processors that have not been used for a month are removed from the folder.
 
     Args:
       force: compiles in any case.
@@ -99,4 +99,4 @@ def _remove_others(folder: Path, tell: Tell) -> None:
             continue
         removed += path.suffix == ".so"
     if removed:
-        tell(f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, of other sources or long unused")
+        tell(f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, long unused or damaged")

@@ -26,7 +26,7 @@ FLAGS = flags(platform.machine())
 KERNELS = tuple(f"Jaxnorm{kind}" for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward"))
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
-UNUSED = 30 * 24 * 3600  # seconds after which a library for another jaxlib or processor, that no program has loaded, may go
+UNUSED = 30 * 24 * 3600  # seconds after which another library, that no program has loaded, may go
 
 
 def cache() -> Path:
@@ -159,12 +159,11 @@ def others(folder: Path) -> list[Path]:
 
 
 def outdated(path: Path) -> bool:
-    """Whether another library, or check file, may go: of other sources for this jaxlib and processor, unreadable, or long unused."""
+    """Whether another library, or check file, may go: long unused, or without the other. Other environments share the folder."""
     try:
-        there = json.loads(check_file(path).read_text())
-        own = all(there[name] == facts()[name] for name in ("jaxlib", "machine", "features"))
-        return own or time.time() - path.with_suffix(".so").stat().st_mtime > UNUSED
-    except (OSError, ValueError, LookupError, TypeError):
+        json.loads(check_file(path).read_text())
+        return time.time() - path.with_suffix(".so").stat().st_mtime > UNUSED
+    except (OSError, ValueError):
         return True
 
 
