@@ -177,12 +177,12 @@ WAYS = [
 for family in ("linen", "nnx"):
     of_family = partial(locally, family=family)
     WAYS += [
-        Way(f"{family}_devices", over_devices(partial(batch_module, family=family)), over_devices=True),
-        Way(f"{family}_accumulate", of_family(batch_module, bounds=BOUNDS), bounds=BOUNDS, whole=False),
-        Way(f"{family}_instance", of_family(segment_module, name="InstanceNorm"), segments=True, statistics=False),
-        Way(f"{family}_graph", of_family(segment_module, name="GraphNorm"), segments=True, statistics=False),
-        Way(f"{family}_pair", of_family(segment_module, name="PairNorm", use_scale=True, use_bias=True), **PAIR),
-        Way(f"{family}_layer", of_family(segment_module, name="LayerNorm", **WIDE), fold=2, segments=True, statistics=False),
+        Way(f"{family}_devices", over_devices(partial(batch_module, family=family)), over_devices=True, mask="mask"),
+        Way(f"{family}_accumulate", of_family(batch_module, bounds=BOUNDS), bounds=BOUNDS, whole=False, mask="mask"),
+        Way(f"{family}_instance", of_family(segment_module, name="InstanceNorm"), segments=True, statistics=False, mask="mask"),
+        Way(f"{family}_graph", of_family(segment_module, name="GraphNorm"), segments=True, statistics=False, mask="mask"),
+        Way(f"{family}_pair", of_family(segment_module, name="PairNorm", use_scale=True, use_bias=True), **PAIR, mask="mask"),
+        Way(f"{family}_layer", of_family(segment_module, name="LayerNorm", **WIDE), fold=2, segments=True, statistics=False, mask="mask"),
     ]
 
 

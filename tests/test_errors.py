@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import TWINS
 from flax import nnx as flax_nnx
 from jax.experimental import checkify
 
@@ -246,3 +247,16 @@ def test_wrong_commands(arguments, status, message, tmp_path, monkeypatch, capsy
         found = exit_.code
     assert found == status
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "options"), TWINS, ids=[f"{row[0]} {row[1]}" for row in TWINS])
+def test_modules_call_their_mask_by_its_name(name, options):
+    options = {"num_groups": 3} if name == "GroupNorm" else options
+    made = getattr(nnx, name)(6, **options, rngs=RNGS)
+    for run in (partial(init, getattr(linen, name)(**options), IMAGES), partial(made, IMAGES)):
+        with pytest.raises(TypeError, match=r"mask must be boolean or float weights: got int32\. Cast it first"):
+            run(mask=np.ones((2, 3, 3, 6), np.int32))
+        with pytest.raises(ValueError, match=r"growing it: mask has shape \(2, 3, 3, 5\), x has shape \(2, 3, 3, 6\)\."):
+            run(mask=np.ones((2, 3, 3, 5), bool))
+        with pytest.raises(ValueError, match=r"mask, for x of shape \(2, 3, 3, 6\), must be finite and >= 0: found -1.0\."):
+            run(mask=-IMAGES)

@@ -68,8 +68,8 @@ class BatchNorm(nn.BatchNorm):
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
-        x, params, dtype = operands(self, x, features)
-        given = {"epsilon": self.epsilon, "where": mask, **params}
+        x, params, dtype = operands(self, x, mask, features)
+        given = {"epsilon": self.epsilon, **params}
         if evaluating:
             return with_running(x, running.read(), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
@@ -111,9 +111,9 @@ class SwitchableNorm(nn.Module):
         evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
-        x, params, dtype = operands(self, x, features)
+        x, params, dtype = operands(self, x, mask, features)
         logits = [self.param(name, initializers.zeros, (3,), self.param_dtype) for name in ("mean_logits", "var_logits")]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, "dtype": dtype, **params}
+        options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
         if evaluating:
             return switchable_norm(x, *logits, running=running.read(), **options)[0]
         y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)

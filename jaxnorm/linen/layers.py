@@ -7,6 +7,7 @@ from flax import linen as nn
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
 
+from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
@@ -18,15 +19,15 @@ from jaxnorm.statistics import Moments
 __all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
 
 
-def operands(module: Any, x: jax.Array, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any], Any]:
-    """``x``, scale and bias of a module, created on first use, and the dtype of its output."""
+def operands(module: Any, x: jax.Array, mask: Any, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any], Any]:
+    """``x``; scale and bias of a module, created on first use, and the mask; and the dtype of its output."""
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
     for name in ("scale", "bias"):
         used = getattr(module, f"use_{name}", False)
         params[name] = module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype) if used else None
     dtype = promoted(module.dtype, x, *params.values())
-    return inexact(x, dtype), params, dtype
+    return inexact(x, dtype), params | {"where": validation.mask(mask, x.shape, "mask")}, dtype
 
 
 def across(module: Any):
@@ -36,9 +37,9 @@ def across(module: Any):
 
 def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    x, params, dtype = operands(module, x, features)
+    x, params, dtype = operands(module, x, mask, features)
     options = {"axis_name": across(module), "dtype": dtype}
-    return run(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
+    return run(x, reduction, features, options, epsilon=module.epsilon, **params, **own)
 
 
 def over_axes(module: Any, x: jax.Array, mask, **own):
@@ -171,8 +172,8 @@ class GraphNorm(nn.InstanceNorm):
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
-        x, params, dtype = operands(self, x, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        x, params, dtype = operands(self, x, mask, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
@@ -196,6 +197,6 @@ class PairNorm(nn.InstanceNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        x, params, dtype = operands(self, x, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        x, params, dtype = operands(self, x, mask, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

@@ -83,8 +83,8 @@ class BatchNorm(nnx.BatchNorm):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
-        (x, mean, var), params, dtype = operands(self, x, features, self.mean[...], self.var[...])
-        given = {"epsilon": self.epsilon, "where": mask, **params}
+        (x, mean, var), params, dtype = operands(self, x, mask, features, self.mean[...], self.var[...])
+        given = {"epsilon": self.epsilon, **params}
         if _is_evaluating(self, use_running_average):
             return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
@@ -145,10 +145,10 @@ class SwitchableNorm(nnx.Module):
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, features)
+        (x,), params, dtype = operands(self, x, mask, features)
         check_features(self, x, tuple(x.shape[axis] for axis in features), self.mean[...])
         logits = self.mean_logits[...], self.var_logits[...]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, "dtype": dtype, **params}
+        options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
         if _is_evaluating(self, use_running_average):
             running = _moments(self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features))
             return switchable_norm(x, *logits, running=running, **options)[0]

@@ -9,6 +9,7 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax.nn import initializers
 
+from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
@@ -20,8 +21,10 @@ from jaxnorm.statistics import Moments
 __all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
 
 
-def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array) -> tuple[list[jax.Array], dict[str, Any], Any]:
-    """``x`` and the running statistics; scale and bias; and the dtype to which all of these promote."""
+def operands(
+    module: Any, x: jax.Array, mask: Any, features: tuple[int, ...], *stats: jax.Array
+) -> tuple[list[jax.Array], dict[str, Any], Any]:
+    """``x`` and the running statistics; scale, bias and mask; and the dtype to which all but the mask promote."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
@@ -30,7 +33,8 @@ def operands(module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.A
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
-    return [inexact(x, dtype), *running], {"scale": scale, "bias": bias}, dtype
+    given = {"scale": scale, "bias": bias, "where": validation.mask(mask, x.shape, "mask")}
+    return [inexact(x, dtype), *running], given, dtype
 
 
 def check_features(module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None) -> None:
@@ -47,9 +51,9 @@ def across(module: Any):
 
 def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    (x,), params, dtype = operands(module, x, features)
+    (x,), params, dtype = operands(module, x, mask, features)
     options = {"axis_name": across(module), "dtype": dtype}
-    return run(x, reduction, features, options, epsilon=module.epsilon, where=mask, **params, **own)
+    return run(x, reduction, features, options, epsilon=module.epsilon, **params, **own)
 
 
 def over_axes(module: Any, x: jax.Array, mask, **own):
@@ -186,11 +190,11 @@ class GraphNorm(nnx.InstanceNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, features)
+        (x,), params, dtype = operands(self, x, mask, features)
         sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
         check_features(self, x, sizes, mean_scale)
         mean_scale = mean_scale.reshape(sizes)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
@@ -215,6 +219,6 @@ class PairNorm(nnx.InstanceNorm):
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "where": mask, **params, **kwargs}
+        (x,), params, dtype = operands(self, x, mask, features)
+        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)
