@@ -18,18 +18,6 @@ AxisName = str | Sequence[str] | AxisGroups | None
 EpsilonIn = Literal["var", "std"]
 
 
-class SegmentOptions(TypedDict, total=False):
-    """What the call of a module takes where ``x`` is packed.
-
-    Attributes:
-      segments: ids along the first reduction axis, see :func:`jaxnorm.moments`: statistics are those of each segment.
-      num_segments: how many segments there are.
-    """
-
-    segments: ArrayLike | None
-    num_segments: int | None
-
-
 class NormOptions(TypedDict, total=False):
     """The options that every norm takes, by keyword, beside its own.
 

@@ -260,3 +260,12 @@ def test_modules_call_their_mask_by_its_name(name, options):
             run(mask=np.ones((2, 3, 3, 5), bool))
         with pytest.raises(ValueError, match=r"mask, for x of shape \(2, 3, 3, 6\), must be finite and >= 0: found -1.0\."):
             run(mask=-IMAGES)
+
+
+@pytest.mark.parametrize(("name", "options"), TWINS, ids=[f"{row[0]} {row[1]}" for row in TWINS])
+def test_modules_take_no_keyword_of_the_functions(name, options):
+    options = {"num_groups": 3} if name == "GroupNorm" else options
+    for run in (getattr(nnx, name)(6, **options, rngs=RNGS), partial(init, getattr(linen, name)(**options))):
+        for keyword in ("centered", "correction", "epsilon", "where", "implementation", "segment"):
+            with pytest.raises(TypeError, match=f"__call__.* got an unexpected keyword argument '{keyword}'"):
+                run(IMAGES, **{keyword: None})

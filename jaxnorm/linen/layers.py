@@ -1,6 +1,6 @@
 """Norms without state: layer, RMS, instance, group, graph and pair norm."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -13,7 +13,7 @@ from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments
-from jaxnorm.options import SegmentOptions
+from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
 __all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
@@ -61,9 +61,11 @@ class LayerNorm(nn.LayerNorm):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
-        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=True, **kwargs)
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -121,10 +123,12 @@ class InstanceNorm(nn.InstanceNorm):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
-        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=kwargs.get("segments") is not None)
-        return over(self, x, unsplit(x.shape, reduced), features, mask, **kwargs)
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
+        return over(self, x, unsplit(x.shape, reduced), features, mask, segments=segments, num_segments=num_segments)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -167,13 +171,15 @@ class GraphNorm(nn.InstanceNorm):
     mean_scale_init: Initializer = initializers.ones
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
         x, params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
+        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
@@ -194,9 +200,11 @@ class PairNorm(nn.InstanceNorm):
     length: float = 1.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         x, params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
+        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

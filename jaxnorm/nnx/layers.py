@@ -2,7 +2,7 @@
 
 import math
 from functools import wraps
-from typing import Any, Unpack
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,7 +15,7 @@ from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
-from jaxnorm.options import SegmentOptions
+from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
 __all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
@@ -74,9 +74,11 @@ class LayerNorm(nnx.LayerNorm):
     [[-1.0, 1.0]]
     """
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
-        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=True, **kwargs)
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -135,10 +137,12 @@ class InstanceNorm(nnx.InstanceNorm):
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
-        """Normalizes ``x``, or each of its segments; elements where ``mask`` is 0 count for nothing and become 0."""
-        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=kwargs.get("segments") is not None)
-        return over(self, x, unsplit(x.shape, reduced), features, mask, **kwargs)
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
+        return over(self, x, unsplit(x.shape, reduced), features, mask, segments=segments, num_segments=num_segments)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -187,14 +191,16 @@ class GraphNorm(nnx.InstanceNorm):
         super().__init__(num_features, epsilon=epsilon, **options)
         self.mean_scale = nnx.Param(mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype))
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, mask, features)
         sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
         check_features(self, x, sizes, mean_scale)
         mean_scale = mean_scale.reshape(sizes)
-        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
+        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
@@ -216,9 +222,11 @@ class PairNorm(nnx.InstanceNorm):
         super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
         self.length = length
 
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, **kwargs: Unpack[SegmentOptions]) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+    ) -> jax.Array:
         """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, **params, **kwargs}
+        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)
