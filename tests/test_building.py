@@ -114,6 +114,17 @@ def test_libraries_lie_in_the_cache_of_the_user(given, found, tmp_path, monkeypa
     assert str(libraries.cache()) == found.replace("HOME", str(tmp_path))
 
 
+def test_without_a_home_there_is_no_library_and_no_error(monkeypatch):
+    """As in a container whose user has no entry: norms run in plain JAX, and a build says what to do."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    folder = libraries.cache()
+    assert not libraries.library(folder).exists()
+    with pytest.raises(build.BuildError, match=f"{folder} cannot be written .* Name another cache in XDG_CACHE_HOME"):
+        build.build(folder)
+
+
 def test_a_folder_that_is_not_there_is_made(tmp_path, compiler, capsys):
     assert main(["--status"], tmp_path / "a" / "b") == 1
     assert f"never built in {tmp_path / 'a' / 'b'}" in capsys.readouterr().out

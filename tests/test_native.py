@@ -178,7 +178,7 @@ def test_a_plan_says_what_runs_and_why(use):
     assert repr(found) == f"xla\n  not reference: it takes as long or longer, for the same result\n  not native: {reason}"
     for other, name in (("reference", "xla"), ("xla", "reference")):
         use(name)
-        assert jn.plan(x, 1).others == dict.fromkeys((other, "native"), f"JAXNORM_IMPLEMENTATION={name} leaves the kernels aside")
+        assert jn.plan(x, 1).others == dict.fromkeys((other, "native"), f"JAXNORM_IMPLEMENTATION={name} asks for {name}")
     for wrong in ({"implementation": "native", "where": x > 0}, {"epsilon": -1.0}, {"scale": jnp.ones(4)}):
         errors = []
         for call in (jn.plan, jn.standardize):

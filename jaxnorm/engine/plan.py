@@ -56,7 +56,7 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
         raise ValueError(f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}.")
     named = requested or from_environment()
     if named in PLAIN:
-        return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} leaves the kernels aside")
+        return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} asks for {named}")
     reason = (named is None and _left_aside(x)) or _obstacle(module, x, arguments)
     if reason and requested:
         raise ValueError(f"implementation='native' {reason}. Leave implementation out.")

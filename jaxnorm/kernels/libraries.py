@@ -30,9 +30,10 @@ UNUSED = 30 * 24 * 3600  # seconds after which another library, that no program 
 
 
 def cache() -> Path:
-    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path("~/.cache").expanduser()) / "jaxnorm"
+    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written. Of a user without a home, none."""
+    given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
+    own = Path(home, ".cache") if os.path.isabs(home) else Path(os.devnull)
+    return (Path(given) if os.path.isabs(given) else own) / "jaxnorm"
 
 
 FOLDER = cache()
