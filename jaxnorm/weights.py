@@ -27,25 +27,30 @@ def weight_norm(
     scale: Param = None,
     *,
     feature_axes: int | Sequence[int] | None = -1,
-    epsilon: float = 1e-12,
+    epsilon: ArrayLike = 1e-12,
     dtype: DTypeLike | None = None,
+    full_range: bool = False,
+    implementation: str | None = None,
 ) -> jax.Array:
     """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
 
     Args:
       kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in float32: squares of larger ones, and their
-        gradients, leave its range.
-      scale: length of each feature's weights, of the shape of the feature axes.
+        gradients, leave its range, unless ``full_range``.
+      scale: length of each feature's weights, of the shape of the feature axes and of any floating dtype, cast to that of the sums:
+        float32 at least.
       feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
       dtype: dtype of the result; that of ``kernel`` by default.
+      full_range: as in every norm, see :class:`NormOptions`.
+      implementation: as in every norm.
 
     Returns:
       An array of the shape of ``kernel``.
 
     Raises:
       TypeError: integer ``kernel``.
-      ValueError: axes or scale that do not fit.
+      ValueError: axes or scale that do not fit; an implementation that cannot take these arguments.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.weight_norm(jnp.array([[3.0], [4.0]]), jnp.array([5.0])).round(5).tolist()
@@ -59,9 +64,10 @@ def weight_norm(
     # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
     epsilon = validation.number_or_traced("epsilon", epsilon)
     epsilon = (epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon) / size
-    spec, traced_epsilon = make_spec(reduction, kernel, factor, None, centered=False, epsilon=epsilon, dtype=dtype)
+    options = {"centered": False, "epsilon": epsilon, "dtype": dtype, "full_range": full_range}
+    spec, traced_epsilon = make_spec(reduction, kernel, factor, None, **options)
     root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon))
+    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon), implementation)
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

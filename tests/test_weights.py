@@ -128,3 +128,21 @@ def test_a_kernel_that_is_explicitly_sharded(spec, rng):
     assert jax.typeof(found[1][0]).sharding.spec == spec
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", [None, "reference", "xla", "native"])
+@pytest.mark.parametrize(("by", "full_range"), [(1.0, False), (1e25, True)])
+@pytest.mark.usefixtures("use")
+def test_weight_norm_by_every_implementation(implementation, by, full_range, rng):
+    """Output and gradient are those of float64: kernel / length * scale, and dy less its part along the kernel."""
+    k, scale, dy = kernel(rng, by), np.float32([1, 2, 3]), kernel(rng)
+    y, vjp = jax.vjp(lambda k: jn.weight_norm(k, scale, full_range=full_range, implementation=implementation), k)
+    exact = k.astype(np.float64)
+    unit = exact / (length := np.linalg.norm(exact, axis=0))
+    np.testing.assert_allclose(y, unit * scale, rtol=1e-6)
+    np.testing.assert_allclose(vjp(dy)[0] * by, scale * by / length * (dy - unit * (unit * dy).sum(0)), rtol=3e-6, atol=1e-6)
+
+
+def test_weight_norm_refuses_an_unknown_implementation():
+    with pytest.raises(ValueError, match="implementation must be None, 'reference', 'xla' or 'native': got 'cudnn'"):
+        jn.weight_norm(np.ones((2, 3), np.float32), implementation="cudnn")
