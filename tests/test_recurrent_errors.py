@@ -186,3 +186,29 @@ def test_a_rate_of_dropout_that_cannot_be(family, rate):
     }
     with pytest.raises(ValueError, match=rf"dropout must lie in \[0, 1\]: got {rate}"):
         make[family]()
+
+
+OF_MODULES = [
+    ({"seq_lengths": np.int32([1, 6])}, ValueError, "seq_lengths must lie between 0 and the 5 steps of x: found 6"),
+    ({"seq_lengths": np.float32([1, 2])}, TypeError, "seq_lengths must be integers: got float32"),
+    ({"seq_lengths": np.int32([1])}, ValueError, "seq_lengths must have the shape of the batch, (2,): got (1,)"),
+    ({"mask": np.ones((2, 5), np.float32)}, TypeError, "mask must be boolean: got float32. Cast it first"),
+    ({"mask": np.ones((5, 2), bool)}, ValueError, "mask must have the shape of x without its features, (2, 5): got (5, 2)"),
+    ({"initial_carry": np.zeros((2, 4), np.float32)}, TypeError, "a carry must be the pair (c, h), as in Flax: got ndarray"),
+    ({"initial_carry": (np.zeros((2, 4), np.float32),)}, TypeError, "a carry must be the pair (c, h), as in Flax: got tuple"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "message"), OF_MODULES, ids=[row[2][:40] for row in OF_MODULES])
+def test_modules_call_their_arguments_by_their_names(given, error, message):
+    made = nnx.LSTM(X.shape[-1], 4, rngs=Rngs(0))
+    for run in (lambda **given: linen.LSTM(4).init(jax.random.key(0), X, **given), lambda **given: made(X, **given)):
+        with pytest.raises(error, match=re.escape(message)):
+            run(**given)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_modules_name_the_norms_that_they_take(norm):
+    for make in (lambda: linen.GRU(4, norm=norm).init(jax.random.key(0), X), lambda: nnx.GRU(3, 4, norm=norm, rngs=Rngs(0))):
+        with pytest.raises(ValueError, match=f"norm of a module must be 'layer', 'rms' or None: got '{norm}'"):
+            make()

@@ -99,7 +99,7 @@ def test_each_carry_gives_the_width_of_its_cell(rng):
     assert y.shape == (2, 4, 9)
     with pytest.raises(ValueError, match=re.escape("initial h must have shape (2, 2): got (2, 5).")):
         jn_nn.LSTM(4, norm=None, projection=2).init(KEY, x, initial_carry=(c, d))
-    with pytest.raises(TypeError, match=re.escape("initial must be the pair (h, c)")):
+    with pytest.raises(TypeError, match=re.escape("a carry must be the pair (c, h), as in Flax")):
         jn_nn.LSTM(4, norm=None).init(KEY, x, initial_carry=c)
     with pytest.raises(ValueError, match=re.escape("initial c must have shape (2, 5): got (2, 4).")):
         jn_nn.LSTM(4, norm=None).init(KEY, x, initial_carry=(c, d))

@@ -11,6 +11,7 @@ from jaxnorm.options import Param
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import gru, lstm, rnn, step
 from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
+from jaxnorm.recurrent.sequences import make_layout, step_mask
 
 NETWORKS: dict[str, Callable[..., Any]] = {"rnn": rnn, "gru": gru, "lstm": lstm}
 FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
@@ -18,10 +19,10 @@ FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
 
 def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
     """The cell of a module."""
-    if norm == "batch":
+    if norm not in (None, "layer", "rms"):
         raise ValueError(
-            "norm of a module must be 'layer', 'rms' or None: got 'batch', whose statistics are those of each step. "
-            f"Call jaxnorm.recurrent.{name} with norm='batch' and running."
+            f"norm of a module must be 'layer', 'rms' or None: got {norm!r}. "
+            f"For 'batch', whose statistics are those of each step, call jaxnorm.recurrent.{name} with running."
         )
     return make_cell(name, norm, placement, epsilon)
 
@@ -37,7 +38,11 @@ def module_start(
 
 def swapped(name: str, carry):
     """A carry in Flax's order as ours, or the other way round."""
-    return carry[::-1] if name in FLAX_ORDER and carry is not None else carry
+    if name not in FLAX_ORDER or carry is None:
+        return carry
+    if not isinstance(carry, tuple | list) or len(carry) != 2:
+        raise TypeError(f"a carry must be the pair ({', '.join(FLAX_ORDER[name])}), as in Flax: got {type(carry).__name__}.")
+    return carry[::-1]
 
 
 def rounded(name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple) -> jax.Array:
@@ -110,6 +115,7 @@ def run_layers(
     reverse, time_major, batch_axes = selected["reverse"], selected["time_major"], x.ndim - 2
     if reverse and module.bidirectional:
         raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
+    step_mask(make_layout(x, time_major, reverse), steps["lengths"], steps["where"], ("seq_lengths", "mask"))  # in the module's words
     found = []
     for i, directions in enumerate(layers):
         x = between(x) if i else x

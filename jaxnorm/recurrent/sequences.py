@@ -56,18 +56,19 @@ def make_layout(x: jax.Array, time_major: bool, reverse: bool) -> Layout:
     return Layout(batch, time, bool(time_major), bool(reverse))
 
 
-def step_mask(layout: Layout, lengths, where) -> jax.Array | None:
-    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all."""
-    mask = None if where is None else of_each_step(layout, "where", where, jnp.bool_)
+def step_mask(layout: Layout, lengths, where, names: tuple[str, str] = ("lengths", "where")) -> jax.Array | None:
+    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all. Callers know both by these names."""
+    of_lengths, of_where = names
+    mask = None if where is None else of_each_step(layout, of_where, where, jnp.bool_)
     if lengths is None:
         return mask
     lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)  # inside a trace JAX would trace it too
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"lengths must be integers: got {lengths.dtype}.")
+        raise TypeError(f"{of_lengths} must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
-        raise ValueError(f"lengths must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
+        raise ValueError(f"{of_lengths} must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
     validation.check_values(
-        lengths, lambda n: (n >= 0) & (n <= layout.time), f"lengths must lie between 0 and the {layout.time} steps of x"
+        lengths, lambda n: (n >= 0) & (n <= layout.time), f"{of_lengths} must lie between 0 and the {layout.time} steps of x"
     )
     within = jnp.arange(layout.time).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
     within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
