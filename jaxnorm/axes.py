@@ -91,7 +91,7 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
         given = dict(sorted((sizes or {}).items()))
         return _resolve_pattern(axes, tuple(shape), tuple(given), *given.values())
     if sizes:
-        raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} beside the axes {axes!r}.")
+        raise TypeError(f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: got the axes {axes!r}.")
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
@@ -116,13 +116,14 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
     >>> canonical_axes((-1, 0), 3)
     (0, 2)
     """
-    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    given = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
     if not given:
         raise ValueError(f"{name} must name at least one axis: got () for an array of rank {rank}.")
     result = []
     for axis in given:
         if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-            raise TypeError(f"{name} must be integers or a pattern: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.")
+            wanted = "integers or a pattern" if name == "axes" else "integers"
+            raise TypeError(f"{name} must be {wanted}: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.")
         axis = index(axis)
         if not -rank <= axis < rank:
             raise ValueError(f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis {axis}.")

@@ -30,7 +30,7 @@ def blocks_along(
             passed, missing = ("axes", "segments") if ids is None else ("segments", "axes")
             raise TypeError(f"segments and axes must be given together: got {passed} alone. Pass {missing}=..., too.")
         if sizes:
-            raise TypeError(f"sizes go with a pattern: got {', '.join(sorted(sizes))} without axes.")
+            raise TypeError(f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: got no axes.")
         return blocks_of(given, shape), None, None
     own = resolve(axes, shape, sizes)
     first = own.whole_axis(own.axes[0])

@@ -1,6 +1,8 @@
 """Where the features stand: parameters aligned with them, groups counted, spatial axes named."""
 
 from collections.abc import Iterable
+from operator import index
+from typing import Any
 
 import jax
 from jax.typing import ArrayLike
@@ -22,19 +24,20 @@ def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[
     if not fits or any(size not in (1, shape[axis]) for size, axis in zip(value.shape, before, strict=False)):
         raise ValueError(
             f"{name} must have the shape of the feature axes, {sizes}, or leading batch axes before it: "
-            f"got {name} of shape {value.shape} for x of shape {shape}."
+            f"got {name} of shape {value.shape} for an array of shape {shape}."
         )
     positions = before + features
     value = value.transpose(sorted(range(value.ndim), key=positions.__getitem__))
     return value.reshape([value.shape[sorted(positions).index(axis)] if axis in positions else 1 for axis in range(len(shape))])
 
 
-def check_divides(name: str, number: int, channels: int) -> None:
-    """Raises unless the channels form that many equal groups, or groups of that many."""
-    if isinstance(number, bool) or not isinstance(number, int):
+def checked_divisor(name: str, number: Any, channels: int) -> int:
+    """The number, if the channels form that many equal groups, or groups of that many."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(f"{name} must be an integer: got {number!r} ({type(number).__name__}).")
     if number < 1 or channels % number:
         raise ValueError(f"{name} must be positive and divide the channels: got {number} for {channels} channels.")
+    return index(number)
 
 
 def spatial_axes(
@@ -45,7 +48,8 @@ def spatial_axes(
     if packed and other_axes(features, len(shape)) == (0,):
         return features, (0,)
     if 0 in features:
-        raise ValueError(f"{name} must leave axis 0 to the batch: got feature_axes={feature_axes} for shape {shape}.")
+        first = "the nodes or the batch" if packed else "the batch"
+        raise ValueError(f"{name} must leave axis 0 to {first}: got feature_axes={feature_axes} for shape {shape}.")
     reduced = other_axes((0, *features), len(shape))
     if not reduced:
         raise ValueError(

@@ -66,10 +66,8 @@ def graph_norm(
     x = validation.floating(x)
     features, nodes = spatial_axes(x.shape, feature_axes, "graph norm", packed=True)
     mean_scale = (validation.floating if jnp.iscomplexobj(x) else validation.real)(mean_scale, "mean_scale")
-    if mean_scale.ndim != len(features):
-        raise ValueError(
-            f"mean_scale must have the shape of the feature axes, {tuple(x.shape[a] for a in features)}: got {mean_scale.shape}."
-        )
+    if mean_scale.shape != (sizes := tuple(x.shape[axis] for axis in features)):
+        raise ValueError(f"mean_scale must have the shape of the feature axes, {sizes}: got {mean_scale.shape}.")
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
     (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}

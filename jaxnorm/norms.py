@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
-from jaxnorm.features import check_divides, spatial_axes
+from jaxnorm.features import checked_divisor, spatial_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
@@ -298,8 +298,10 @@ def group_norm(
         raise ValueError(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
-    check_divides("num_groups", num_groups, x.shape[features[0]])
-    reduced = other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim)
+    num_groups = checked_divisor("num_groups", num_groups, x.shape[features[0]])
+    reduced = (
+        other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim, "axes of group norm")
+    )
     if features[0] in reduced:
         raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)

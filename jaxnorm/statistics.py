@@ -162,7 +162,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
     """
     parts = (first, *others)
     for part in parts:
-        check_moments("what is merged", part)
+        check_moments("each argument of merge", part)
         validation.floating(part.mean, "mean")
     shapes = list(map(shape_of, parts))
     try:
@@ -224,7 +224,7 @@ def check_applicable(name: str, value: Any, x: jax.Array) -> None:
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
         raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
-    validation.check_variance(value.var)
+    validation.check_variance(name, value.var)
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:

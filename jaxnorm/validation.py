@@ -93,9 +93,9 @@ def _wide(array: jax.Array) -> jax.Array:
     return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4 else array
 
 
-def check_variance(var) -> None:
+def check_variance(name: str, var) -> None:
     """Raises for a negative variance; NaN and Inf pass, they show in the output."""
-    check_values(jnp.asarray(var), lambda v: ~(v < 0), "a variance must be >= 0")
+    check_values(jnp.asarray(var), lambda v: ~(v < 0), f"the variance of {name} must be >= 0")
 
 
 def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype:

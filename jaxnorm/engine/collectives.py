@@ -11,6 +11,8 @@ def hashable(axis_name: AxisName) -> AxisName:
     """The same, which programs are compiled for: of tuples."""
     if isinstance(axis_name, AxisGroups):
         return axis_name._replace(groups=tuple(map(tuple, axis_name.groups)))
+    if any(isinstance(name, int) for name in (axis_name if isinstance(axis_name, tuple | list) else [axis_name])):
+        raise TypeError(f"axis_name must be the name of a device or vmap axis, or several: got {axis_name!r}. Axes of x go into axes.")
     return tuple(axis_name) if isinstance(axis_name, list) else axis_name
 
 

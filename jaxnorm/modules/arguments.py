@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxnorm.axes import canonical_axes, other_axes
 from jaxnorm.dtypes import compute_dtype, real_dtype
-from jaxnorm.features import check_divides
+from jaxnorm.features import checked_divisor
 from jaxnorm.options import AxisGroups
 from jaxnorm.validation import as_array
 
@@ -42,15 +42,13 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
 def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
     """The number of groups, from exactly one of the two ways to say it."""
     if num_groups is not None and group_size is None:
-        check_divides("num_groups", num_groups, channels)
-        return num_groups
+        return checked_divisor("num_groups", num_groups, channels)
     if group_size is None or num_groups is not None:
         raise ValueError(
             f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
             "Pass num_groups=None with group_size."
         )
-    check_divides("group_size", group_size, channels)
-    return channels // group_size
+    return channels // checked_divisor("group_size", group_size, channels)
 
 
 def inexact(x, dtype) -> jax.Array:

@@ -28,7 +28,8 @@ CHUNKS = Chunks(intermediates=5, fewest=5, smallest=10)
 def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     """Why the kernels cannot take a network with these parameters and other facts, each None if absent; None if they can."""
     if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
-        return "takes an LSTM without batch norm and projection"
+        projection = ", a projection" if "projection" in params else ""
+        return f"takes an LSTM without batch norm and projection: got {cell.name}, norm={cell.norm!r}{projection}"
     if any(other is not None for other in others):
         return "takes no segment_ids and no zoneout"
     if any(map(sharded, (x, *params.values()))):

@@ -30,7 +30,7 @@ def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, r
     for name, value in running.items():
         if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
             raise ValueError(f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}.")
-        validation.check_variance(value.var)
+        validation.check_variance("running", value.var)
     steps = next(iter(running.values())).mean.shape[0]
     if longer == "raise" and lengths is not None:
         validation.check_values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
