@@ -115,8 +115,8 @@ def compiled(function: Callable, *types) -> jax.stages.Compiled:
     return jax.jit(function).trace(*types).lower().compile()
 
 
-def in_two(norm: Callable, x, scale, bias, by_y) -> tuple[str, str]:
-    """Programs of the output with what is kept for the gradients, but for what is given and there anyway, and of those."""
+def in_two(norm: Callable, x, scale, bias, dy) -> tuple[str, str]:
+    """Two programs: output and residuals, but for those that are arguments; and the gradients from residuals and dy."""
 
     def forward(*given):
         return jax.vjp(norm, *given)
@@ -127,7 +127,7 @@ def in_two(norm: Callable, x, scale, bias, by_y) -> tuple[str, str]:
     y, pullback = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=x.sharding), jax.eval_shape(forward, x, scale, bias)
     )
-    return first.as_text(), compiled(lambda pullback, by_y: pullback(by_y), pullback, y).as_text()
+    return first.as_text(), compiled(lambda pullback, dy: pullback(dy), pullback, y).as_text()
 
 
 def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list, cost: Callable[[str], int]) -> dict:

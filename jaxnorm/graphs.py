@@ -71,7 +71,7 @@ def graph_norm(
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
     (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_keep_of_mean, param=remaining, **given)
+    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_leave_of_mean, param=remaining, **given)
 
 
 def pair_norm(
@@ -128,8 +128,8 @@ def pair_norm(
     return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_sum_over_channels, power_axes=features, **given)
 
 
-def _keep_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
-    """The mean that is kept is taken from the offset that is subtracted, and its square belongs to the mean square."""
+def _leave_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
+    """The mean less what remains of it is subtracted, and the square of what remains belongs to the mean square."""
     frame, offset, var = stats
     mean = remaining.astype(offset.dtype) * (frame.pivot + offset)
     return Stats(frame, offset - mean, var + abs_squared(mean))

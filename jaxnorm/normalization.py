@@ -49,10 +49,10 @@ def normalize(
       x: floating or complex array.
       moments: mean and variance that broadcast against ``x``. An axis of size g against one of size C, with g dividing
         C, holds the Moments of g equal blocks, as :func:`moments` returns them for ``(g [c])``.
-      scale: factor that broadcasts against ``x``.
-      bias: summand that broadcasts against ``x``.
+      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: summand that broadcasts against ``x``, of the same dtypes.
       epsilon: added to the variance.
-      where: mask or weights; the output is 0 where they are 0, whatever ``x`` holds there.
+      where: boolean mask or float weights that broadcast against ``x``; the output is 0 where they are 0, whatever ``x`` holds there.
       correction: 0 uses the biased variance, 1 the unbiased one (needs ``moments.count``).
       epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``.
       dtype: dtype of the result; that of ``x`` by default.
@@ -113,14 +113,14 @@ def standardize(
     Args:
       x: floating or complex array.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
-      scale: factor that broadcasts against ``x``.
-      bias: summand that broadcasts against ``x``.
+      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the statistics: float32 at least.
+      bias: summand that broadcasts against ``x``, of the same dtypes.
       epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``, and gradient 0, but not beside
         float weights, whose sums are rounded. With any other epsilon the gradient of such a group is multiplied by
         1 / sqrt(epsilon), but by less where epsilon is below 1.2e-38, the smallest normal float32, or below 1.2e-38 times the
         square of the largest element.
-      where: boolean mask or float weights. What is masked out counts for nothing, outputs 0 and gets gradient 0, even
-        NaN. A group that is masked out whole is 0 everywhere.
+      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, outputs 0 and gets
+        gradient 0, even NaN. A group that is masked out whole is 0 everywhere.
       centered: False divides by the root mean square and subtracts nothing.
       correction: 0 for the biased variance, 1 for the unbiased one; a group of no more elements than that has variance 0.
       epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
@@ -128,7 +128,7 @@ def standardize(
       full_range: first divides each group by a power of two, which keeps elements of any size (1e-30, 3e38) accurate, for 1.2 to
         2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
-        ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops of them fast.
+        ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops over x fast.
       dtype: dtype of the result; that of ``x`` by default.
       segments: ids along the first reduction axis, as in :func:`moments`: each segment is normalized by itself, in plain JAX.
       num_segments: how many segments there are.

@@ -296,7 +296,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
 
 def _with_words(parts: Moments) -> Moments:
-    """At least of float32, and the count, of whatever dtype, as words of that of the mean."""
+    """The parts in float32 at least, the count as three words of the dtype of the mean."""
     mean, var, *low = (a.astype(compute_dtype(a.dtype)) for a in (parts.mean, parts.var, parts.low.mean, parts.low.var))
     further = [sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count]
     first, second, third = words_of_count(parts.count, further, real_dtype(mean.dtype))

@@ -400,9 +400,9 @@ def test_weight_norm_over_any_axes(axes, word, rng):
     params = {name: np.asarray(value) for name, value in variables["params"]["layer_instance"].items()}
     scale = variables["params"][f"layer_instance/{word}/scale"]
     features = (axes,) if isinstance(axes, int) else axes
-    pooled = tuple(axis for axis in range(params[word].ndim) if axis not in features)
-    length = np.sqrt((np.asarray(params[word], np.float64) ** 2).sum(pooled, keepdims=True))
-    params[word] = params[word] / length * np.expand_dims(scale, pooled)
+    reduced = tuple(axis for axis in range(params[word].ndim) if axis not in features)
+    length = np.sqrt((np.asarray(params[word], np.float64) ** 2).sum(reduced, keepdims=True))
+    params[word] = params[word] / length * np.expand_dims(scale, reduced)
     np.testing.assert_allclose(norm.apply(variables, x), np.asarray(x) @ params["kernel"] + np.asarray(params["bias"]), atol=1e-6)
 
 

@@ -203,13 +203,13 @@ def test_nothing_gives_the_initial_state(shape, rng):
 @pytest.mark.parametrize(
     ("cell", "options", "message"),
     [
-        ("gru", {}, "takes an LSTM without batch norm and projection"),
-        ("lstm", {"norm": "batch"}, "takes an LSTM without batch norm and projection"),
+        ("gru", {}, "takes an LSTM without batch norm and projection: got gru, norm='layer'"),
+        ("lstm", {"norm": "batch"}, "takes an LSTM without batch norm and projection: got lstm, norm='batch'"),
         ("lstm", {"zoneout": 0.1}, "takes no segment_ids and no zoneout"),
         ("lstm", {"segment_ids": np.zeros((2, 5), int)}, "takes no segment_ids and no zoneout"),
     ],
 )
-def test_what_it_cannot_take_is_told(cell, options, message, rng):
+def test_what_it_cannot_take_is_said(cell, options, message, rng):
     norm = {name: value for name, value in options.items() if name == "norm"}
     params = getattr(jn.recurrent, f"init_{cell}")(jax.random.key(0), FEATURES, 4, **norm)
     call = partial(getattr(jn.recurrent, cell), sequences(rng, 2, 5), params, **options)
@@ -226,7 +226,7 @@ def test_float64_is_left_to_plain_jax(rng, x64):
     assert case.call(x, params)[1].dtype == jnp.float64
 
 
-def kept_by(case, features, rng):
+def residuals_of(case, features, rng):
     """How many numbers for each feature and step the backward pass keeps, found by making sequences four times as long."""
     params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, features, **case.options)
     call = partial(case.call, implementation="native")
@@ -241,14 +241,14 @@ def kept_by(case, features, rng):
 @by_few
 def test_the_backward_pass_keeps_states_alone(case, rng):
     """As in plain JAX: of every step h, c and x."""
-    assert kept_by(case, 64, rng) == 2 + FEATURES / 64
+    assert residuals_of(case, 64, rng) == 2 + FEATURES / 64
 
 
 @pytest.mark.slow
 def test_without_a_norm_wide_networks_keep_their_gates(rng, gates_from):
     gates_from(64)
-    assert kept_by(Case("lstm", None), 64, rng) == 6 + FEATURES / 64
-    assert kept_by(Case("lstm", None), 63, rng) == 2 + FEATURES / 63
+    assert residuals_of(Case("lstm", None), 64, rng) == 6 + FEATURES / 64
+    assert residuals_of(Case("lstm", None), 63, rng) == 2 + FEATURES / 63
 
 
 @pytest.mark.parametrize("steps", long_sweep([5, 7], quick=()))
@@ -259,7 +259,7 @@ def test_gates_that_were_kept_give_the_same_gradients(steps, rng, gates_from):
     weights, found, kept = weights_for(case, rng, x, params), [], []
     for features in (1, 256):
         gates_from(features)
-        kept.append(kept_by(case, 37, rng))
+        kept.append(residuals_of(case, 37, rng))
         found.append(gradient(case, weights, where=where)(x, params))
     assert kept[0] > kept[1]
     jax.tree.map(np.testing.assert_array_equal, *found)

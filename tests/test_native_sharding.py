@@ -118,7 +118,7 @@ def test_explicitly_sharded(norm, shape, spec, rng):
     [(layer, (16, 34), ("data", "model")), (batch, (8, 4, 4, 16), ("data",)), (group, (8, 4, 4, 16), (None, "data"))],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_sets_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
+def test_groups_that_devices_share_are_left_to_plain_jax(norm, shape, spec, rng):
     given, mesh = arguments(rng, shape), devices(AxisType.Explicit)
     placed = [jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec) if a.ndim > 1 else WHOLE)) for a in given]
     call = jax.jit(norm).lower(*placed[:3]).compile()

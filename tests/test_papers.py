@@ -49,8 +49,8 @@ def test_batch_norm_in_training_and_with_population_statistics(rng):
         truth = (part - part.mean(0)) / np.sqrt(part.var(0) + 1e-5) * scale + bias
         np.testing.assert_allclose(y, truth, atol=2e-6)
     population = jn.merge(*(found for _, found in outputs))
-    pooled = exact.reshape(-1, 4)
-    truth = (exact[0] - pooled.mean(0)) / np.sqrt(pooled.var(0, ddof=1) + 1e-5) * scale + bias
+    joined = exact.reshape(-1, 4)
+    truth = (exact[0] - joined.mean(0)) / np.sqrt(joined.var(0, ddof=1) + 1e-5) * scale + bias
     y = jn.normalize(x[0], population, scale=scale.reshape(1, 4), bias=bias.reshape(1, 4), correction=1)
     np.testing.assert_allclose(y, truth, atol=3e-6)
 

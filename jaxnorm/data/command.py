@@ -99,7 +99,7 @@ def _fit_in_rounds(engine: str, found: Sequence[Piece], empty: Normalizer, state
 
 
 def _state(options: argparse.Namespace, found: Sequence[Piece]) -> Path:
-    """Its name depends on what is fitted, so that a fit of other files is not gone on with."""
+    """The file of an unfinished fit. Its name depends on the files, so that no other fit is resumed by mistake."""
     sizes = [Path(path).stat().st_size for path in options.files]
     facts = json.dumps([options.files, sizes, options.pattern, options.size, found, PIECE])
     return options.out.with_name(f".{options.out.stem}.{hashlib.sha256(facts.encode()).hexdigest()[:12]}{options.out.suffix}")

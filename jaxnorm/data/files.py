@@ -69,7 +69,7 @@ def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
 
 
 def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
-    """That of a leaf."""
+    """The summary of a leaf, from the arrays of a file."""
     if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
         raise ValueError(f"it does not hold {missing[0]!r}")
     count, mean, var, low, high = found = [arrays[_named(leaf, field)] for field in FIELDS]

@@ -28,7 +28,7 @@ def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
 
 
 def forward_weighted(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
-    """Of x that is 0 in what is masked out."""
+    """:func:`forward` of x that is 0 where it is masked out."""
     x, where, scale, bias, *_ = operands
     if not spec.ordinary or operands.epsilon is not None:
         return forward_in_steps(spec, operands)

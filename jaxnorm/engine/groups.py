@@ -25,7 +25,7 @@ from jaxnorm.engine.xla import as_factor, before_loops, divide, reduce_axes, sep
 
 
 def for_own_loop(spec: Spec, *arrays: jax.Array | None) -> tuple:
-    """The same arrays, for one loop over x that shares nothing with the next."""
+    """The same arrays, for one loop over x that shares nothing with the next; those passed together are ready together."""
     return separate(*arrays) if spec.separate else arrays
 
 

@@ -94,7 +94,7 @@ def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Arr
         square = mean(spec, abs_squared(elements(spec, x, frame)), frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     offset = find_offset(spec, x, frame)
-    (own_x,), (own_offset,) = for_own_loop(spec, x), for_own_loop(spec, offset)  # one by one: neither sum waits for the other
+    (own_x,), (own_offset,) = for_own_loop(spec, x), for_own_loop(spec, offset)
     square = mean(spec, abs_squared(elements_that_count(spec, own_x, frame)), frame, frame.pivot)
     return offset, without_trailing_ones(lambda square, offset: jnp.maximum(square - abs_squared(offset), 0))(square, own_offset)
 
@@ -105,7 +105,7 @@ def find_offset(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
 
 
 def elements_that_count(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
-    """The elements, and 0 in what is masked out, where x is 0 but not x less the pivot."""
+    """x less the pivot, and 0 where x is masked out."""
     u = elements(spec, x, frame)
     return u if frame.where is None else weigh(spec, u, frame.where.astype(bool))
 
@@ -174,7 +174,7 @@ def recentered(stats: Stats) -> Stats:
 
 
 def _moved(pivot: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
-    mean = pivot + offset  # not by two_sum: eight operations in a loop over x would be written to memory, as large as x
+    mean = pivot + offset  # with the rest below exact where the offset is the smaller of the two (Dekker 1971)
     return mean, offset - (mean - pivot)
 
 
@@ -206,10 +206,10 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     gain = 1 if scale is None else scale.astype(r.dtype)
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
-    in_loop = partial(split, spec, dtype=r.dtype)
+    as_values = partial(split, spec, dtype=r.dtype)
     own_x, own_dy = for_own_loop(spec, x, dy)
-    sum_dy = reduce_groups(spec, in_loop(*for_own_loop(spec, dy)), shared)
-    sum_dy_u = reduce_groups(spec, in_loop(own_dy) * elements(spec, own_x, frame), shared)
+    sum_dy = reduce_groups(spec, as_values(*for_own_loop(spec, dy)), shared)
+    sum_dy_u = reduce_groups(spec, as_values(own_dy) * elements(spec, own_x, frame), shared)
     sum_dy_u = sum_dy_u - offset * sum_dy  # of sums: from most elements an offset takes less than their last digit
     (dvar_of_y,) = rstd_vjp(reduce_axes(gain * sum_dy_u, rest))
     slope = 2 * divide(dvar_of_y if dvar is None else dvar_of_y + dvar, total_weight(spec, frame), r)
@@ -218,7 +218,7 @@ def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
     if spec.centered:
         shift = -r * reduce_axes(gain * sum_dy, rest)
         dx_of_stats = dx_of_stats + spread(spec, divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r))
-    dx = in_loop(dy) * spread(spec, gain * r) + weigh(spec, dx_of_stats, frame.where)
+    dx = as_values(dy) * spread(spec, gain * r) + weigh(spec, dx_of_stats, frame.where)
     dx = times(dx, spread(spec, inverse_power(spec, frame.power, r.dtype))).astype(x.dtype).reshape(x.shape)
     return Inputs(dx, *(None if a is None else summed_like(a, values) for a, values in ((scale, sum_dy_u * r), (bias, sum_dy))))
 

@@ -17,7 +17,7 @@ Words = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def two_sum(a, b) -> tuple[jax.Array, jax.Array]:
-    """a + b as it is rounded, and what that is short of (Knuth 1997, section 4.2.2); 0 of what is not finite."""
+    """a + b as it is rounded, and its rounding error, 0 where it is not finite (Knuth 1997, section 4.2.2)."""
     total = a + b
     part = total - a
     return total, jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)

@@ -18,14 +18,15 @@ def separate(*arrays: jax.Array | None) -> tuple:
     """The same arrays behind a barrier, so that XLA's CPU back-end shares nothing computed from them with other loops.
 
     It fuses all operations on a row into one loop only if no other loop uses an intermediate result. A shared one, even a cast, it
-    writes to memory, as large as x. Two barriers around the same arrays are merged.
+    writes to memory, as large as x: without this batch norm in bfloat16 takes 1.25 to 2.4 of Flax's time instead of 0.7 to 1.1. Two
+    barriers around the same arrays are merged.
     """
     own = iter(_identity("separate", lax.optimization_barrier, tuple)(*(a for a in arrays if a is not None)))
     return tuple(None if a is None else next(own) for a in arrays)
 
 
 def as_factor(where: jax.Array) -> jax.Array:
-    """A mask as numbers, for a product in a fused loop over rows; weights as they are.
+    """A mask as int8, for a product in a fused loop over rows; weights as they are.
 
     XLA makes a selection of a product by a mask, and from JAX 0.9 on its CPU back-end has none in such a loop: layer norm beside a mask of
     single elements takes 2.5 times as long with JAX 0.12.

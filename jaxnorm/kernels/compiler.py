@@ -47,7 +47,7 @@ def flags(machine: str, march: str = "native") -> str:
 
 
 def check_file(path: Path) -> Path:
-    """That of a library."""
+    """The check file of a library."""
     return path.with_suffix(".json")
 
 

@@ -24,13 +24,13 @@ struct StatsResults {
   }
 
   void write(int64_t first, int64_t count, const GroupStats* stats) const {
-    auto each = [=](float* to, auto field) {
+    auto store = [=](float* to, auto field) {
       for (int64_t i = 0; to && i < count; ++i) to[first + i] = float(stats[i].*field);
     };
-    each(pivot, &GroupStats::pivot);
-    each(offset, &GroupStats::offset);
-    each(var, &GroupStats::var);
-    each(power, &GroupStats::power);
+    store(pivot, &GroupStats::pivot);
+    store(offset, &GroupStats::offset);
+    store(var, &GroupStats::var);
+    store(power, &GroupStats::power);
   }
 };
 

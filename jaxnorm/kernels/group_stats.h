@@ -75,7 +75,7 @@ struct Rule {
     return correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
   }
 
-  // Epsilon in the units of a variance that is scaled by this power: a normal number, as in application.py, unless it
+  // Epsilon in the units of a variance that is scaled by this power: a normal number, as in engine/groups.py, unless it
   // is 0.
   double scaled_epsilon(int power) const {
     if (epsilon == 0 || (power == 0 && epsilon >= FLT_MIN)) return float(epsilon);

@@ -153,7 +153,7 @@ def load(path: Path) -> None:
 
 
 def others(folder: Path) -> list[Path]:
-    """Libraries of other facts, and check files of such, the newest first."""
+    """Libraries built of other sources or for other processors and JAX releases, and their check files, the newest first."""
     own = library(folder)
     found = (path for path in folder.glob("cpu-*") if NAME.fullmatch(path.name) and path.stem != own.stem and path.is_file())
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)

@@ -69,11 +69,11 @@ class Facts:
         return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
 
     def spec_of(self, shape: tuple[int, ...]) -> Spec:
-        """That of an array ``(..., N, P, G, D)``."""
+        """The spec of an array ``(..., N, P, G, D)``."""
         return replace(self.spec, reduction=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
 
     def frame(self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None) -> Frame:
-        """In :meth:`spec_of`, or with all channels as one axis, whose groups are reduced over the positions alone."""
+        """The frame, for :meth:`spec_of` or for channels joined to one axis, whose groups are reduced over the positions alone."""
         count: Any = float(self.layout.p * self.layout.d)
         if where is not None:
             count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32) * self.layout.d
@@ -125,7 +125,7 @@ def forward(spec: Spec, operands: Operands, *, moments: bool) -> tuple:
 
 
 def _standardize_part(spec: Spec, moments: bool, x, where, scale, bias) -> tuple[jax.Array, Stats | None]:
-    """Of the part that a device has."""
+    """The output and the Stats of the part of x that a device has."""
     layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
     assert layout is not None
     full = (jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params) for a, value in ((scale, 1), (bias, 0)))

@@ -56,7 +56,7 @@ def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
 
 
 def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of what broadcasts against the split shape of all of x, that of the part that a device has."""
+    """The part that a device has of a shape that broadcasts against the split shape of x."""
     return tuple(1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True))
 
 

@@ -154,7 +154,7 @@ def _jvp(primitive, plain, primals, tangents, **static):
 
 
 def _transpose(other, needed, cotangents, *leaves, facts, given, taken, made):
-    """By the other primitive, which takes None for what is zero, but for the first of its arguments, as many as it needs."""
+    """Runs the other primitive. Cotangents that are zero are passed as None, but for the first ``needed`` ones, which must be arrays."""
     filled = [
         (None if place >= needed else jnp.zeros(c.aval.shape, c.aval.dtype)) if isinstance(c, ad.Zero) else c
         for place, c in enumerate(cotangents)

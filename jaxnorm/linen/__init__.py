@@ -5,6 +5,9 @@ checkpoint. What differs, for the better: statistics are always computed stably 
 has no effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an
 ``axis_name`` is ignored where no axis is bound (an error where others are), and a batch that is empty or not finite
 leaves the state as it was. Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
+
+Dtypes: parameters are of ``param_dtype``, statistics and what is computed with them of float32 at least, and the output is of ``dtype``
+or, by default, of what ``x`` and the parameters promote to. ``mask`` is boolean or float weights, and broadcasts against ``x``.
 """
 
 try:

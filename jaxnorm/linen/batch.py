@@ -79,8 +79,9 @@ class BatchNorm(nn.BatchNorm):
 
 
 class SwitchableNorm(nn.Module):
-    """Switchable normalization (Luo et al. 2018): a learned blend of instance, layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance, layer and batch statistics.
 
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by ``softmax(mean_logits)``, var by ``softmax(var_logits)``.
     Parameters ``scale``, ``bias`` of the shape of the feature axes, ``mean_logits`` and ``var_logits`` ``(3,)`` in the
     order instance, layer, batch, all zero at first: equal weights. Running batch statistics as :class:`BatchNorm`.
 

@@ -7,6 +7,9 @@ effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by
 is ignored where no axis is bound (an error where others are), a batch that is empty or not finite leaves the state as it
 was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 0 the output is 0.
 Axes, groups and masks that do not fit raise ``ValueError``.
+
+Dtypes: parameters are of ``param_dtype``, statistics and what is computed with them of float32 at least, and the output is of ``dtype``
+or, by default, of what ``x`` and the parameters promote to. ``mask`` is boolean or float weights, and broadcasts against ``x``.
 """
 
 try:

@@ -94,8 +94,9 @@ class BatchNorm(nnx.BatchNorm):
 
 
 class SwitchableNorm(nnx.Module):
-    """Switchable normalization (Luo et al. 2018): a learned blend of instance, layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance, layer and batch statistics.
 
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by ``softmax(mean_logits)``, var by ``softmax(var_logits)``.
     Parameters ``mean_logits`` and ``var_logits`` ``(3,)`` in the order instance, layer, batch, all zero at first: equal
     weights. Scale, bias and running statistics as :class:`BatchNorm`.
 
