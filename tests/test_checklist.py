@@ -1,6 +1,8 @@
 """A norm is whole: every place of the checklist in CONTRIBUTING.md has it."""
 
+import ast
 import inspect
+import re
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -14,6 +16,7 @@ from jaxnorm import graphs, linen, nnx, norms, switchable
 ROOT = Path(__file__).parent.parent
 OPTIONS = {"scale", "bias", "epsilon", "where", "axis_name", "dtype", "full_range", "implementation"}
 SAID = ("sqrt(", "floating dtype", "boolean mask or float", "arXiv", "Args:", "Returns:", "Raises:", ">>>")
+FIRST = ("batch_norm", "rms_norm")  # which no change since the first version names
 NAMES = sorted(
     name
     for module in (norms, graphs, switchable)
@@ -33,6 +36,28 @@ def module_of(package, name):
     return {module.lower(): module for module in package.__all__}.get(name.replace("_", ""))
 
 
+def written(*parts):
+    return ROOT.joinpath(*parts).read_text()
+
+
+def imported_for_types():
+    """The names that jaxnorm/__init__.py imports where type checkers read it."""
+    tree = ast.parse(written("jaxnorm", "__init__.py"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {alias.asname or alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def called_on_jn(source):
+    """The functions of the package that a program calls as jn.name."""
+    calls = (ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return {call.removeprefix("jn.") for call in calls if call.startswith("jn.")}
+
+
+def section(name):
+    """What the gallery has of a norm, from its heading on."""
+    return next((text for text in written("docs", "gallery.md").split("\n## ") if f"[jaxnorm.{name}]" in text), "")
+
+
 def missing(name):
     """What is left to do, by file."""
     parameters, text = inspect.signature(function := getattr(jaxnorm, name)).parameters, function.__doc__
@@ -49,9 +74,12 @@ def missing(name):
         **{f"{package.replace('.', '/')}: a module in __all__": module for package, module in modules.items()},
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
         "tests/cases.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
-        "tests/typed/use.py: a line": f"jn.{name}(" in (ROOT / "tests" / "typed" / "use.py").read_text(),
-        "docs/gallery.md: a section": f"[jaxnorm.{name}]" in (ROOT / "docs" / "gallery.md").read_text(),
-        "CHANGELOG.md: a line": name.removesuffix("_norm") in (ROOT / "CHANGELOG.md").read_text().lower(),
+        "jaxnorm/__init__.py: an import for type checkers": name in imported_for_types(),
+        "tests/typed/use.py: a line": name in called_on_jn(written("tests", "typed", "use.py")),
+        "docs/gallery.md: a section": bool(section(name)),
+        **{f"docs/gallery.md: {part} in it": part in section(name) for part in ("```math", "<img ", f"jn.{name}(", "arxiv.org/abs/")},
+        **{f"docs/{picture}": (ROOT / "docs" / picture).exists() for picture in re.findall(r"images/[\w-]+\.svg", section(name))},
+        "CHANGELOG.md: a line": f"`{name}`" in written("CHANGELOG.md") or name in FIRST,
     }
     return [place for place, found in done.items() if not found]
 
