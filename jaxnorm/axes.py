@@ -122,7 +122,7 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
     result = []
     for axis in given:
         if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-            wanted = "integers or a pattern" if name == "axes" else "integers"
+            wanted = "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
             raise TypeError(f"{name} must be {wanted}: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.")
         axis = index(axis)
         if not -rank <= axis < rank:

@@ -299,9 +299,7 @@ def group_norm(
             f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
         )
     num_groups = checked_divisor("num_groups", num_groups, x.shape[features[0]])
-    reduced = (
-        other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim, "axes of group norm")
-    )
+    reduced = other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim)
     if features[0] in reduced:
         raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)

@@ -44,7 +44,7 @@ WRONG = [
     (lambda: init(linen.LayerNorm(reduction_axes=-3)), ValueError, "reduction_axes must lie in [-2, 2)"),
     (lambda: init(linen.BatchNorm(True, axis=(1, 1))), ValueError, "axis must not repeat an axis: got (1, 1)"),
     (lambda: jn.batch_norm(X, feature_axes="c"), TypeError, "feature_axes must be integers: got 'c' (str) for an array of rank 2."),
-    (lambda: jn.group_norm(X, 2, axes="n [c]"), TypeError, "axes of group norm must be integers: got 'n [c]' (str)"),
+    (lambda: jn.group_norm(X, 2, axes="n [c]"), TypeError, "axes must be integers: got 'n [c]' (str)"),
     (lambda: jn.layer_norm(X, axis_name=3), TypeError, "axis_name must be the name of a device or vmap axis, or several: got 3."),
     (lambda: jn.moments(X, 0, axis_name=("i", 0)), TypeError, "or several: got ('i', 0). Axes of x go into axes."),
     # patterns
