@@ -24,7 +24,7 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 def blocks_along(
     given: tuple[int, ...], shape: tuple[int, ...], ids: Any, axes: Any, sizes: dict[str, int]
 ) -> tuple[Reduction, Segments | None, jax.Array | None]:
-    """Those of :func:`blocks_of`, but for the axis that segments lie along; the segments, and their ids: None where none are given."""
+    """The blocks, as :func:`blocks_of`, without the axis of segments; the segments and their ids, None where none are given."""
     if ids is None or axes is None:
         if ids is not axes:
             passed, missing = ("axes", "segments") if ids is None else ("segments", "axes")

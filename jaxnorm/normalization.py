@@ -156,7 +156,7 @@ def standardize(
 
 
 def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
-    """To type checkers a function takes the arguments of another, and returns what it says itself."""
+    """Tells type checkers that a function takes the arguments of another, and returns what it says itself."""
     return lambda function: cast(Callable[Arguments, Result], function)
 
 
@@ -286,7 +286,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
 
 
 def split_operands(spec: Spec, operands: Operands) -> Operands:
-    """With what broadcasts against x split as x is."""
+    """The operands, with what broadcasts against x split as x is."""
     where, scale, bias = alongside(spec.reduction, operands.x, operands.where, operands.scale, operands.bias)
     return operands._replace(where=where, scale=scale, bias=bias)
 

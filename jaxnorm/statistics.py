@@ -264,7 +264,7 @@ def _merged(spec: Spec, parts: Moments, ids: jax.Array | None) -> Moments:
 
 
 def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
-    """With n the counts, N their sum and p one number near the mean, which keeps digits::
+    """Merges along the reduction axes. With n the counts, N their sum and p one number near the mean, which keeps digits::
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """

@@ -11,7 +11,7 @@ from jax.experimental import checkify
 
 
 def as_array(x) -> jax.Array:
-    """As it is, if it is one; a copy of what is NumPy's, which may be overwritten later.
+    """``x`` as it is, if it is an array of JAX; a copy of NumPy's, which may be overwritten later.
 
     jnp.asarray would copy what is traced, raise under debug_nans for NaN behind a mask, and compile for each shape: 20 ms.
     """

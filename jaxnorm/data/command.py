@@ -85,7 +85,7 @@ def _fit_local(found: Sequence[Piece], empty: Normalizer, state: Path) -> Normal
 
 
 def _fit_in_rounds(engine: str, found: Sequence[Piece], empty: Normalizer, state: Path) -> Normalizer:
-    """By an engine, whose state is saved after each round."""
+    """Fits by an engine, round by round, and saves its state after each."""
     fit_pieces = import_module(f"jaxnorm.data.{engine}").fit_pieces
     fitted = Normalizer.load(state) if state.exists() else empty
     with progress.shown(True, len(found), fitted.batches) as advance:

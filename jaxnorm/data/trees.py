@@ -111,5 +111,5 @@ def index(axis) -> Any:
 
 
 def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Those that a pattern names; the others are for other leaves."""
+    """The sizes that a pattern names; the others are for other leaves."""
     return {name: size for name, size in sizes.items() if isinstance(axes, str) and name in re.findall(r"\w+", axes)}

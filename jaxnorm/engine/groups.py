@@ -259,7 +259,7 @@ def _inverse_root_jvp(spec, primals, tangents):
 
 
 def _sqrt(var: jax.Array) -> jax.Array:
-    """Of finite derivative at 0, since JAX before 0.12 loses the rule above in loops."""
+    """The root, with a finite derivative at 0, since JAX before 0.12 loses the rule above in loops."""
     return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
 
 

@@ -193,7 +193,7 @@ def tangent(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Arr
 
 
 def tangent_like(spec: Spec, residuals: Residuals, tangents: Inputs) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of the shapes and dtypes of :func:`tangent`."""
+    """Arrays of the shapes and dtypes that :func:`tangent` returns."""
     stats = reduce_groups(spec, split(spec, tangents.x, compute_dtype(residuals.x.dtype)), spec.axes)
     return tangents.x.astype(spec.dtype), stats, stats
 

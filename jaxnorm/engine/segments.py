@@ -35,7 +35,7 @@ class Segments:
         return self.positions[:-1]
 
     def places(self, ids: jax.Array) -> Places:
-        """Where to add each position, so that no sum in sequence is long.
+        """Indices at which to add each position, so that no sum in sequence is long.
 
         A scatter adds in sequence, which is 1e-5 off and more for 1e5 elements. So a segment has a partial sum for every RUN of its
         elements, these have partial sums again, and at last there is one. An id out of range has a place beyond all of them.
@@ -65,7 +65,7 @@ class Segments:
         return self._in_place(flat, self.number)
 
     def spread(self, stats: jax.Array, places: Places) -> jax.Array:
-        """To each position what its segment has, and NaN where ids are out of range: the transpose of a sum by :meth:`reduce`."""
+        """Gives each position what its segment has, and NaN where its id is out of range: the transpose of a sum by :meth:`reduce`."""
         flat = self._flat(stats, self.number)
         for at in reversed(places):
             flat = jnp.take(flat, at, axis=0, mode="fill")
@@ -81,7 +81,7 @@ class Segments:
         return math.prod(self.rows) * self.number
 
     def _flat(self, values: jax.Array, size: int) -> jax.Array:
-        """With the axis of positions, or of segments, in front, together with those of the rows."""
+        """Moves the axis of positions, or of segments, to the front, joined with those of the rows."""
         if not self.rows:
             shape = (*values.shape[: self.axis], size, *values.shape[self.axis + 1 :])
             return jnp.moveaxis(jnp.broadcast_to(values, shape), self.axis, 0)

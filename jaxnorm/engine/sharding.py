@@ -10,7 +10,7 @@ from jaxnorm.axes import Reduction
 
 
 def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
-    """In explicit sharding ``new`` lying as ``old`` does: a state goes on as it began, whatever the batch is sharded over."""
+    """``new``, in explicit sharding sharded as ``old`` is: a state goes on as it began, whatever the batch is sharded over."""
     sharding, other = jax.typeof(old).sharding, jax.typeof(new).sharding
     if _explicit(sharding):
         return jax.sharding.reshard(new, sharding)
@@ -46,12 +46,12 @@ def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
 
 
 def unsharded(x: jax.Array) -> NamedSharding:
-    """That of an array which each device of the mesh of x has whole."""
+    """The sharding of an array that each device of the mesh of x has whole."""
     return NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
 
 
 def names_of(x: jax.Array) -> tuple:
-    """Of each axis the mesh axis that its type says it is sharded over, a tuple of several, or None."""
+    """For each axis of x the mesh axis that it is sharded over, a tuple of several, or None."""
     return tuple(jax.typeof(x).sharding.spec)
 
 

@@ -96,7 +96,7 @@ class Spec:
         return self.segments is None and self.adjust is None
 
     def places(self, ids: jax.Array | None) -> Places | None:
-        """Where each position is added to its segment; None where nothing names any."""
+        """The :meth:`Segments.places` of these ids; None without ids."""
         return None if ids is None else self.segments.places(ids)
 
     @property
@@ -147,7 +147,7 @@ class Spec:
         return bool(reduced) and longer[-len(reduced) :] == reduced
 
     def along(self, ids, num_segments) -> tuple["Spec", jax.Array | None]:
-        """With the segments that ids name, and the ids, checked; as it is, and None, where none are given."""
+        """This spec by segments, and the ids, checked; without ids the spec as it is, and None."""
         if ids is None and num_segments is None:
             return self, None
         reduction, axis = self.reduction, self.axes[0]
@@ -161,7 +161,7 @@ class Spec:
         return replace(self, segments=Segments(axis, index(num_segments), ids.shape)), ids
 
     def batched(self, size: int) -> "Spec":
-        """That of an array with one more axis in front."""
+        """The spec of an array with one more axis in front."""
         reduction = self.reduction
         more = Reduction((size, *reduction.shape), ((size,), *reduction.parts), tuple(axis + 1 for axis in reduction.axes))
         return replace(self, reduction=more)

@@ -137,7 +137,7 @@ def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int]
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen:
-    """In a process group of its own, to be killed along with those that it starts; their temporary files lie with the log."""
+    """Starts a command in a process group of its own, to be killed as a whole; its temporary files lie with the log."""
     environment = os.environ | {"TMPDIR": str(log.parent), "LC_ALL": "C"}
     with log.open("w") as messages:
         try:

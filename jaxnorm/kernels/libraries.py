@@ -67,7 +67,7 @@ def facts() -> dict[str, str]:
 
 
 def library(folder: Path = FOLDER) -> Path:
-    """Where the library for these sources, CPU and jaxlib is, or would be."""
+    """The path of the library for these sources, CPU and jaxlib, be it there or not."""
     return folder / f"cpu-{hashlib.sha256(repr(facts()).encode()).hexdigest()[:16]}.so"
 
 
@@ -169,7 +169,7 @@ def outdated(path: Path) -> bool:
 
 
 def purpose(path: Path) -> str:
-    """For what another library was built, in words: how that differs from here."""
+    """What another library was built for, in words: how that differs from here."""
     unknown = "another jaxlib, processor or version of jaxnorm"
     try:
         there = json.loads(check_file(path).read_text())

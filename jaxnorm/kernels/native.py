@@ -65,7 +65,7 @@ class Facts:
     moments: bool  # whether the statistics are asked for
 
     def arranged(self, x: jax.Array) -> jax.Array:
-        """As ``(..., N, P, G, D)``. Outside of the primitives x is as it is given: no copy, where NaN behind a mask would be seen."""
+        """x as ``(..., N, P, G, D)``. Outside of the primitives it keeps its shape: no copy, where NaN behind a mask would be seen."""
         return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
 
     def spec_of(self, shape: tuple[int, ...]) -> Spec:
@@ -100,7 +100,7 @@ class Facts:
 
     @property
     def attributes(self) -> dict[str, dict]:
-        """With struct Rule."""
+        """The attributes of a kernel that applies statistics, struct Rule among them."""
         values = {name: np.float64(getattr(self.spec, name)) for name in ("epsilon", "correction")}
         return {**self.shape_and_stats, "rule": {**values, "epsilon_in_std": self.spec.epsilon_in == "std"}}
 
@@ -139,7 +139,7 @@ def _standardize_part(spec: Spec, moments: bool, x, where, scale, bias) -> tuple
 
 
 def _forward(facts: Facts, arguments):
-    """With many positions a kernel computes only the statistics: XLA fuses the rest with what follows, and stores no output."""
+    """Output and statistics. With many positions a kernel computes the statistics alone: XLA fuses the rest with what follows."""
     given, scale, bias, where = arguments
     x, arrays = facts.arranged(given), [a for a in arguments if a is not None]
     per_group = (*x.shape[:-3], 1, facts.layout.g, 1)
@@ -208,7 +208,7 @@ def _tangent(facts: Facts, residuals, arguments):
 
 
 def _tangent_like(facts: Facts, residuals, arguments):
-    """Of the shapes and dtypes of :func:`_tangent`."""
+    """Arrays of the shapes and dtypes that :func:`_tangent` returns."""
     given, *params = arguments
     dy, *dstats = reference.tangent_like(*_plain_residuals(facts, residuals), Inputs(facts.arranged(given), *params))
     return dy.reshape(given.shape), *dstats
@@ -258,7 +258,7 @@ def flat(a: jax.Array) -> jax.Array:
 
 
 def mask_or_none(where: jax.Array | None) -> jax.Array | np.ndarray:
-    """As the kernels take it: without elements where there is none."""
+    """The mask as the kernels take it: an array without elements where there is none."""
     return np.zeros(0, np.bool_) if where is None else where.reshape(-1)
 
 

@@ -30,13 +30,13 @@ class Collected(NamedTuple):
 
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
-    """Of a norm with these running statistics."""
+    """No microbatch yet, for a norm with these running statistics."""
     zeros = [jnp.zeros(mean.shape, dtype) for dtype in (real_dtype(compute_dtype(mean.dtype)), compute_dtype(mean.dtype))]
     return Collected(Moments(zeros[0], zeros[1], zeros[0]), mean, var)
 
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
-    """With one more microbatch, of Moments of the shape of the running ``mean`` and ``var``."""
+    """Adds one more microbatch, whose Moments have the shape of the running ``mean`` and ``var``."""
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
     begun = old.count > 0

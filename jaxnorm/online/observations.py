@@ -108,7 +108,7 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
 
 
 def _clip(y: jax.Array, limit: float) -> jax.Array:
-    """Of complex numbers the absolute value, which may be beyond the range of its dtype."""
+    """Clips values; of complex numbers the absolute value, which may be beyond the range of its dtype."""
     if not jnp.iscomplexobj(y):
         return jnp.clip(y, -limit, limit)
     size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag)))
@@ -193,7 +193,7 @@ def _flatten(state: Tree) -> tuple[list[Moments], Any]:
 
 
 def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
-    """Those of a batch, checked."""
+    """The leaves of a batch, checked."""
     if (found := jax.tree.structure(batch)) != structure:
         raise ValueError(f"batch must have the structure of the state: got {found} for {structure}.")
     leaves = []
@@ -240,7 +240,7 @@ def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
 
 
 def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
-    """Those of all devices along a new first axis: one sum of arrays in which each device has a row of its own."""
+    """The arrays of all devices along a new first axis: one sum of arrays in which each device has a row of its own."""
     if axis_name is None:
         return jax.tree.map(lambda leaf: leaf[None], parts)
     with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together

@@ -144,7 +144,7 @@ def _run(module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **optio
 
 
 def structured(carries: Sequence[Sequence[Any]]):
-    """As users see carries: a single one plain, both directions as a pair, layers as a tuple."""
+    """Carries as users see them: a single one plain, both directions as a pair, layers as a tuple."""
     layers = [tuple(cells) if len(cells) > 1 else cells[0] for cells in carries]
     return tuple(layers) if len(layers) > 1 else layers[0]
 

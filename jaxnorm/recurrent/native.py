@@ -46,7 +46,7 @@ class Facts(NamedTuple):
     axes: int = 0  # in front, which vmap adds
 
     def arranged(self, a: jax.Array) -> jax.Array:
-        """From time first to the order that the kernels take, and the inverse."""
+        """Moves arrays with time first to the order that the kernels take, or back."""
         return jnp.moveaxis(a, 0, self.time_axis)
 
     def rows(self, steps: int, batch: int) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def _tangent(facts: Facts, residuals, arguments):
 
 
 def _tangent_like(_, residuals, arguments):
-    """Of the shapes and dtypes of :func:`_tangent`."""
+    """Arrays of the shapes and dtypes that :func:`_tangent` returns."""
     return residuals[-1][0], arguments[-1][1]
 
 

@@ -99,7 +99,7 @@ def joined(time: int, chunks):
 
 
 def varying_alike(values, others):
-    """In shard_map, arrays that differ between devices wherever any does: a carry must, weights have one sum of gradients."""
+    """The arrays, in shard_map all varying over devices where any does: a carry must, and weights then have one sum of gradients."""
     axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves((values, others))))
     return jax.tree.map(lambda leaf: vary(leaf, axes), values)
 
@@ -175,7 +175,7 @@ def before(steps: Steps, start: State, histories: State) -> State:
 
 
 def _linearized(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State):
-    """For a chunk of steps: the tangent of a step as a function of (d a, d state), and what weights and x add to it."""
+    """The linearized steps of a chunk: the tangent of each as a function of (d a, d state), and what weights and x add to it."""
     steps = with_idle(steps, x)
     a, da = jax.jvp(lambda kernel: product(states[0], kernel), (weights["recurrent_kernel"],), (dweights["recurrent_kernel"],))
     xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))

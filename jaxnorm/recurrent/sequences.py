@@ -14,7 +14,7 @@ from jaxnorm import validation
 
 @dataclass(frozen=True)
 class Layout:
-    """Where time and batch stand in ``(..., batch, time, features)``, or ``(time, ..., batch, features)``."""
+    """The sizes and the order of time and batch in ``(..., batch, time, features)``, or ``(time, ..., batch, features)``."""
 
     batch: tuple[int, ...]
     time: int
@@ -35,7 +35,7 @@ class Layout:
         return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
 
     def shardings(self, x: jax.Array) -> tuple[NamedSharding, NamedSharding, NamedSharding]:
-        """In explicit sharding, of the last state, the outputs and statistics of each step: as x along batch and time."""
+        """The shardings of last state, outputs and statistics of each step, in explicit sharding: as x along batch and time."""
         sharding = jax.typeof(x).sharding
         names = sharding.spec[:-1]
         specs = (names[1:] if self.time_major else names[:-1]), names, ()
@@ -122,7 +122,7 @@ def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
 
 
 def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:
-    """For each part of the state the units that keep their value, or the rate of that where there is no key."""
+    """The units that keep their value, for each part of the state, or the rate of that where there is no key."""
     if key is None:
         return tuple(jnp.full((layout.time, 1, 1), rate, part.dtype) for rate, part in zip(rates, state, strict=True))
     keys = jax.random.split(key, len(rates))
