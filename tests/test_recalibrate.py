@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import linen, nnx, serialization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxnorm as jn
 from jaxnorm import linen as jnn
 from jaxnorm import nnx as jnnx
+from jaxnorm import online
 
 
 class Net(linen.Module):
@@ -219,6 +220,9 @@ def test_errors(rng, ordinary_promotion):
         jnn.recalibrate(Net(), variables, parts, train=False)
     with pytest.raises(ValueError, match="at least one batch"):
         jnnx.recalibrate(model, [])
+    for call in (partial(jnn.recalibrate, Net(), variables), partial(jnnx.recalibrate, model)):
+        with pytest.raises(TypeError, match=r"batches must be an iterable of batches: got one array, of shape .* Put it in a list\."):
+            call(parts[0])
     with pytest.raises(ValueError, match="variables must have running statistics"):
         jnn.accumulate({"params": variables["params"]})
     with pytest.raises(ValueError, match="found none in Linear"):
@@ -247,3 +251,23 @@ def test_of_complex_batches_the_means_are_complex():
             jnnx.recalibrate(twin, [z, more])
         means.append(twin.mean[...])
     np.testing.assert_allclose(means, np.full((4, 1), 3 + 2j), rtol=1e-6)
+
+
+def test_buffers_may_be_donated():
+    """No array of a state that collects is there twice."""
+    x, norm = jnp.ones((4, 3)), jnn.BatchNorm(use_running_average=False)
+    variables = jnn.accumulate(norm.init(jax.random.key(0), x))
+    step = jax.jit(lambda v: v | norm.apply(v, x, mutable=["batch_stats", "batch_moments"])[1], donate_argnums=0)
+    np.testing.assert_array_equal(step(step(variables))["batch_moments"]["seen"].moments.count, [8, 8, 8])
+    module = jnnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    jnnx.accumulate(module)
+    nnx.jit(lambda module, x: module(x), donate_argnums=0)(module, x)
+    np.testing.assert_array_equal(module.batch_moments.get_value().moments.count, [4, 4, 4])
+
+
+def test_moments_are_saved_by_flax():
+    """Those of a stream, with all their words."""
+    state = online.update(online.init({"a": jnp.zeros(3)}), {"a": jnp.arange(6.0).reshape(2, 3) + 1e7})
+    restored = serialization.from_bytes(online.init({"a": jnp.zeros(3)}), serialization.to_bytes(state))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)

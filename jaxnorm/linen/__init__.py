@@ -17,6 +17,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("jaxnorm.linen needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
 
+import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.linen import layers
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)

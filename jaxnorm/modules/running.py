@@ -30,9 +30,10 @@ class Collected(NamedTuple):
 
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
-    """No microbatch yet, for a norm with these running statistics."""
-    zeros = [jnp.zeros(mean.shape, dtype) for dtype in (real_dtype(compute_dtype(mean.dtype)), compute_dtype(mean.dtype))]
-    return Collected(Moments(zeros[0], zeros[1], zeros[0]), mean, var)
+    """No microbatch yet, for a norm with these running statistics. No buffer is there twice, since buffers may be donated."""
+    dtype = compute_dtype(mean.dtype)
+    count, variance = (jnp.zeros(mean.shape, real_dtype(dtype)) for _ in range(2))
+    return Collected(Moments(count, jnp.zeros(mean.shape, dtype), variance), jnp.copy(mean), jnp.copy(var))
 
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
@@ -52,6 +53,8 @@ def restart(when, fresh: Any, seen: Any) -> Any:
 
 def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress) -> Seen:
     """What has been seen after all batches, each of which ``step`` takes."""
+    if hasattr(batches, "shape"):
+        raise TypeError(f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put it in a list.")
     for number, batch in enumerate(_tracked(batches) if progress is True else batches, 1):
         seen = step(seen, batch)
         if callable(progress):

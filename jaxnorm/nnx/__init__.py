@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
 
+import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
