@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import index
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 Axes: TypeAlias = int | Iterable[int] | str
 
@@ -116,15 +116,19 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
     >>> canonical_axes((-1, 0), 3)
     (0, 2)
     """
-    given = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
+    several = isinstance(axes, Iterable) and not isinstance(axes, str) and getattr(axes, "ndim", 1) > 0
+    given: tuple[Any, ...] = tuple(cast(Iterable, axes)) if several else (axes,)
     if not given:
         raise ValueError(f"{name} must name at least one axis: got () for an array of rank {rank}.")
     result = []
     for axis in given:
-        if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        try:
+            if isinstance(axis, bool):
+                raise TypeError
+            axis = index(axis)  # a traced one has none
+        except TypeError:
             wanted = "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
-            raise TypeError(f"{name} must be {wanted}: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.")
-        axis = index(axis)
+            raise TypeError(f"{name} must be {wanted}: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.") from None
         if not -rank <= axis < rank:
             raise ValueError(f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis {axis}.")
         result.append(axis % rank)

@@ -33,11 +33,15 @@ def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[
 
 def checked_divisor(name: str, number: Any, channels: int) -> int:
     """The number, if the channels form that many equal groups, or groups of that many."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{name} must be an integer: got {number!r} ({type(number).__name__}).")
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        number = index(number)  # a traced one has none
+    except TypeError:
+        raise TypeError(f"{name} must be an integer: got {number!r} ({type(number).__name__}).") from None
     if number < 1 or channels % number:
         raise ValueError(f"{name} must be positive and divide the channels: got {number} for {channels} channels.")
-    return index(number)
+    return number
 
 
 def spatial_axes(

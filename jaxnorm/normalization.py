@@ -239,7 +239,8 @@ def norm_operands(
     """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
     if unknown := options.keys() - NormOptions.__annotations__.keys():
         raise TypeError(
-            f"options must be those of the norm, or {', '.join(NormOptions.__annotations__)}: got {', '.join(sorted(unknown))}."
+            f"{', '.join(sorted(unknown))} must be an argument of this norm, as scale, bias, epsilon and where are of most, or one of "
+            f"{', '.join(NormOptions.__annotations__)}. See its help()."
         )
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     return _operands(x, reduction, scale, bias, **own, **options)

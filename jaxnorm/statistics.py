@@ -216,7 +216,11 @@ def shape_of(moments: Moments) -> tuple[int, ...]:
 
 def check_moments(name: str, value: Any) -> None:
     if not isinstance(value, Moments):
-        raise TypeError(f"{name} must be Moments: got {type(value).__name__}. Make them with jaxnorm.moments or jaxnorm.Moments.")
+        kind = f"those of {type(value).__module__}" if type(value).__name__ == "Moments" else type(value).__name__
+        raise TypeError(f"{name} must be Moments: got {kind}. Make them with jaxnorm.moments or jaxnorm.Moments(count, mean, var).")
+    for field in ("count", "mean", "var"):
+        if isinstance(leaf := getattr(value, field), list | tuple):
+            raise TypeError(f"{field} of Moments must be an array: got {type(leaf).__name__}. Make it one with jnp.asarray.")
 
 
 def check_applicable(name: str, value: Any, x: jax.Array) -> None:

@@ -10,19 +10,22 @@ import numpy as np
 from jax.experimental import checkify
 
 
-def as_array(x) -> jax.Array:
+def as_array(x, name: str = "x") -> jax.Array:
     """``x`` as it is, if it is an array of JAX; a copy of NumPy's, which may be overwritten later.
 
     jnp.asarray would copy what is traced, raise under debug_nans for NaN behind a mask, and compile for each shape: 20 ms.
     """
     if isinstance(x, jax.Array):
         return x
-    return jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    try:
+        return jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be an array: got {getattr(x, 'dtype', type(x).__name__)}.") from None
 
 
 def floating(x, name: str = "x") -> jax.Array:
     """``x`` as an array of a floating or complex dtype."""
-    x = as_array(x)
+    x = as_array(x, name)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"{name} must be floating point: got {x.dtype}. Cast it first, for example with .astype(jnp.float32).")
     return x
@@ -58,7 +61,7 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
     """A boolean mask, or non-negative float weights, that broadcasts against ``shape``: a constant under differentiation."""
     if where is None:
         return None
-    where = as_array(where)
+    where = as_array(where, name)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
         raise TypeError(f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
     check_fits(name, where.shape, shape)
@@ -76,7 +79,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
         raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    ids = as_array(ids)
+    ids = as_array(ids, "segments")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"segments must be integers, an id for each position: got {ids.dtype}. Cast them first, .astype(jnp.int32).")
     by_row = len(ids.shape) == len(shape) and all(s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False))

@@ -47,6 +47,11 @@ WRONG = [
     (lambda: jn.group_norm(X, 2, axes="n [c]"), TypeError, "axes must be integers: got 'n [c]' (str)"),
     (lambda: jn.layer_norm(X, axis_name=3), TypeError, "axis_name must be the name of a device or vmap axis, or several: got 3."),
     (lambda: jn.moments(X, 0, axis_name=("i", 0)), TypeError, "or several: got ('i', 0). Axes of x go into axes."),
+    (lambda: jax.jit(lambda a: jn.layer_norm(X, axes=a))(1), TypeError, "axes must be integers or a pattern: got"),
+    (lambda: jax.jit(lambda n: jn.group_norm(X, n))(2), TypeError, "num_groups must be an integer: got"),
+    (lambda: jn.batch_norm(X, axis_name="i"), NameError, "axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...)"),
+    (lambda: jax.vmap(lambda x: jn.moments(x, 0, axis_name="i"), axis_name="j")(X), NameError, "around the call: got the unbound 'i'."),
+    (lambda: jn.layer_norm(X, eps=1e-5), TypeError, "eps must be an argument of this norm, as scale, bias, epsilon and where are of most"),
     # patterns
     (lambda: jn.moments(X, "n c"), ValueError, "a pattern must have at least one reduction axis: none stands in [ ]."),
     (lambda: jn.moments(X, "n [h] c"), ValueError, "the pattern must name every axis: it names 3, the array has rank 2."),
@@ -59,7 +64,11 @@ WRONG = [
     (lambda: jn.moments(X, "n (g [c])", g=2.0), TypeError, "the size of 'g' must be an integer: got 2.0 (float)."),
     (lambda: jn.moments(X, "n [c]", h=2), TypeError, "'h' is neither an argument nor a name in the pattern 'n [c]'."),
     (lambda: jn.moments(X, "n [c] 2"), ValueError, "a pattern holds names, '...', [ ] and ( ) only: found '2'."),
-    # dtypes
+    # arrays and dtypes
+    (lambda: jn.layer_norm(None), TypeError, "x must be an array: got NoneType."),
+    (lambda: jn.standardize({"x": X}, 0), TypeError, "x must be an array: got dict."),
+    (lambda: jn.normalize(X, jn.host.moments(X, 0)), TypeError, "moments must be Moments: got those of jaxnorm.host.statistics. Make"),
+    (lambda: jn.normalize(X, jn.Moments(1, [0.0], [1.0])), TypeError, "mean of Moments must be an array: got list. Make it one with"),
     (lambda: jn.moments(INTS, 0), TypeError, "x must be floating point: got int32. Cast it first"),
     (lambda: jn.standardize(X > 0, 0), TypeError, "x must be floating point: got bool. Cast it first"),
     (lambda: jn.rms_norm(np.ones(3, np.uint8)), TypeError, "x must be floating point: got uint8."),

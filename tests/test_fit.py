@@ -123,6 +123,14 @@ def test_zarr(arrays):
     assert_fitted("stats.safetensors", {"": arrays["state"]})
 
 
+def test_features_that_are_not_finite_are_counted(arrays, capsys):
+    x = np.ones((4, 3), np.float32)
+    x[0, 0], x[1, 2] = np.nan, np.inf
+    np.save("nan.npy", x)
+    assert fit("nan.npy") == 0
+    assert said(capsys).endswith("jaxnorm: 2 features of the array hold NaN or Inf, and have no mean.\n")
+
+
 def test_interrupted_it_goes_on_and_gives_the_same(arrays, monkeypatch, capsys):
     np.save("a.npy", arrays["state"])
     assert fit("a.npy", "--out", "whole.json") == 0
@@ -135,6 +143,10 @@ def test_interrupted_it_goes_on_and_gives_the_same(arrays, monkeypatch, capsys):
         return read(piece)
 
     monkeypatch.setattr(sources.Piece, "read", interrupted)
+    done[:] = [None] * 3
+    assert fit("a.npy", "--out", "stats.json") == 130
+    assert said(capsys) == "Stopped before the first of 5 pieces was done. Run the same command.\n"
+    done.clear()
     assert fit("a.npy", "--out", "stats.json") == 130
     text = said(capsys)
     assert text.startswith("Stopped. 3 of 5 pieces are in .stats.")

@@ -225,8 +225,15 @@ def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range
         (lambda s: online.normalize({"a": jnp.zeros((5, 3))}, s, clip=-1), ValueError, "clip must be finite and >= 0"),
         (lambda s: online.normalize({"a": jnp.zeros((5, 6))}, s), ValueError, "must end in the shape"),
         (lambda s: online.debiased(1.5, 1), ValueError, "momentum must lie in"),
+        (lambda s: online.debiased(0.9, 0), ValueError, r"^step must be at least 1, that of the first batch: found 0\.$"),
+        (lambda s: online.init((3,)), TypeError, r"For a shape pass jax.ShapeDtypeStruct\(shape, jnp.float32\)\."),
+        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, axis_name="i"), NameError, "^axis_name must be bound .* got the unbound 'i'"),
         (lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(3), jnp.zeros(3, bool)), ValueError, "shape of one step"),
-        (lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(2), jnp.zeros(2)), TypeError, "done must be booleans"),
+        (
+            lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(2), jnp.zeros(2)),
+            TypeError,
+            r"done must be booleans .* Cast it, \.astype\(bool\)\.",
+        ),
         (lambda s: returns.update(returns.init(0.0), 0.0, True, gamma=2), ValueError, "gamma must lie in"),
     ],
 )
@@ -295,6 +302,7 @@ def test_debiased_averages_are_those_of_adam(momentum, rng):
         exact = part.astype(np.float64)
         biased = momentum * biased + (1 - momentum) * np.stack([exact.mean(0), exact.var(0)])
         np.testing.assert_allclose([running.mean, running.var], biased / (1 - momentum**step), rtol=2e-6)
+    assert jax.jit(online.debiased)(momentum, 0) == online.debiased(momentum, 1)  # of loops that count from 0
     traced = jax.jit(online.debiased)(jnp.float32(momentum), 3)
     np.testing.assert_allclose(traced, online.debiased(momentum, 3), rtol=1e-6)
 

@@ -73,6 +73,8 @@ REFUSED = [
     ({"initial": np.zeros((2, 4), np.float32)}, TypeError, "initial must be the pair (h, c)"),
     ({"initial": (np.zeros((2, 4), np.float32),)}, TypeError, "initial must be the pair (h, c)"),
     ({"initial": (np.zeros((2, 4), np.float32), np.zeros((2, 5), np.float32))}, ValueError, "initial c must have shape (2, 4): got (2, 5)"),
+    ({"x": PARAMS}, TypeError, "x must be an array: got dict."),
+    ({"params": {"params": {"cell": PARAMS}}}, TypeError, "params must be an array: got dict."),
     ({"zoneout": 1.5}, ValueError, "zoneout must lie in [0, 1]: got 1.5"),
     ({"zoneout": (0.1, 0.1, 0.1)}, ValueError, "zoneout must be one rate, or one for each of h, c"),
     ({"running": {}}, ValueError, "running and return_moments are for norm='batch': got norm='layer'"),
@@ -212,3 +214,15 @@ def test_modules_name_the_norms_that_they_take(norm):
     for make in (lambda: linen.GRU(4, norm=norm).init(jax.random.key(0), X), lambda: nnx.GRU(3, 4, norm=norm, rngs=Rngs(0))):
         with pytest.raises(ValueError, match=f"norm of a module must be 'layer', 'rms' or None: got '{norm}'"):
             make()
+
+
+@pytest.mark.parametrize("carry", ["array", "one layer", "no directions"])
+def test_a_carry_of_another_structure(carry):
+    part = np.zeros((2, 4), np.float32)
+    given = {"array": part, "one layer": ((part, part),), "no directions": (part, part)}[carry]
+    made = nnx.GRU(X.shape[-1], 4, num_layers=2, bidirectional=True, rngs=Rngs(0))
+    network = linen.GRU(4, num_layers=2, bidirectional=True)
+    wanted = "initial_carry must be a tuple of 2 layers, for each a pair, of both directions: got PyTreeDef"
+    for run in (lambda: network.init(jax.random.key(0), X, initial_carry=given), lambda: made(X, initial_carry=given)):
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            run()

@@ -157,5 +157,5 @@ def test_modules_say_what_is_wrong(rng):
         jn_nn.GRU(HIDDEN, placement="carried_cell").init(KEY, x)
     with pytest.raises(ValueError, match="projection is for the LSTM"):
         jn_nnx.GRU(FEATURES, HIDDEN, projection=2, rngs=flax_nnx.Rngs(0))
-    with pytest.raises(ValueError, match="initial_carry must have one part per layer"):
+    with pytest.raises(ValueError, match="initial_carry must be a tuple of 2 layers, for each one carry: got"):
         jn_nnx.GRU(FEATURES, HIDDEN, num_layers=2, rngs=flax_nnx.Rngs(0))(x, initial_carry=(jnp.zeros((2, HIDDEN)),))

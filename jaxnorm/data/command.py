@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 from jaxnorm.axes import Axes
 from jaxnorm.data import files, progress
 from jaxnorm.data.normalizer import Normalizer
@@ -40,6 +42,9 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     print(f"Written: {options.out}, of {', '.join(_described(fitted))}")
+    for leaf, summary in fitted.summaries.items():
+        if broken := int((~np.isfinite(summary.moments.var)).sum()):
+            print(f"jaxnorm: {broken} features of {leaf or 'the array'} hold NaN or Inf, and have no mean.", file=sys.stderr)
     return 0
 
 
@@ -56,8 +61,11 @@ def _fit(options: argparse.Namespace, empty: Normalizer, resume_command: str) ->
     try:
         fitted = _fit_local(found, empty, state) if options.engine == "local" else _fit_in_rounds(options.engine, found, empty, state)
     except KeyboardInterrupt:
-        done = Normalizer.load(state).batches if state.exists() else 0
-        print(f"Stopped. {done} of {len(found)} pieces are in {state}. This goes on:\n{resume_command}", file=sys.stderr)
+        if state.exists():
+            done = f"{Normalizer.load(state).batches} of {len(found)} pieces are in {state}"
+            print(f"Stopped. {done}. This goes on:\n{resume_command}", file=sys.stderr)
+        else:
+            print(f"Stopped before the first of {len(found)} pieces was done. Run the same command.", file=sys.stderr)
         raise
     fitted.save(options.out)
     state.unlink(missing_ok=True)

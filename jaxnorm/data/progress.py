@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import islice
 
 
@@ -36,6 +37,8 @@ def shown(show: bool, total: int | None, done: int) -> Iterator[Callable[[], Non
     if not (show and sys.stderr.isatty()):
         yield lambda: None
         return
+    if find_spec("rich") is None:
+        raise ModuleNotFoundError("show_progress needs rich, which is not installed: pip install 'jaxnorm[data]'.", name="rich")
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 

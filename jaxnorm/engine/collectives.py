@@ -20,10 +20,14 @@ def across(collective, value, axis_name):
     """``collective`` of ``value`` over the axis, or in its groups."""
     if axis_name is None:
         return value
-    if not isinstance(axis_name, AxisGroups):
-        return collective(value, axis_name)
     try:
+        if not isinstance(axis_name, AxisGroups):
+            return collective(value, axis_name)
         return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
+    except (NameError, AssertionError):  # the second, without a word, in shard_map over other axes
+        raise NameError(
+            f"axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...) around the call: got the unbound {axis_name!r}."
+        ) from None
     except NotImplementedError as error:  # of JAX, without a word
         raise NotImplementedError(
             f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."

@@ -165,13 +165,15 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
       One float32 number.
 
     Raises:
-      ValueError: momentum outside [0, 1].
+      ValueError: momentum outside [0, 1]; a step below 1 (a traced one counts as 1).
 
     >>> from jaxnorm import online
     >>> [round(float(online.debiased(0.9, step)), 3) for step in (1, 2, 3)], round(float(online.debiased(1.0, 4)), 3)
     ([0.0, 0.474, 0.631], 0.75)
     """
-    momentum, step = jnp.asarray(validation.momentum(momentum), jnp.float32), jnp.asarray(step, jnp.float32)
+    validation.check_values(validation.as_array(step), lambda at: at >= 1, "step must be at least 1, that of the first batch")
+    momentum = jnp.asarray(validation.momentum(momentum), jnp.float32)
+    step = jnp.maximum(jnp.asarray(step, jnp.float32), 1)
     log = jnp.log(jnp.clip(momentum, 1e-30, 1.0))
     ratio = jnp.expm1((step - 1) * log) / jnp.where(log < 0, jnp.expm1(step * log), -1.0)  # digits of 1 - momentum**step that 1 would hide
     return jnp.where(log < 0, momentum * ratio, (step - 1) / step)
@@ -180,7 +182,8 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
 def _empty(path, spec) -> Moments:
     shape, dtype = jnp.shape(spec), jnp.result_type(spec)
     if not jnp.issubdtype(dtype, jnp.inexact):
-        raise TypeError(f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its observations first.")
+        hint = " For a shape pass jax.ShapeDtypeStruct(shape, jnp.float32)." if isinstance(spec, int) else ""
+        raise TypeError(f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its observations first.{hint}")
     dtype = compute_dtype(dtype)
     return Moments(jnp.zeros(shape, real_dtype(dtype)), jnp.zeros(shape, dtype), jnp.zeros(shape, real_dtype(dtype)))
 
@@ -246,5 +249,5 @@ def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
     with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
         row, restore = ravel_pytree(parts)
         name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
-        mine = jnp.arange(lax.psum(1, name)) == lax.axis_index(name)  # rows of devices of other groups stay empty
+        mine = jnp.arange(across(lax.psum, 1, name)) == lax.axis_index(name)  # rows of devices of other groups stay empty
         return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))

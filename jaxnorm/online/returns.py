@@ -77,7 +77,8 @@ def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float 
     if rewards.shape[rewards.ndim - len(shape) :] != shape or rewards.ndim - len(shape) not in (0, 1):
         raise ValueError(f"rewards must have the shape of one step, {shape}, or time in front of it: got {rewards.shape}.")
     if done.shape != rewards.shape or done.dtype != jnp.bool_:
-        raise TypeError(f"done must be booleans of the shape of the rewards, {rewards.shape}: got {done.dtype}, {done.shape}.")
+        found = f"{done.dtype}, {done.shape}"
+        raise TypeError(f"done must be booleans of the shape of the rewards, {rewards.shape}: got {found}. Cast it, .astype(bool).")
     steps = (rewards, done) if rewards.ndim > len(shape) else (rewards[None], done[None])
     dtype = state.current.dtype
 

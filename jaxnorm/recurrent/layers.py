@@ -153,7 +153,13 @@ def listed(carries, num_layers: int, bidirectional: bool) -> list[list[Any]] | N
     """The inverse of :func:`structured`."""
     if carries is None:
         return None
-    layers = list(carries) if num_layers > 1 else [carries]
-    if len(layers) != num_layers or (bidirectional and any(len(cells) != 2 for cells in layers)):
-        raise ValueError(f"initial_carry must have one part per layer, and a pair in it per direction: got {len(layers)} for {num_layers}.")
+    layers = carries if num_layers > 1 else [carries]
+    if not _are(num_layers, layers) or (bidirectional and not all(_are(2, cells) for cells in layers)):
+        layer = "a pair, of both directions" if bidirectional else "one carry"
+        wanted = layer if num_layers == 1 else f"a tuple of {num_layers} layers, for each {layer}"
+        raise ValueError(f"initial_carry must be {wanted}: got {jax.tree.structure(carries)}, where * is an array.")
     return [list(cells) if bidirectional else [cells] for cells in layers]
+
+
+def _are(count: int, parts: Any) -> bool:
+    return isinstance(parts, tuple | list) and len(parts) == count
