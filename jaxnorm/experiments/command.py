@@ -64,11 +64,11 @@ def _explain(options: argparse.Namespace, console: Console, resume_command: str)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm",
-        description="Normalization for JAX and Flax: experiments on real data.",
-        epilog="jaxnorm fit FILES fits the statistics of a data set: jaxnorm fit --help.",
+        description="Normalization for JAX and Flax: the statistics of data sets, and experiments on real data.",
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)  # which __main__.py runs by itself
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
