@@ -81,7 +81,8 @@ def spectral_norm(
     """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
 
     Args:
-      kernel: real floating array of rank 2 or more, of any size; the last axis is the output, the others are flattened.
+      kernel: real floating array of rank 2 or more, with elements of any size but subnormal ones, which count as 0 on a CPU; the last
+        axis is the output, the others are flattened.
       u: ``(1, out)``, the left vector of the last call, or random.
       n_steps: power iterations in this call, at least 1.
       epsilon: added to sums of squares, of a kernel whose largest element is between 1/2 and 1.

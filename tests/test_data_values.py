@@ -170,3 +170,12 @@ def test_what_is_refused(text):
     with pytest.raises(TypeError) as caught:
         REFUSED[text]()
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_at_the_end_of_their_range_come_back(dtype):
+    """Their mean rounds to the power of two beyond."""
+    most = np.iinfo(dtype).max
+    x = np.array([most - i for i in range(4)], dtype)
+    fitted = Normalizer.fit([x])
+    np.testing.assert_array_equal(fitted.denormalize(fitted.normalize(x), dtype=dtype), x)

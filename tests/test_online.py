@@ -322,3 +322,12 @@ def test_before_the_first_update_all_stays_as_it_is(epsilon):
     np.testing.assert_array_equal(online.normalize(x, state, epsilon=epsilon), x)
     np.testing.assert_array_equal(online.denormalize(x, state, epsilon=epsilon), x)
     np.testing.assert_array_equal(online.returns.normalize(x[0], online.returns.init(0.0), epsilon=epsilon), x[0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_is_denormalized_without_promotion(dtype):
+    state = online.update(online.init(jnp.zeros(2, dtype)), jnp.array([[1, 2], [3, 6]], dtype))
+    with jax.numpy_dtype_promotion("strict"):
+        y = online.denormalize(jnp.ones(2, dtype), state)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(jnp.float32), [3, 6])

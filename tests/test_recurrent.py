@@ -148,3 +148,13 @@ def test_initializers_are_compiled_once():
     first, second = (recurrent.init_gru(jax.random.key(seed), 3, 4, recurrent_kernel_init=draw) for seed in (0, 1))
     assert traced == [(4, 4)]
     np.testing.assert_array_less(0, np.abs(first["recurrent_kernel"] - second["recurrent_kernel"]).max())
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_parameters_in_half_precision_are_those_of_float32_rounded(name, dtype):
+    make = getattr(jn.recurrent, f"init_{name}")
+    found, wide = (make(jax.random.key(0), 3, 4, dtype=kind) for kind in (dtype, jnp.float32))
+    for leaf in wide:
+        assert found[leaf].dtype == dtype
+        np.testing.assert_array_equal(found[leaf], wide[leaf].astype(dtype))

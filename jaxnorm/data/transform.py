@@ -92,11 +92,12 @@ def _centered(x, mean: np.ndarray, wide: np.dtype) -> Any:
 def _to_integers(xp, scaled, mean: np.ndarray, wide: np.dtype, own: np.dtype) -> Any:
     """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is added as an integer."""
     info = np.iinfo(own)
-    nearest = np.nan_to_num(np.rint(mean)).ravel()
-    base = np.array([min(max(int(value), info.min), info.max) for value in nearest], object).reshape(mean.shape)
-    whole = base.astype(np.float64)
+    nearest = np.nan_to_num(np.rint(mean))
+    exact = np.array([int(value) for value in nearest.ravel()], object).reshape(mean.shape)
+    base = np.array([min(max(value, info.min), info.max) for value in exact.ravel()], object).reshape(mean.shape)
+    rest = (mean - nearest) + (exact - base).astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
-    steps = xp.clip(xp.round(scaled + (mean - whole).astype(wide)), low, high)
+    steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
     modular = np.dtype(f"uint{8 * own.itemsize}")  # sums in it are right where differences do not fit the dtype
     size, start = abs(steps).astype(modular), (base % 2 ** (8 * own.itemsize)).astype(modular)
     return xp.where(steps < 0, start - size, start + size).astype(own)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
@@ -142,7 +143,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
 
     def apply(y, moments):
         root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(moments.mean.dtype)
-        wide = jnp.promote_types(y.dtype, root.dtype)
+        wide = np.promote_types(y.dtype, root.dtype)
         lead = (1,) * (y.ndim - root.ndim)
         root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, moments.mean, moments.low.mean))
         return (y.astype(wide) * root + low + mean).astype(y.dtype)

@@ -11,6 +11,7 @@ from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
 from jax.typing import DTypeLike
 
 from jaxnorm import validation
+from jaxnorm.dtypes import compute_dtype
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
@@ -61,8 +62,9 @@ def _by_block(draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: 
     rows, features = shape[0], shape[1] // blocks
     # One after the other: a stack of QR decompositions waits for threads of XLA's pool, and two of them stop one another for
     # ever where they hold all threads.
-    drawn = jax.lax.map(lambda k: draw(k, (rows, features), dtype), jax.random.split(key, blocks))
-    return drawn.transpose(1, 0, 2).reshape(shape)
+    wide = compute_dtype(dtype)  # there is no QR decomposition in half precision
+    drawn = jax.lax.map(lambda k: draw(k, (rows, features), wide), jax.random.split(key, blocks))
+    return drawn.transpose(1, 0, 2).reshape(shape).astype(dtype)
 
 
 def init_rnn(
