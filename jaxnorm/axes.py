@@ -70,10 +70,10 @@ def is_static(shape: tuple) -> bool:
     return all(isinstance(size, int) for size in shape)
 
 
-def product(*sizes: object) -> int:
+def rough_product(*sizes: object) -> int:
     """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
 
-    >>> product(2, 3)
+    >>> rough_product(2, 3)
     6
     """
     return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)

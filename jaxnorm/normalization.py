@@ -253,7 +253,7 @@ def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, s
 
 
 def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Plan:
-    return select(implementation, NORM_KERNELS if spec.ordinary else None, operands.x, spec, operands)
+    return select(implementation, NORM_KERNELS if spec.ordinary else {}, operands.x, spec, operands)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

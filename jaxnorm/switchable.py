@@ -78,7 +78,7 @@ def switchable_norm(
     if running is not None:
         check_applicable("running", running, x)
         running = like_batch(running, x.shape, features)
-    selected = select(implementation, None, x).implementation
+    selected = select(implementation, {}, x).implementation
     y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)
     return y, batch if running is None else running
 

@@ -65,17 +65,18 @@ def missing(name):
     if "options" in parameters and parameters["options"].annotation == Unpack[jaxnorm.NormOptions]:
         ours |= jaxnorm.NormOptions.__annotations__.keys()
     modules = {package.__name__: module_of(package, name) for package in (linen, nnx)}
+    lines = [name, *(f"{package.removeprefix('jaxnorm.')}.{module}" for package, module in modules.items())]
     file = f"{function.__module__.replace('.', '/')}.py"
     done = {
         f"{file}: x is to be positional-only": next(iter(parameters.values())).kind is inspect.Parameter.POSITIONAL_ONLY,
         **{f"{file}: option {option}": option in ours for option in sorted(OPTIONS)},
         **{f"{file}: {part} in the docstring": part in text for part in SAID},
-        "jaxnorm/__init__.py: the name in __all__": name in jaxnorm.__all__,
+        f"{file}: the formula before Args": re.search(r"``.*= .*(sqrt|epsilon).*``", text.partition("Args:")[0]),
         **{f"{package.replace('.', '/')}: a module in __all__": module for package, module in modules.items()},
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
         "tests/cases.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
         "jaxnorm/__init__.py: an import for type checkers": name in imported_for_types(),
-        "tests/typed/use.py: a line": name in called_on_jn(written("tests", "typed", "use.py")),
+        **{f"tests/typed/use.py: a line for jn.{called}": called in called_on_jn(written("tests", "typed", "use.py")) for called in lines},
         "docs/gallery.md: a section": bool(section(name)),
         **{f"docs/gallery.md: {part} in it": part in section(name) for part in ("```math", "<img ", f"jn.{name}(", "arxiv.org/abs/")},
         **{f"docs/{picture}": (ROOT / "docs" / picture).exists() for picture in re.findall(r"images/[\w-]+\.svg", section(name))},

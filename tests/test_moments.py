@@ -412,3 +412,12 @@ def test_running_statistics_are_one_word_each(rng):
     new = jn.ema(old, jn.moments(rng.standard_normal((5, 3)).astype(np.float32) + 1e6, 0))
     assert jax.tree.structure(new) == jax.tree.structure(old)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(new.low))
+
+
+def test_complex_moments_of_the_full_range():
+    """Powers of two are put back in the dtype of the mean, without promotion."""
+    x = jnp.array([[1 + 2j], [3 - 1j]], jnp.complex64)
+    for scale in (1.0, 2.0**100, 2.0**-100):
+        _, found = jn.batch_norm(x * np.complex64(scale), full_range=True)
+        np.testing.assert_allclose(found.mean / np.complex64(scale), [[2 + 0.5j]], rtol=1e-7)
+    np.testing.assert_allclose(jn.batch_norm(x, full_range=True)[1].var, [[3.25]], rtol=1e-7)

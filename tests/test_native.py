@@ -1,7 +1,9 @@
 """What is of the CPU kernels alone: their chunks, thresholds and layouts, and what they refuse. The laws are in the other files."""
 
+import sys
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,8 @@ from test_accuracy import HARD, check
 
 import jaxnorm as jn
 from jaxnorm.axes import resolve
+from jaxnorm.engine import plan
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.layout import find
 
 
@@ -186,6 +190,30 @@ def test_a_plan_says_what_runs_and_why(use):
                 call(x, 1, **wrong)
             errors.append(str(raised.value))
         assert errors[0] == errors[1]
+
+
+def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypatch):
+    """What a name added to NORM_KERNELS gives: it is asked first, refuses, and is refused by name."""
+    other = ModuleType("other_kernels")
+    other.obstacle = lambda x, *arguments: "takes no rows"
+    monkeypatch.setitem(sys.modules, "other_kernels", other)
+    modules = {"other": "other_kernels", **plan.NORM_KERNELS}
+    monkeypatch.setattr(plan, "known", lambda x: True)  # as on a single device
+    monkeypatch.setattr(plan, "NORM_KERNELS", modules)
+    monkeypatch.setattr(plan, "IMPLEMENTATIONS", (*plan.PLAIN, *modules))
+    x, spec = jnp.ones((4, 6)), Spec(resolve("n [c]", (4, 6)), dtype=jnp.dtype("float32"))
+    kernel = "a kernel takes these arguments"
+    assert plan.select(None, modules, x, spec, Operands(x)) == plan.Plan(
+        "native", {"reference": kernel, "xla": kernel, "other": "takes no rows"}
+    )
+    refused = plan.select(None, modules, x, spec, Operands(x, epsilon=x[0, 0]))
+    assert (refused.implementation, refused.others["other"], refused.others["native"]) == (
+        "xla",
+        "takes no rows",
+        "takes no traced epsilon",
+    )
+    with pytest.raises(ValueError, match=r"implementation='other' takes no rows\. Leave implementation out\."):
+        plan.select("other", modules, x, spec, Operands(x))
 
 
 SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).tolist())  # 1 / n times n is not 1 for some

@@ -19,7 +19,7 @@ from jaxnorm.engine.reference import Inputs, Residuals, Stats, apply, backward, 
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import separate
 
-__all__ = ["forward", "statistics"]  # what plan.py calls of an implementation
+__all__ = ["forward", "statistics"]  # what plan.py calls
 
 
 def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -84,7 +84,7 @@ def _normalized_jvp(spec, primals, tangents):
 
 @cache
 def _linear(recompute: bool) -> Callable:
-    """The tangent as a primitive, whose transpose is the closed form: made where first asked for, since values do without."""
+    """The tangent as a primitive, whose transpose is the closed form: made on first use, since values alone do not need it."""
     from jaxnorm.kernels.primitives import linear
 
     arguments_like = lambda r: Inputs(r.x, r.scale, r.bias)  # noqa: E731

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import product
+from jaxnorm.axes import rough_product
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.segments import Places
@@ -25,7 +25,7 @@ from jaxnorm.engine.xla import as_factor, before_loops, divide, reduce_axes, sep
 
 
 def for_own_loop(spec: Spec, *arrays: jax.Array | None) -> tuple:
-    """The same arrays, for one loop over x that shares nothing with the next; those passed together are ready together."""
+    """The same arrays behind one barrier, where passes are separate: a loop over them shares nothing with the next."""
     return separate(*arrays) if spec.separate else arrays
 
 
@@ -39,7 +39,7 @@ def spread(spec: Spec, values):
     if values is None or not spec.joined:
         return values
     front, parts = values.shape[: -len(spec.reduction.parts[-1])], spec.reduction.parts[-1]
-    if product(*values.shape[len(front) :]) == 1:
+    if rough_product(*values.shape[len(front) :]) == 1:
         return values.reshape(*front, 1)
     return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, spec.loop_shape[-1])
 
@@ -75,7 +75,7 @@ def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
 
 
 def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides groups as wholes: all is 0 there."""
+    """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides whole groups, which are 0."""
     if where is None or (where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)):
         return values
     where = as_factor(where) if spec.recompute else where

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 
 from jaxnorm import kernels
-from jaxnorm.axes import is_static, product
+from jaxnorm.axes import is_static, rough_product
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
-PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops of them fast
-IMPLEMENTATIONS = (*PLAIN, "native")
-# Implementations by name, which a plan knows nothing else of: their modules are loaded when one first runs.
-PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", "jaxnorm.kernels.native"
+PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops over x fast
+# The modules of implementations, which are loaded when one first runs. Kernels are considered in this order.
+PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", {"native": "jaxnorm.kernels.native"}
+IMPLEMENTATIONS = (*PLAIN, *NORM_KERNELS)
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
@@ -39,13 +39,13 @@ class Plan:
         return "\n".join([self.implementation, *(f"  not {name}: {reason}" for name, reason in self.others.items())])
 
 
-def select(requested: str | None, module: str | None, x: jax.Array, *arguments) -> Plan:
+def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arguments) -> Plan:
     """Which implementation runs.
 
     Args:
       requested: by the caller; None for the rule.
-      module: imported only if need be, of which ``obstacle(x, *arguments)`` says in words why its kernels cannot take
-        these, or None if they can; None where there are no kernels.
+      modules: of kernels, by the name of the implementation, each imported only if need be; ``obstacle(x, *arguments)`` of one says
+        in words why its kernels cannot take these, or None if they can.
       x: the data, whose shape and placement on devices are asked about.
 
     Raises:
@@ -57,12 +57,15 @@ def select(requested: str | None, module: str | None, x: jax.Array, *arguments) 
     named = requested or from_environment()
     if named in PLAIN:
         return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} asks for {named}")
-    reason = (named is None and _left_aside(x)) or _obstacle(module, x, arguments)
-    if reason and requested:
-        raise ValueError(f"implementation='native' {reason}. Leave implementation out.")
-    if reason:
-        return Plan("xla", {"reference": "it takes as long or longer, for the same result", "native": reason})
-    return _plan("native", "a kernel takes these arguments")
+    reasons: dict[str, str] = {}
+    for name in NORM_KERNELS if named is None else (named,):
+        reason = (named is None and _left_aside(x)) or _obstacle(modules.get(name), x, arguments)
+        if not reason:
+            return Plan(name, {**_plan(name, "a kernel takes these arguments").others, **reasons})
+        if requested:
+            raise ValueError(f"implementation={name!r} {reason}. Leave implementation out.")
+        reasons[name] = reason
+    return Plan("xla", {"reference": "it takes as long or longer, for the same result", **reasons})
 
 
 def _plan(name: str, reason: str) -> Plan:
@@ -97,7 +100,7 @@ def forward(implementation: str, spec: Spec, operands: Operands, *, moments: boo
     _, where, scale, bias, *_ = operands
     if implementation in PLAIN:
         return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
-    return import_module(NORM_KERNELS).forward(spec, operands, moments=moments)
+    return import_module(NORM_KERNELS[implementation]).forward(spec, operands, moments=moments)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
@@ -108,18 +111,18 @@ def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
     """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
 
-    Recomputing, in a fused loop for each gradient, needs rows, each element with a scale and bias of its own or none. Passes are separate,
-    unless there are at least MANY_GROUPS rows and no mask but one of whole rows: XLA fuses those by itself. A split last axis that is not
+    Backward recomputes, in a fused loop for each gradient, for rows whose scale and bias are absent or differ at every element. XLA fuses
+    the passes by itself over MANY_GROUPS rows or more without a mask within rows; all others are separated. A split last axis that is not
     of rows is joined, for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
-    alike = product(*(reduction.split_shape[axis] for axis in shared))
+    alike = rough_product(*(reduction.split_shape[axis] for axis in shared))
     recompute = spec.in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = spec.in_rows and spec.is_of_groups(where) and product(*reduction.split_stats_shape) >= MANY_GROUPS
+    in_one_loop = spec.in_rows and spec.is_of_groups(where) and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
-    keep_offset = not spec.centered or product(reduction.group_size) >= SMALL_GROUP
+    keep_offset = not spec.centered or rough_product(reduction.group_size) >= SMALL_GROUP
     return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
 
 

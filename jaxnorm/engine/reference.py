@@ -7,8 +7,8 @@ Elements that share statistics form a group. In every group::
     var    = mean(u**2) - offset**2
     y      = (u - offset) * rstd * scale + bias,      rstd = 1 / sqrt(var + epsilon)
 
-Means are weighted by the mask, and so are the last two terms of dx; what it hides is 0 in x and in dy before they come here. Power and
-pivot are constants under differentiation, since no result depends on them.
+The mask weighs the means and the last two terms of dx; what it hides is 0 in x and in dy before they come here. Power and pivot are
+constants under differentiation, since no result depends on them.
 With n the count of a group, and dy, doffset and dvar the gradients of a loss by the results::
 
     dbias  = sum(dy)                     dscale = sum(dy * (u - offset)) * rstd

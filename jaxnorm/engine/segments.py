@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import is_static, product
+from jaxnorm.axes import is_static, rough_product
 
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
 GOLDEN = 2654435769  # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998, section 6.4)
@@ -41,7 +41,7 @@ class Segments:
         elements, these have partial sums again, and at last there is one. An id out of range has a place beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
-        most, places, length = product(size), [], rows * size
+        most, places, length = rough_product(size), [], rows * size
         groups, end = self._groups, jnp.asarray(self._groups, jnp.int32)
         inside = (ids >= 0) & (ids < self.number)
         first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(jnp.int32, (rows, size), 0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm import validation
-from jaxnorm.axes import Reduction, product
+from jaxnorm.axes import Reduction, rough_product
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine.collectives import hashable
 from jaxnorm.engine.segments import Places, Segments
@@ -54,7 +54,7 @@ class Spec:
       segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
       adjust: ``adjust(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. This and the three below are set by plan.py.
+      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. plan.py alone sets this and the next three.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
@@ -142,7 +142,7 @@ class Spec:
     @property
     def in_rows(self) -> bool:
         """Whether each group is a row: all of the last axes, and nothing of another."""
-        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if product(size) > 1]
+        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if rough_product(size) > 1]
         reduced = [axis for axis in longer if axis in self.axes]
         return bool(reduced) and longer[-len(reduced) :] == reduced
 

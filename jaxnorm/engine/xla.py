@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import product
+from jaxnorm.axes import rough_product
 from jaxnorm.dtypes import real_dtype
 
 SHORT = 64  # elements: a loop over fewer costs more than what it does
@@ -85,10 +85,10 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
     the first axis on it would read memory in leaps, which takes 10 times as long. So one follows the other, but for neighbours
     of no more than SHORT elements together: 7 x 7 positions at once take 0.75 of the time of batch and instance norm.
     """
-    short = values.ndim - 1 if product(*values.shape[-1:]) < SHORT else None
+    short = values.ndim - 1 if rough_product(*values.shape[-1:]) < SHORT else None
     parts: list[list[int]] = []
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
-        if parts and axis != short and product(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT:
+        if parts and axis != short and rough_product(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT:
             parts[-1].append(axis)
         else:
             parts.append([axis])
@@ -122,8 +122,8 @@ def divide(total: jax.Array, count, nonconstant: jax.Array | None = None) -> jax
     """``total / count``; 0 for an empty group.
 
     A compiler replaces division by a constant, be it the count of a mask that it knows, with multiplication by the rounded reciprocal.
-    A zero that is computed from ``nonconstant``, any array with one element for each group, keeps the divisor from being a constant: so the
-    mean of a constant is that constant, and computed before the loop over x that reads it, see :func:`before_loops`.
+    A zero that is computed from ``nonconstant``, any array with one element for each group, keeps the divisor from being a constant. So the
+    mean of equal elements is exact. It is also computed before the loop over x that reads it, see :func:`before_loops`.
     """
     zero = 0 if nonconstant is None else jnp.minimum(jnp.abs(lax.stop_gradient(nonconstant)), 0).astype(total.dtype)
     if isinstance(count, float):

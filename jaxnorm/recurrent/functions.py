@@ -264,7 +264,7 @@ def _network(
     rates = zoneout_rates(cell.state, given.zoneout)
     table = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
     zoned = rates if any(rates) else None
-    plan = select(implementation, "jaxnorm.recurrent.native", x, cell, params, segment_ids, zoned)
+    plan = select(implementation, {"native": "jaxnorm.recurrent.native"}, x, cell, params, segment_ids, zoned)
     static = Static(cell, layout, zoned, plan.implementation, return_moments)
     state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, given.key if zoned else None)
     state = state if len(cell.state) > 1 else state[0]
