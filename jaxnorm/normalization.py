@@ -128,7 +128,7 @@ def standardize(
       full_range: first divides each group by a power of two, which keeps elements of any size (1e-30, 3e38) accurate, for 1.2 to
         2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
-        ``"xla"`` plain JAX, ``"reference"`` the formulas as they stand, without what makes XLA's loops over x fast.
+        ``"xla"`` plain JAX, ``"reference"`` that without separate passes, joined axes, recomputed statistics.
       dtype: dtype of the result; that of ``x`` by default.
       segments: ids along the first reduction axis, as in :func:`moments`: each segment is normalized by itself, in plain JAX.
       num_segments: how many segments there are.

@@ -14,7 +14,7 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
-PLAIN = ("reference", "xla")  # plain JAX: the formulas as they stand, and with what makes XLA's loops over x fast
+PLAIN = ("reference", "xla")  # plain JAX: without and with separate passes, joined axes and recomputed statistics
 # The modules of implementations, which are loaded when one first runs. Kernels are considered in this order.
 PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", {"native": "jaxnorm.kernels.native"}
 IMPLEMENTATIONS = (*PLAIN, *NORM_KERNELS)
