@@ -20,7 +20,8 @@ def as_array(x, name: str = "x") -> jax.Array:
     try:
         return jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be an array: got {getattr(x, 'dtype', type(x).__name__)}.") from None
+        kind = f"one of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"{name} must be an array of numbers: got {kind}.") from None
 
 
 def floating(x, name: str = "x") -> jax.Array:

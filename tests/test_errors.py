@@ -65,8 +65,10 @@ WRONG = [
     (lambda: jn.moments(X, "n [c]", h=2), TypeError, "'h' is neither an argument nor a name in the pattern 'n [c]'."),
     (lambda: jn.moments(X, "n [c] 2"), ValueError, "a pattern holds names, '...', [ ] and ( ) only: found '2'."),
     # arrays and dtypes
-    (lambda: jn.layer_norm(None), TypeError, "x must be an array: got NoneType."),
-    (lambda: jn.standardize({"x": X}, 0), TypeError, "x must be an array: got dict."),
+    (lambda: jn.layer_norm(None), TypeError, "x must be an array of numbers: got NoneType."),
+    (lambda: jn.rms_norm(np.array(["a"])), TypeError, "x must be an array of numbers: got one of dtype <U1."),
+    (lambda: jn.layer_norm(jax.ShapeDtypeStruct((4,), "float32")), TypeError, "x must be an array of numbers: got ShapeDtypeStruct."),
+    (lambda: jn.standardize({"x": X}, 0), TypeError, "x must be an array of numbers: got dict."),
     (lambda: jn.normalize(X, jn.host.moments(X, 0)), TypeError, "moments must be Moments: got those of jaxnorm.host.statistics. Make"),
     (lambda: jn.normalize(X, jn.Moments(1, [0.0], [1.0])), TypeError, "mean of Moments must be an array: got list. Make it one with"),
     (lambda: jn.moments(INTS, 0), TypeError, "x must be floating point: got int32. Cast it first"),
