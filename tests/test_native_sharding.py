@@ -180,7 +180,7 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
 
 def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
     x = jnp.ones((2, 3))
-    choose = partial(plan.select, None, "jaxnorm.kernels.native", x, Spec(resolve("n [c]", x.shape), dtype=x.dtype), Operands(x))
+    choose = partial(plan.select, None, plan.NORM_KERNELS, x, Spec(resolve("n [c]", x.shape), dtype=x.dtype), Operands(x))
     assert jax.device_count() == 8
     assert repr(choose()).splitlines()[::2] == ["xla", "  not native: there are several devices, and x may lie on any of them"]
     monkeypatch.setattr(jax, "device_count", lambda: 1)
