@@ -110,6 +110,16 @@ def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, group
     return Reduction(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
 
 
+def integer(value: Any, must: str, beside: str = "") -> int:
+    """``value``, if it is a static integer; else the error says what ``must`` hold."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)  # a traced one has none
+    except TypeError:
+        raise TypeError(f"{must}: got {value!r} ({type(value).__name__}){beside}.") from None
+
+
 def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> tuple[int, ...]:
     """Sorted, non-negative axes.
 
@@ -122,13 +132,8 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
         raise ValueError(f"{name} must name at least one axis: got () for an array of rank {rank}.")
     result = []
     for axis in given:
-        try:
-            if isinstance(axis, bool):
-                raise TypeError
-            axis = index(axis)  # a traced one has none
-        except TypeError:
-            wanted = "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
-            raise TypeError(f"{name} must be {wanted}: got {axis!r} ({type(axis).__name__}) for an array of rank {rank}.") from None
+        wanted = "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
+        axis = integer(axis, f"{name} must be {wanted}", f" for an array of rank {rank}")
         if not -rank <= axis < rank:
             raise ValueError(f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis {axis}.")
         result.append(axis % rank)
@@ -213,9 +218,7 @@ def _check_sizes(known: dict[str, int], names: set[str], pattern: str, report: R
     for name, size in known.items():
         if name not in names:
             raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {pattern!r}.")
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise TypeError(f"the size of {name!r} must be an integer: got {size!r} ({type(size).__name__}).")
-        if index(size) < 1:
+        if integer(size, f"the size of {name!r} must be an integer") < 1:
             raise report(f"the size of {name!r} must be at least 1: got {size}.")
 
 

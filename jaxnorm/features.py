@@ -1,14 +1,13 @@
 """Where the features stand: parameters aligned with them, groups counted, spatial axes named."""
 
 from collections.abc import Iterable
-from operator import index
 from typing import Any
 
 import jax
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import canonical_axes, other_axes
+from jaxnorm.axes import canonical_axes, integer, other_axes
 
 
 def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLike | None) -> list[jax.Array | None]:
@@ -33,12 +32,7 @@ def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[
 
 def checked_divisor(name: str, number: Any, channels: int) -> int:
     """The number, if the channels form that many equal groups, or groups of that many."""
-    try:
-        if isinstance(number, bool):
-            raise TypeError
-        number = index(number)  # a traced one has none
-    except TypeError:
-        raise TypeError(f"{name} must be an integer: got {number!r} ({type(number).__name__}).") from None
+    number = integer(number, f"{name} must be an integer")
     if number < 1 or channels % number:
         raise ValueError(f"{name} must be positive and divide the channels: got {number} for {channels} channels.")
     return number
