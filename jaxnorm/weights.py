@@ -6,11 +6,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
-from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.axes import canonical_axes, integer, other_axes, unsplit
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
 from jaxnorm.engine.reference import times
@@ -72,7 +73,7 @@ def weight_norm(
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The feature axes of a kernel; None and () both say that it has none."""
-    return () if feature_axes is None or feature_axes == () else canonical_axes(feature_axes, rank, "feature_axes")
+    return () if feature_axes is None or np.size(feature_axes) == 0 else canonical_axes(feature_axes, rank, "feature_axes")
 
 
 def spectral_norm(
@@ -103,7 +104,7 @@ def spectral_norm(
     kernel = validation.real(kernel, "kernel")
     if kernel.ndim < 2:
         raise ValueError(f"kernel must have rank 2 or more: got shape {kernel.shape}.")
-    if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+    if integer(n_steps, "n_steps must be an integer of at least 1") < 1:
         raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
     if jnp.shape(u) != (1, kernel.shape[-1]):
         raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")

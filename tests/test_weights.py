@@ -146,3 +146,23 @@ def test_weight_norm_by_every_implementation(implementation, by, full_range, rng
 def test_weight_norm_refuses_an_unknown_implementation():
     with pytest.raises(ValueError, match="implementation must be None, 'reference', 'xla' or 'native': got 'cudnn'"):
         jn.weight_norm(np.ones((2, 3), np.float32), implementation="cudnn")
+
+
+INTEGERS = {"NumPy's": np.int64, "of an array": np.array, "JAX's": jnp.asarray}
+
+
+@pytest.mark.parametrize("make", INTEGERS.values(), ids=INTEGERS)
+def test_integers_may_be_of_numpy_and_jax(make, rng):
+    k = kernel(rng)
+    np.testing.assert_array_equal(jn.weight_norm(k, feature_axes=make(-1)), jn.weight_norm(k))
+    np.testing.assert_array_equal(jn.spectral_norm(k, U, n_steps=make(2))[0], jn.spectral_norm(k, U, n_steps=2)[0])
+    x, layer = np.ones((1, 5), np.float32), flax.linen.Dense(3)
+    ours, theirs = linen.WeightNorm(layer, feature_axes=make(-1)), flax.linen.WeightNorm(layer)
+    np.testing.assert_allclose(*(norm.init_with_output(jax.random.key(0), x)[0] for norm in (ours, theirs)), rtol=1e-6)
+    nnx.GroupNorm(6, num_groups=make(2), rngs=flax_nnx.Rngs(0))
+
+
+def test_feature_axes_in_an_array(rng):
+    k = kernel(rng, shape=(3, 3, 4, 3))
+    np.testing.assert_array_equal(jn.weight_norm(k, feature_axes=np.array([2, 3])), jn.weight_norm(k, feature_axes=(2, 3)))
+    np.testing.assert_array_equal(jn.weight_norm(k, feature_axes=np.array([], int)), jn.weight_norm(k, feature_axes=()))

@@ -163,8 +163,7 @@ class GroupNorm(nnx.GroupNorm):
     @takes_arguments_of(nnx.GroupNorm.__init__)
     @wraps(nnx.GroupNorm.__init__)
     def __init__(self, num_features: int, num_groups: int | None = 32, group_size: int | None = None, **options) -> None:
-        group_count(num_groups, group_size, num_features)  # raises in other words than Flax, and for a size of 0 too
-        super().__init__(num_features, num_groups, group_size, **options)
+        super().__init__(num_features, group_count(num_groups, group_size, num_features), **options)
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
