@@ -137,17 +137,32 @@ def test_initial_kernels_are_decomposed_one_at_a_time(name):
     assert all("tensor<4x4xf32>" in line and not re.search(r"tensor<\d+x\d+x\d+xf32>", line) for line in calls)
 
 
-def test_initializers_are_compiled_once():
-    """Every layer of the same sizes starts by the same program: the second draws other numbers and traces nothing."""
-    traced = []
-
-    def draw(key, shape, dtype):
-        traced.append(shape)
-        return jax.random.normal(key, shape, dtype)
-
-    first, second = (recurrent.init_gru(jax.random.key(seed), 3, 4, recurrent_kernel_init=draw) for seed in (0, 1))
-    assert traced == [(4, 4)]
+def test_initializers_are_compiled_once(caplog):
+    """A second network of the same sizes draws other numbers and compiles nothing."""
+    first = recurrent.init_gru(jax.random.key(0), 3, 4)
+    with jax.log_compiles():
+        second = recurrent.init_gru(jax.random.key(1), 3, 4)
+        assert not caplog.messages
+        jax.jit(lambda x: x + 1)(0)
+    assert any("compilation" in message for message in caplog.messages)
     np.testing.assert_array_less(0, np.abs(first["recurrent_kernel"] - second["recurrent_kernel"]).max())
+
+
+class Unhashable:
+    """An initializer that is no key of a dict, and reads a number that it draws."""
+
+    __hash__ = None
+
+    def __call__(self, key, shape, dtype):
+        return jnp.full(shape, float(jax.random.uniform(key)), dtype)
+
+
+def test_an_initializer_is_called_as_flax_calls_it():
+    """Once for each block, with arrays that are not traced, whatever the initializer is."""
+    kernel = recurrent.init_gru(jax.random.key(0), 3, 4, kernel_init=Unhashable())["input_kernel"]
+    blocks = kernel.reshape(3, 3, 4)
+    np.testing.assert_array_equal(blocks, jnp.broadcast_to(blocks[:1, :, :1], blocks.shape))
+    assert len(set(blocks[0, :, 0].tolist())) == 3
 
 
 @pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
@@ -158,3 +173,10 @@ def test_parameters_in_half_precision_are_those_of_float32_rounded(name, dtype):
     for leaf in wide:
         assert found[leaf].dtype == dtype
         np.testing.assert_array_equal(found[leaf], wide[leaf].astype(dtype))
+
+
+@pytest.mark.parametrize("make", [np.int64, jnp.asarray], ids=["NumPy's", "JAX's"])
+def test_sizes_may_be_of_numpy_and_jax(make):
+    found = recurrent.init_lstm(jax.random.key(0), make(3), make(4), projection=make(2))
+    wanted = recurrent.init_lstm(jax.random.key(0), 3, 4, projection=2)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -79,6 +79,7 @@ REFUSED = [
     ({"zoneout": (0.1, 0.1, 0.1)}, ValueError, "zoneout must be one rate, or one for each of h, c"),
     ({"running": {}}, ValueError, "running and return_moments are for norm='batch': got norm='layer'"),
     ({"return_moments": True}, ValueError, "running and return_moments are for norm='batch'"),
+    ({"norm": "batch", "running": 3}, TypeError, "running must be a dict of Moments, as return_moments gives it: got int"),
     ({"norm": "batch", "running": {}}, ValueError, "running must hold Moments of input, recurrent, cell"),
     ({"longer": "wrap"}, ValueError, "longer must be 'last' or 'raise': got 'wrap'"),
 ]
@@ -93,8 +94,8 @@ def test_refused(change, error, message):
 
 
 def test_making_parameters_refuses_sizes():
-    for bad in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match=f"features must be a positive integer: got {bad}"):
+    for bad, error in ((0, ValueError), (-1, ValueError), (2.5, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"features must be a positive integer: got {bad}"):
             jn.recurrent.init_lstm(jax.random.key(0), 3, bad)
     for make, option in (("init_lstm", "forget"), ("init_gru", "forget_bias"), ("init_gru", "projection"), ("init_rnn", "projection")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
@@ -226,3 +227,50 @@ def test_a_carry_of_another_structure(carry):
     for run in (lambda: network.init(jax.random.key(0), X, initial_carry=given), lambda: made(X, initial_carry=given)):
         with pytest.raises(ValueError, match=re.escape(wanted)):
             run()
+
+
+def test_a_carry_of_several_layers_is_one_for_each():
+    """(c, h), given for two layers, is not taken for the carries of both."""
+    given = (np.zeros((2, 4), np.float32),) * 2
+    made = nnx.LSTM(X.shape[-1], 4, num_layers=2, rngs=Rngs(0))
+    wanted = "initial_carry must be a tuple of 2 layers, for each one carry (c, h): got PyTreeDef"
+    for run in (lambda: linen.LSTM(4, num_layers=2).init(jax.random.key(0), X, initial_carry=given), lambda: made(X, initial_carry=given)):
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            run()
+
+
+PART = np.zeros((2, 4), np.float32)
+OF_CELLS = [
+    ("GRU", (PART, PART), "a carry of gru must be an array for each part of the state: got PyTreeDef"),
+    ("LSTM", PART, "a carry must be the pair (c, h), as in Flax: got ndarray"),
+    ("LSTM", (PART,), "a carry must be the pair (c, h), as in Flax: got tuple"),
+    ("LSTM", ((PART, PART), PART), "a carry of lstm must be an array for each part of the state: got PyTreeDef"),
+]
+
+
+@pytest.mark.parametrize(("kind", "carry", "message"), OF_CELLS, ids=[row[2][:40] for row in OF_CELLS])
+def test_cells_say_what_a_carry_is(kind, carry, message):
+    name, x = f"LayerNorm{kind}Cell", X[:, 0]
+    made = getattr(nnx, name)(X.shape[-1], 4, rngs=Rngs(0))
+    for run in (lambda: getattr(linen, name)(4).init(jax.random.key(0), carry, x), lambda: made(carry, x)):
+        with pytest.raises(TypeError, match=re.escape(message)):
+            run()
+
+
+def test_cells_take_a_carry_in_a_list():
+    made = nnx.LayerNormLSTMCell(X.shape[-1], 4, rngs=Rngs(0))
+    found, wanted = (made(carry, X[:, 0])[1] for carry in ([PART, PART + 1], (PART, PART + 1)))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["GRU", "SimpleRNN", "LayerNormGRUCell", "LayerNormSimpleCell"])
+def test_a_forget_gate_is_of_the_lstm(name):
+    with pytest.raises(ValueError, match="forget_bias is for the LSTM, which has a forget gate: got 5"):
+        getattr(nnx, name)(3, 4, forget_bias=5, rngs=Rngs(0))
+
+
+@pytest.mark.parametrize("layers", [2.0, "2", True])
+def test_layers_are_counted(layers):
+    for make in MADE:
+        with pytest.raises(TypeError, match=f"num_layers must be an integer: got {layers!r}"):
+            make(layers)

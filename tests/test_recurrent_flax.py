@@ -114,10 +114,12 @@ def test_without_a_norm_parameters_start_as_flax(kind):
     same(getattr(jn_nn, LAYERS[kind])(HIDDEN, norm=None).init(KEY, x), theirs)
     same(flax_nn.RNN(getattr(jn_nn, CELLS[kind])(HIDDEN, norm=None)).init(KEY, x), theirs)
     state = lambda module: flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.Param))  # noqa: E731
-    rngs = partial(flax_nnx.Rngs, params=0, dropout=1)
-    theirs = state(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=rngs()))
-    same(state(getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs())), theirs)
-    same(state(getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs()).cell), theirs)
+    for rngs in (partial(flax_nnx.Rngs, 0), partial(flax_nnx.Rngs, params=0)):
+        theirs = state(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=rngs()))
+        same(state(getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs())), theirs)
+        same(state(getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs()).cell), theirs)
+    random = getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, num_layers=2, dropout=0.5, norm=None, rngs=flax_nnx.Rngs(0))
+    same(state(random.cell_0), state(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=flax_nnx.Rngs(0))))
 
 
 @pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTMCell"])

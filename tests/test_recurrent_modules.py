@@ -159,3 +159,25 @@ def test_modules_say_what_is_wrong(rng):
         jn_nnx.GRU(FEATURES, HIDDEN, projection=2, rngs=flax_nnx.Rngs(0))
     with pytest.raises(ValueError, match="initial_carry must be a tuple of 2 layers, for each one carry: got"):
         jn_nnx.GRU(FEATURES, HIDDEN, num_layers=2, rngs=flax_nnx.Rngs(0))(x, initial_carry=(jnp.zeros((2, HIDDEN)),))
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_kernels_keep_the_sharding_that_their_initializers_name(kind):
+    """Boxes of linen's and nnx's partitioned initializers, around each block of gates, become one around the kernel."""
+    names, draw = ("data", "model"), jax.nn.initializers.lecun_normal()
+    options = lambda box: {"kernel_init": box(draw, names), "recurrent_kernel_init": box(draw, names)}  # noqa: E731
+    x = jnp.ones((2, 5, FEATURES))
+    plain = getattr(jn_nn, LAYERS[kind])(HIDDEN, recurrent_kernel_init=draw).init(KEY, x)
+    for box in (flax_nn.with_partitioning, flax_nn.with_logical_partitioning):
+        found = getattr(jn_nn, LAYERS[kind])(HIDDEN, **options(box)).init(KEY, x)
+        specs = flax_nn.get_partition_spec(found)["params"]["cell"]
+        assert [specs[name] for name in ("input_kernel", "recurrent_kernel")] == [jax.sharding.PartitionSpec(*names)] * 2
+        jax.tree.map(np.testing.assert_array_equal, flax_nn.unbox(found), plain)
+    mesh = jax.make_mesh((1, 1), names, (jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        cell = getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, rngs=flax_nnx.Rngs(0), **options(flax_nnx.with_partitioning))
+        theirs = flax_nnx.Linear(3, 3, kernel_init=options(flax_nnx.with_partitioning)["kernel_init"], rngs=flax_nnx.Rngs(0)).kernel
+    bare = getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, rngs=flax_nnx.Rngs(0), recurrent_kernel_init=draw)
+    for name in ("input_kernel", "recurrent_kernel"):
+        assert getattr(cell, name).get_metadata() == theirs.get_metadata()
+        np.testing.assert_array_equal(getattr(cell, name)[...], getattr(bare, name)[...])

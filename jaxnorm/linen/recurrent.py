@@ -45,7 +45,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
     def parameters(self, in_features: int, carry: Any = None) -> dict[str, jax.Array]:
         """The parameters as :mod:`jaxnorm.recurrent` takes them, of the width of the carry."""
         cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
-        start = module_start(self.norm, self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
+        start = module_start(self.kind, self.norm, self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
         shapes = leaf_shapes(cell, in_features, self._width(carry), self.projection)
         if self.norm is not None:
             return {name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype) for name in start.names(cell, shapes)}
@@ -220,7 +220,7 @@ class _Layer(nn.Module):
           The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
         cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
-        carries = listed(initial_carry, self.num_layers, self.bidirectional)
+        carries = listed(self.kind, initial_carry, self.num_layers, self.bidirectional)
         width, layers = inputs.shape[-1], []
         for i, directions in enumerate(cells):
             layers.append([cell.parameters(width, None if carries is None else carries[i][d]) for d, cell in enumerate(directions)])

@@ -47,7 +47,7 @@ class _Cell(RNNCellBase, Generic[S]):
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
         self.dtype, self.param_dtype = dtype, param_dtype
         cell = module_cell(self.kind, norm, placement, epsilon)
-        start = module_start(norm, scale, forget_bias, kernel_init, recurrent_kernel_init)
+        start = module_start(self.kind, norm, scale, forget_bias, kernel_init, recurrent_kernel_init)
         shapes = leaf_shapes(cell, in_features, hidden_features, projection)
         if norm is None:
             linears = [
@@ -186,14 +186,16 @@ class _Layer(nnx.Module):
         self.zoneout, self.deterministic, self.dtype, self.param_dtype = zoneout, deterministic, dtype, param_dtype
         self.time_major, self.return_carry, self.reverse, self.keep_order = time_major, return_carry, reverse, keep_order
         self.num_layers, self.bidirectional = num_layers, bidirectional
-        self.between = nnx.Dropout(validation.number("dropout", dropout, 1), deterministic=deterministic, rngs=rngs)
-        self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
         own: dict[str, Any] = {"norm": norm, "placement": placement, "epsilon": epsilon, "dtype": dtype, "param_dtype": param_dtype}
         width, options = in_features, {**cell, **own, "projection": projection}
         for directions in direction_names(num_layers, bidirectional):
             for name in directions:
                 setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **options))
             width = len(directions) * (projection or hidden_features)
+        # After the parameters, which so start as Flax's where one stream serves all; and no stream where nothing is random.
+        dropout = validation.number("dropout", dropout, 1)
+        self.between = nnx.Dropout(dropout, deterministic=deterministic, rngs=rngs if dropout else None)
+        self.rngs = rngs.dropout.fork() if any(zoneout if isinstance(zoneout, tuple) else (zoneout,)) else nnx.data(None)
 
     @overload
     def __call__(self, inputs: jax.Array, *, return_carry: Literal[False], **options: Unpack[_CallOptions]) -> jax.Array: ...
@@ -240,7 +242,7 @@ class _Layer(nnx.Module):
         deterministic = self.deterministic if deterministic is None else deterministic
         cells = [[getattr(self, name) for name in names] for names in direction_names(self.num_layers, self.bidirectional)]
         layers = [[cell.parameters() for cell in directions] for directions in cells]
-        carries = listed(initial_carry, self.num_layers, self.bidirectional)
+        carries = listed(self.kind, initial_carry, self.num_layers, self.bidirectional)
         stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         dropout = partial(self.between, deterministic=deterministic, rngs=rngs)
         make_key = None if deterministic or stream is None else stream

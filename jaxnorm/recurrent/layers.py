@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnorm.axes import integer
 from jaxnorm.dtypes import promoted
 from jaxnorm.options import Param
 from jaxnorm.recurrent.cells import Cell
@@ -28,9 +29,16 @@ def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> 
 
 
 def module_start(
-    norm: str | None, scale: float | None, forget_bias: float | None, kernel_init: Initializer, recurrent_kernel_init: Initializer
+    name: str,
+    norm: str | None,
+    scale: float | None,
+    forget_bias: float | None,
+    kernel_init: Initializer,
+    recurrent_kernel_init: Initializer,
 ) -> Start:
-    """How the parameters of a module start; the bias of the forget gate, if none is asked for, at 1, without a norm at Flax's 0."""
+    """How the parameters of a module start; the bias of an LSTM's forget gate by default at 1, without a norm at Flax's 0."""
+    if forget_bias is not None and name != "lstm":
+        raise ValueError(f"forget_bias is for the LSTM, which has a forget gate: got {forget_bias} for {name}.")
     if forget_bias is None:
         forget_bias = 0.0 if norm is None else 1.0
     return Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
@@ -40,8 +48,8 @@ def swapped(name: str, carry):
     """A carry in Flax's order as ours, or the other way round."""
     if name not in FLAX_ORDER or carry is None:
         return carry
-    if not isinstance(carry, tuple | list) or len(carry) != 2:
-        raise TypeError(f"a carry must be the pair ({', '.join(FLAX_ORDER[name])}), as in Flax: got {type(carry).__name__}.")
+    if not _are(2, carry):
+        raise TypeError(f"a carry must be the pair {_pair(name)}, as in Flax: got {type(carry).__name__}.")
     return carry[::-1]
 
 
@@ -67,7 +75,9 @@ def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype
 
     Under a norm a carry keeps its dtypes; without one all of it has that of the output, as in Flax.
     """
-    state = swapped(name, carry) if isinstance(carry, tuple) else (carry,)
+    state = swapped(name, carry) if name in FLAX_ORDER else (carry,)
+    if any(isinstance(part, tuple | list) for part in state):
+        raise TypeError(f"a carry of {name} must be an array for each part of the state: got {jax.tree.structure(carry)}.")
     x = rounded(name, norm, dtype, x, params, state)
     new = step(name, x, params, state, norm, *options)
     output = new[0].astype(x.dtype)
@@ -77,7 +87,7 @@ def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
     """The names of the cells, layer by layer: ``cell`` for a single one, as in Flax's RNN."""
-    if num_layers < 1:
+    if integer(num_layers, "num_layers must be an integer") < 1:
         raise ValueError(f"num_layers must be at least 1: got {num_layers}.")
     if num_layers == 1 and not bidirectional:
         return [["cell"]]
@@ -149,16 +159,21 @@ def structured(carries: Sequence[Sequence[Any]]):
     return tuple(layers) if len(layers) > 1 else layers[0]
 
 
-def listed(carries, num_layers: int, bidirectional: bool) -> list[list[Any]] | None:
-    """The inverse of :func:`structured`."""
+def listed(name: str, carries, num_layers: int, bidirectional: bool) -> list[list[Any]] | None:
+    """The inverse of :func:`structured`, of a network of that name."""
     if carries is None:
         return None
     layers = carries if num_layers > 1 else [carries]
-    if not _are(num_layers, layers) or (bidirectional and not all(_are(2, cells) for cells in layers)):
-        layer = "a pair, of both directions" if bidirectional else "one carry"
+    pairs = bidirectional or (num_layers > 1 and name in FLAX_ORDER)
+    if not _are(num_layers, layers) or (pairs and not all(_are(2, cells) for cells in layers)):
+        layer = "a pair, of both directions" if bidirectional else "one carry" + (f" {_pair(name)}" if name in FLAX_ORDER else "")
         wanted = layer if num_layers == 1 else f"a tuple of {num_layers} layers, for each {layer}"
         raise ValueError(f"initial_carry must be {wanted}: got {jax.tree.structure(carries)}, where * is an array.")
     return [list(cells) if bidirectional else [cells] for cells in layers]
+
+
+def _pair(name: str) -> str:
+    return f"({', '.join(FLAX_ORDER[name])})"
 
 
 def _are(count: int, parts: Any) -> bool:

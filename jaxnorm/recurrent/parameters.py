@@ -1,8 +1,7 @@
 """Parameters of the cells: ``init_rnn``, ``init_gru``, ``init_lstm``, and what is wrong with those that are given."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
 from jax.typing import DTypeLike
 
 from jaxnorm import validation
+from jaxnorm.axes import integer
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
 
@@ -57,14 +57,14 @@ class Start:
         return [name for name in shapes if not (name == "cell_bias" and cell.norm == "rms")]
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def _by_block(draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int) -> jax.Array:
-    rows, features = shape[0], shape[1] // blocks
-    # One after the other: a stack of QR decompositions waits for threads of XLA's pool, and two of them stop one another for
-    # ever where they hold all threads.
-    wide = compute_dtype(dtype)  # there is no QR decomposition in half precision
-    drawn = jax.lax.map(lambda k: draw(k, (rows, features), wide), jax.random.split(key, blocks))
-    return drawn.transpose(1, 0, 2).reshape(shape).astype(dtype)
+def _by_block(draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int) -> Any:
+    """A kernel whose blocks are drawn one after the other, as by an initializer that may put arrays into boxes of metadata."""
+    size, wide = (shape[0], shape[1] // blocks), compute_dtype(dtype)  # there is no QR decomposition in half precision
+    parts: list[Any] = [draw(k, size, wide) for k in jax.random.split(key, blocks)]
+    beside = lambda *arrays: jnp.concatenate(arrays, 1).astype(dtype)  # noqa: E731
+    if hasattr(parts[0], "raw_value"):  # the box of nnx is no pytree
+        return replace(parts[0], raw_value=beside(*(part.raw_value for part in parts)))
+    return jax.tree.map(beside, *parts)
 
 
 def init_rnn(
@@ -172,12 +172,14 @@ def _initialize(cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], 
 
 def leaf_shapes(cell: Cell, in_features: int, features: int, projection: int | None) -> dict[str, tuple[int, ...]]:
     """The shapes of all leaves, of checked sizes."""
-    for name, value in (("in_features", in_features), ("features", features), ("projection", projection)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a positive integer: got {value!r}.")
+    given = {"in_features": in_features, "features": features, "projection": projection}
+    sizes = {name: integer(value, f"{name} must be a positive integer") for name, value in given.items() if value is not None}
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be a positive integer: got {size}.")
     if projection is not None and cell.name != "lstm":
         raise ValueError(f"projection is for the LSTM, whose h can have other features than c: got {projection} for {cell.name}.")
-    return cell.shapes(in_features, features, projection)
+    return cell.shapes(sizes["in_features"], sizes["features"], sizes.get("projection"))
 
 
 def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:

@@ -1,5 +1,7 @@
 """Statistics of recurrent batch norm: those that were used at each step, and running ones to use at each."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -25,6 +27,8 @@ def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, r
     if running is None:
         return None
     widths = normalized_widths(cell, params["recurrent_kernel"].shape[1])
+    if not isinstance(running, Mapping):
+        raise TypeError(f"running must be a dict of Moments, as return_moments gives it: got {type(running).__name__}.")
     if set(running) != set(widths) or not all(isinstance(value, Moments) for value in running.values()):
         raise ValueError(f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got {', '.join(running)}.")
     for name, value in running.items():
