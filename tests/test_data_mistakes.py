@@ -23,6 +23,9 @@ WRONG = {
     "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 1) after (1, 3).": lambda: FITTED.merge(
         Normalizer.fit([{"a": X, "b": X[:, :1]}])
     ),
+    "leaf '0': an array must have an axis to reduce: got one number. Lists are trees; make one an array, np.asarray(list).": (
+        lambda: Normalizer.fit([[1.0, 2.0]])
+    ),
     "leaf 'a': dtype must be floating point: got int32.": lambda: FITTED.normalize({"a": X}, dtype=np.int32),
 }
 
@@ -70,3 +73,12 @@ def test_one_feature_is_none_too_many(tmp_path, capsys):
     np.save(tmp_path / "a.npy", X[:, 0])
     assert main([str(tmp_path / "a.npy"), "--out", str(tmp_path / "s.json")]) == 0
     assert capsys.readouterr().out == f"Written: {tmp_path / 's.json'}, of an array: 1 feature, 4 elements each\n"
+
+
+@pytest.mark.parametrize("tree", [lambda x: x, lambda x: {"a": x}], ids=["array", "dict"])
+def test_fitting_is_not_traced(tree):
+    """JAX's own error says where the array was traced; it is a TypeError with the name of the leaf."""
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TypeError, match="traced array") as caught:
+        jax.jit(lambda x: Normalizer().update(tree(x)).moments)(np.ones(3, np.float32))
+    assert ("leaf 'a'" in str(caught.value)) == (tree(1) == {"a": 1})

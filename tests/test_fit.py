@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,25 @@ def test_parquet(arrays):
     fitted = assert_fitted("stats.safetensors", {"x": state[:, :1], "nulls": kept, "list": state})
     assert fitted.batches > 3
     assert fit("a.parquet") == 1  # text holds no numbers
+
+
+def test_columns_that_no_pattern_names_may_hold_anything(arrays):
+    """Their first row, by which columns of lists are measured, may be missing."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    others = {"text": [None, "a"], "texts": [[None, "b"], ["a", "b"]], "lists": [None, [1.0]], "structs": [None, {"k": 1}]}
+    columns = {"x": arrays["state"][:2, 0], "flag": [None, True], **others}
+    parquet.write_table(pa.table(columns), "a.parquet")
+    assert fit("a.parquet", "--pattern", "x=[n]") == 0
+    assert_fitted("stats.safetensors", {"x": arrays["state"][:2, :1]})
+
+
+def test_columns_that_hold_no_numbers_are_refused(capsys):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"text": [None, "a"], "lists": [None, [1.0]]}), "a.parquet")
+    assert fit("a.parquet", "--pattern", "text=[n]") == 1
+    assert "leaf 'text': x must be floating point or integer: got object" in said(capsys)
+    assert fit("a.parquet", "--pattern", "lists=[n] f") == 1
+    assert "lists must have one length and no nulls" in said(capsys)
 
 
 def test_ragged_lists_are_refused(capsys):
@@ -232,6 +252,7 @@ def test_it_needs_neither_jax_nor_the_experiments(arrays):
     np.save("a.npy", arrays["state"])
     code = """
 import sys
+import zipfile
 for missing in ("jax", "flax", "optax", "sklearn", "matplotlib"):
     sys.modules[missing] = None
 from jaxnorm.__main__ import main
@@ -248,3 +269,12 @@ def test_objects_that_no_pattern_names_are_left_alone(save, arrays, capsys):
     assert fit("o.npz", "--pattern", "x=[n] f") == 0
     assert fit("o.npz", "--pattern", "meta=[n]") == 1
     assert "o.npz must hold numbers in 'meta': it holds Python's objects." in said(capsys)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_of_an_archive_that_are_no_arrays_are_left_alone(compression, arrays):
+    np.savez("a.npz", x=arrays["state"])
+    with zipfile.ZipFile("a.npz", "a", compression) as archive:
+        archive.writestr("README.txt", "about x")
+    assert fit("a.npz") == 0
+    assert_fitted("stats.safetensors", {"x": arrays["state"]})

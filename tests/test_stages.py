@@ -242,7 +242,9 @@ def test_jvp_and_second_order_agree_with_the_whole_batch(rng):
     ("call", "error", "message"),
     [
         (lambda: online.stages([]), TypeError, "one at least"),
-        (lambda: online.stages([1]), TypeError, "stages takes functions"),
+        (lambda: online.stages([1]), TypeError, "stages takes functions, one at least"),
+        (lambda: online.stages(len), TypeError, "stages takes functions in a list: got <built-in function len> alone."),
+        (lambda: online.stages([len], where=[True]), TypeError, "where must be a function, from a microbatch to its mask: got list."),
         (lambda: online.stages([first], epsilon=-1), ValueError, "epsilon must be finite and >= 0"),
         (lambda: online.stages([first])(None, []), ValueError, "one at least: got none"),
         (lambda: online.stages([first, last])(None, jnp.ones((0, 4, 3))), ValueError, "one at least: got none"),

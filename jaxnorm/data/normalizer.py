@@ -272,9 +272,13 @@ class Normalizer:
             if np.iscomplexobj(x):
                 raise TypeError(f"x must be real: got {x.dtype}. Split it into its real and imaginary parts.")
             axes = self.axes[str(of_prefix(self.axes, path))]
+            if not x.ndim:
+                raise ValueError(
+                    "an array must have an axis to reduce: got one number. Lists are trees; make one an array, np.asarray(list)."
+                )
             new = summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), mask(where, x.shape), threads=threads)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
+            raise _of_leaf(path, error) from None
         self._check_shape(path, new)
         return new
 
@@ -311,7 +315,7 @@ class Normalizer:
             try:
                 return function(x, self._state.summaries[path], self.axes[str(of_prefix(self.axes, path))])
             except (TypeError, ValueError) as error:
-                raise type(error)(f"{_label(path)}: {error}" if path else str(error)) from None
+                raise _of_leaf(path, error) from None
 
         return map_leaves(leaf, tree)
 
@@ -326,6 +330,12 @@ class Normalizer:
 
 def _join(old: Summary, new: Summary) -> Summary:
     return Summary(merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
+
+
+def _of_leaf(path: str, error: Exception) -> Exception:
+    """The same error with the leaf's name; of TypeError or ValueError themselves, since kinds of them may take other arguments."""
+    kind = TypeError if isinstance(error, TypeError) else ValueError
+    return kind(f"{_label(path)}: {error}" if path else str(error))
 
 
 def _label(path: str) -> str:

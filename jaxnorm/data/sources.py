@@ -188,6 +188,8 @@ class _Npz(_Npy):
         self.streams: dict[str, tuple[int, Any, tuple]] = {}
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
+                if not member.filename.endswith(".npy"):  # no array
+                    continue
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as file:
                     shape, fortran, dtype = _header(file)
@@ -243,7 +245,7 @@ class _Parquet:
         self.bytes = [self.file.metadata.row_group(group).total_byte_size for group in range(groups)]
         first = next(self.file.iter_batches(batch_size=1), None)
         names = self.file.schema_arrow.names
-        widths = {name: (_values(first.column(name))[0].shape[1:] if first is not None else ()) for name in names}
+        widths = {name: () if first is None else _widths(first.column(name)) for name in names}
         self.leaves = {name: Leaf((sum(self.rows), *widths[name]), "float64") for name in names}
 
     def cuts(self, along: Mapping[str, int]) -> list[Cut]:
@@ -263,6 +265,21 @@ class _Parquet:
         )
 
 
+def _is_list(kind) -> bool:
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _widths(row) -> tuple[int, ...]:
+    """The shape of a column's value in one row, whatever it holds: (), or how many numbers are in its lists, none where it is null."""
+    if not _is_list(row.type):
+        return ()
+    while _is_list(row.type):
+        row = row.flatten()
+    return (len(row),)
+
+
 def _values(column) -> tuple[np.ndarray, np.ndarray | None]:
     """A column's numbers, and a mask where it has nulls."""
     import pyarrow as pa
@@ -270,7 +287,7 @@ def _values(column) -> tuple[np.ndarray, np.ndarray | None]:
 
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    if _is_list(column.type):
         lengths = pc.list_value_length(column).unique()
         if column.null_count or len(lengths) > 1:
             raise ValueError(f"lists must have one length and no nulls: lengths are {lengths.to_pylist()[:5]}")
@@ -279,7 +296,7 @@ def _values(column) -> tuple[np.ndarray, np.ndarray | None]:
         return inner.reshape(rows, -1), mask if mask is None else mask.reshape(rows, -1)
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
-    return column.fill_null(0).to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
+    return column.fill_null(pa.scalar(0).cast(column.type)).to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
 
 
 class _Zarr(_Npy):

@@ -59,9 +59,13 @@ def stages(
     >>> batch.mean.tolist(), [output.tolist() for output in outputs]
     ([[2.0]], [[[-1.0], [1.0], [-1.0]], [[1.0]]])
     """
+    if callable(functions):
+        raise TypeError(f"stages takes functions in a list: got {functions!r} alone.")
     functions = tuple(functions)
     if not functions or not all(map(callable, functions)):
         raise TypeError(f"stages takes functions, one at least: got {functions!r}.")
+    if where is not None and not callable(where):
+        raise TypeError(f"where must be a function, from a microbatch to its mask: got {type(where).__name__}.")
     norm = partial(_norm, feature_axes, validation.number("epsilon", epsilon), where)
     local = partial(_moments, feature_axes, where)
 
