@@ -153,7 +153,10 @@ def test_the_messages_are_the_same(wrong):
 
 
 def test_merge_says_what_it_takes():
-    with pytest.raises(TypeError, match=re.escape("merge takes Moments: got int. Make them with jaxnorm.host.moments.")):
+    own = "merge takes Moments of jaxnorm.host: got "
+    with pytest.raises(TypeError, match=re.escape(f"{own}those of jaxnorm.statistics. Make them with jaxnorm.host.moments.")):
+        host.merge(jn.Moments(1.0, 0.0, 0.0))
+    with pytest.raises(TypeError, match=re.escape(f"{own}int. Make them with jaxnorm.host.moments.")):
         host.merge(host.moments(X, 0), 3)
 
 

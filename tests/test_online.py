@@ -225,6 +225,7 @@ def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range
         (lambda s: online.normalize({"a": jnp.zeros((5, 3))}, s, clip=-1), ValueError, "clip must be finite and >= 0"),
         (lambda s: online.normalize({"a": jnp.zeros((5, 6))}, s), ValueError, "must end in the shape"),
         (lambda s: online.debiased(1.5, 1), ValueError, "momentum must lie in"),
+        (lambda s: online.debiased(0.9, "first"), TypeError, "step must be an array of numbers: got str"),
         (lambda s: online.debiased(0.9, 0), ValueError, r"^step must be at least 1, that of the first batch: found 0\.$"),
         (lambda s: online.init((3,)), TypeError, r"For a shape pass jax.ShapeDtypeStruct\(shape, jnp.float32\)\."),
         (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, axis_name="i"), NameError, "^axis_name must be bound .* got the unbound 'i'"),

@@ -97,9 +97,9 @@ def merge(first: Moments, *others: Moments) -> Moments:
     [3.0]
     """
     parts = (first, *others)
-    if not all(isinstance(part, Moments) for part in parts):
-        wrong = next(type(part).__name__ for part in parts if not isinstance(part, Moments))
-        raise TypeError(f"merge takes Moments: got {wrong}. Make them with jaxnorm.host.moments.")
+    for wrong in (type(part) for part in parts if not isinstance(part, Moments)):
+        kind = f"those of {wrong.__module__}" if wrong.__name__ == "Moments" else wrong.__name__
+        raise TypeError(f"merge takes Moments of jaxnorm.host: got {kind}. Make them with jaxnorm.host.moments.")
     means = [numbers(part.mean, "mean") for part in parts]
     try:
         shape = np.broadcast_shapes(*(mean.shape for mean in means))
