@@ -21,7 +21,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, check_applicable, from_stats, like_batch, shape_of
+from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ def normalize(
     [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
-    check_applicable("moments", moments, x)
+    moments = applicable("moments", moments, x)
     blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)

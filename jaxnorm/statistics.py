@@ -91,6 +91,11 @@ class Moments:
         return _merged(spec, replace(self, mean=mean), ids)
 
 
+jax.export.register_namedtuple_serialization(Low, serialized_name="jaxnorm.Low")
+_NO_FACTS = {"serialize_auxdata": lambda _: b"", "deserialize_auxdata": lambda _: ()}
+jax.export.register_pytree_node_serialization(Moments, serialized_name="jaxnorm.Moments", **_NO_FACTS)
+
+
 def _zero(value: Any) -> Any:
     """Zeros like an array or a number; what stands for a leaf, such as a sharding or a vmap axis, as it is."""
     if isinstance(value, jax.core.Tracer):  # NumPy's would be constants, which a backward pass keeps
@@ -223,12 +228,12 @@ def check_moments(name: str, value: Any) -> None:
             raise TypeError(f"{field} of Moments must be an array: got {type(leaf).__name__}. Make it one with jnp.asarray.")
 
 
-def check_applicable(name: str, value: Any, x: jax.Array) -> None:
-    """Raises unless these are Moments that x can be normalized by."""
+def applicable(name: str, value: Any, x: jax.Array) -> Moments:
+    """Moments that x can be normalized by."""
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
         raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
-    validation.check_variance(name, value.var)
+    return replace(value, var=validation.variance(name, value.var))
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:

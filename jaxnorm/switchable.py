@@ -18,7 +18,7 @@ from jaxnorm.engine.xla import before_loops
 from jaxnorm.features import spatial_axes
 from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, check_applicable, from_stats, into_frame, like_batch
+from jaxnorm.statistics import Moments, applicable, from_stats, into_frame, like_batch
 
 
 def switchable_norm(
@@ -76,7 +76,7 @@ def switchable_norm(
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
     spec, operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:
-        check_applicable("running", running, x)
+        running = applicable("running", running, x)
         running = like_batch(running, x.shape, features)
     selected = select(implementation, {}, x).implementation
     y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)

@@ -206,16 +206,46 @@ CHECKED = [
     (lambda m: jn.ema(M, M, momentum=m), np.float32(1.5), "momentum must lie in [0, 1]"),
     (lambda v: jn.normalize(X, jn.Moments(1.0, 0.0, v)), np.float32(-1), "the variance of moments must be >= 0"),
     (lambda e: jn.layer_norm(X, epsilon=e), np.float32(-1), "epsilon must be finite and >= 0"),
+    (lambda i: jn.layer_norm(X, segments=i.astype(int), num_segments=2), np.full(6, 4, np.float32), "segments must be ids from 0 to"),
 ]
+VALUES = ["weights", "momentum", "variance", "epsilon", "segments"]
 
 
-@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=["weights", "momentum", "variance", "epsilon"])
+@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=VALUES)
 def test_wrong_values_inside_jit_are_found_under_checkify(call, value, message):
     error, _ = checkify.checkify(jax.jit(call))(jnp.asarray(value))
     with pytest.raises(checkify.JaxRuntimeError, match=re.escape(message)):
         error.throw()
-    checkify.checkify(jax.jit(call))(jnp.abs(value) / 2)[0].throw()
+    checkify.checkify(jax.jit(call))(jnp.abs(value) / 5)[0].throw()
     jax.block_until_ready(jax.jit(call)(jnp.asarray(value)))  # without checkify nothing is checked
+
+
+def summed(call):
+    return lambda value: sum(leaf.sum() for leaf in jax.tree.leaves(call(value)))
+
+
+WITHIN = {
+    "vmap": lambda call: lambda value: jax.vmap(call)(value[None]),
+    "scan": lambda call: lambda value: jax.lax.scan(lambda state, one: (state, call(one)), 0, value[None]),
+    "cond": lambda call: lambda value: jax.lax.cond(value.sum() < 1e9, call, call, value),
+    "checkpoint": jax.checkpoint,
+    "gradient": lambda call: jax.jit(jax.grad(summed(call))),
+    "second derivative": lambda call: jax.grad(lambda value: jax.grad(summed(call))(value).sum()),
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
+@pytest.mark.parametrize(("call", "value", "message"), CHECKED, ids=VALUES)
+def test_wrong_values_are_found_within_transformations(call, value, message, within):
+    """What is checked is used, so that no transformation drops it as dead code."""
+    error, _ = checkify.checkify(WITHIN[within](call))(jnp.asarray(value))
+    assert message in error.get()
+
+
+@pytest.mark.parametrize(("call", "value"), [row[:2] for row in CHECKED], ids=VALUES)
+def test_checks_are_no_effects(call, value):
+    """Programs with effects cannot be serialized, and are not called by JAX's fast path."""
+    assert not jax.make_jaxpr(call)(jnp.asarray(value)).effects
 
 
 COMMANDS = [

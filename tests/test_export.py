@@ -35,9 +35,13 @@ SCOPE = jax.export.SymbolicScope()
 
 
 def exported(function, shape, *dtypes):
-    """The program for an array of this shape, or several alike but in dtype."""
+    """The program for an array of this shape, or several alike but in dtype, as it is read from a file."""
     structs = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=SCOPE), dtype) for dtype in dtypes]
-    return jax.export.export(jax.jit(function), platforms=["cpu"])(*structs)
+    return from_bytes(function, *structs)
+
+
+def from_bytes(function, *arguments):
+    return jax.export.deserialize(jax.export.export(jax.jit(function), platforms=["cpu"])(*arguments).serialize())
 
 
 def concrete(shape, sizes):
@@ -139,6 +143,28 @@ def test_modules_of_any_batch(rng):
     x = jnp.asarray(rng.standard_normal((11, 4, 8)), jnp.float32)
     for call in (lambda x: module.apply(state, x, mutable=["batch_stats"]), lambda x: nnx.merge(*layer)(x)):
         assert_near(exported(call, "b, t, 8", "float32").call(x), call(x), 3e-6)
+
+
+X, IDS = np.random.default_rng(0).standard_normal((4, 6, 8)).astype(np.float32), np.array([0, 1, 1, 2, 2, 2])
+LSTM_PARAMS = jax.tree.map(np.asarray, recurrent_cases.Case("lstm").params())
+CHECKED = {
+    "batch norm in evaluation": (lambda x, var: linen.BatchNorm(use_running_average=True).apply(var, x), X, None),
+    "weights": (lambda x, where: jn.layer_norm(x, where=where), X, np.abs(X)),
+    "weights of moments": (lambda x, where: jn.moments(x, 0, where=where), X, np.abs(X)),
+    "given moments": (jn.normalize, X, jn.Moments(np.float32(1), X[:1], np.abs(X[:1]))),
+    "segments": (lambda x, ids: jn.standardize(x, "n [t] c", segments=ids, num_segments=3), X, IDS),
+    "epsilon": (lambda x, epsilon: jn.rms_norm(x, epsilon=epsilon), X, np.float32(0.1)),
+    "momentum": (lambda x, momentum: jn.ema(jn.moments(x, 0), jn.moments(-x, 0), momentum=momentum), X, np.float32(0.5)),
+    "lengths": (lambda x, lengths: jn.recurrent.lstm(x, LSTM_PARAMS, lengths=lengths)[1], X[..., :3], np.array([6, 0, 3, 1])),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_programs_that_check_values_can_be_saved(name):
+    """Of running variance, weights, ids and lengths, which checkify looks at, and of Moments."""
+    call, x, value = CHECKED[name]
+    value = linen.BatchNorm(use_running_average=True).init(jax.random.key(0), x) if value is None else value
+    assert_near(from_bytes(call, x, value).call(x, value), jax.jit(call)(x, value), 1e-6)
 
 
 def test_kernels_take_no_symbolic_sizes():

@@ -114,6 +114,15 @@ def test_lengths_of_few_bits_beside_many_steps():
     call(np.zeros((1, 256, FEATURES), np.float32), jnp.array([9], jnp.uint8))[0].throw()
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_lengths_and_segments_where_integers_have_64_bits(kind, x64):
+    """Under strict promotion, which refuses to compare integers of 32 and 64 bits."""
+    ids = np.broadcast_to(np.arange(5) // 3, (2, 5)).astype(kind)
+    found, wanted = (jn.recurrent.lstm(X, PARAMS, lengths=n, segment_ids=ids)[1] for n in (kind([2, 5]), kind([2, 5]).astype(np.int8)))
+    np.testing.assert_array_equal(found, wanted)
+    assert found.dtype == np.float32
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
 def test_no_sequences_or_no_steps(shape):
     x = jnp.ones((*shape, FEATURES))

@@ -172,7 +172,9 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
     >>> [round(float(online.debiased(0.9, step)), 3) for step in (1, 2, 3)], round(float(online.debiased(1.0, 4)), 3)
     ([0.0, 0.474, 0.631], 0.75)
     """
-    validation.check_values(validation.as_array(step, "step"), lambda at: at >= 1, "step must be at least 1, that of the first batch")
+    step = validation.check_values(
+        validation.as_array(step, "step"), lambda at: at >= 1, "step must be at least 1, that of the first batch"
+    )
     momentum = jnp.asarray(validation.momentum(momentum), jnp.float32)
     step = jnp.maximum(jnp.asarray(step, jnp.float32), 1)
     log = jnp.log(jnp.clip(momentum, 1e-30, 1.0))

@@ -258,11 +258,11 @@ def _network(
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     params = {name: value.astype(dtype) for name, value in params.items()}
-    mask = step_mask(layout, given.lengths, given.where)
+    table, lengths = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
+    mask = step_mask(layout, lengths, given.where)
     segment_ids = None if given.segment_ids is None else of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
     state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
-    table = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
     zoned = rates if any(rates) else None
     plan = select(implementation, {"native": "jaxnorm.recurrent.native"}, x, cell, params, segment_ids, zoned)
     static = Static(cell, layout, zoned, plan.implementation, return_moments)

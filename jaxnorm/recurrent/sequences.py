@@ -67,10 +67,9 @@ def step_mask(layout: Layout, lengths, where, names: tuple[str, str] = ("lengths
         raise TypeError(f"{of_lengths} must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
         raise ValueError(f"{of_lengths} must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
-    validation.check_values(
-        lengths, lambda n: (n >= 0) & (n <= layout.time), f"{of_lengths} must lie between 0 and the {layout.time} steps of x"
-    )
-    within = jnp.arange(layout.time).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
+    message = f"{of_lengths} must lie between 0 and the {layout.time} steps of x"
+    lengths = validation.check_values(lengths, lambda n: (n >= 0) & (n <= layout.time), message)
+    within = jnp.arange(layout.time, dtype=jnp.int32).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
     within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
     return within if mask is None else mask & within
 

@@ -1,6 +1,8 @@
 """Statistics of recurrent batch norm: those that were used at each step, and running ones to use at each."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,31 +20,32 @@ def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
     return {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
 
 
-def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params) -> dict | None:
-    """Running Moments, checked."""
+def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params) -> tuple[dict | None, Any]:
+    """Running Moments and lengths, checked."""
     if cell.norm != "batch" and (running is not None or return_moments):
         raise ValueError(f"running and return_moments are for norm='batch': got norm={cell.norm!r}.")
     if longer not in ("last", "raise"):
         raise ValueError(f"longer must be 'last' or 'raise': got {longer!r}.")
     if running is None:
-        return None
+        return None, lengths
     widths = normalized_widths(cell, params["recurrent_kernel"].shape[1])
     if not isinstance(running, Mapping):
         raise TypeError(f"running must be a dict of Moments, as return_moments gives it: got {type(running).__name__}.")
     if set(running) != set(widths) or not all(isinstance(value, Moments) for value in running.values()):
         raise ValueError(f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got {', '.join(running)}.")
+    table = {}
     for name, value in running.items():
         if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
             raise ValueError(f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}.")
-        validation.check_variance("running", value.var)
+        table[name] = replace(value, var=validation.variance("running", value.var))
     steps = next(iter(running.values())).mean.shape[0]
     if longer == "raise" and lengths is not None:
-        validation.check_values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
+        lengths = validation.check_values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
     elif longer == "raise" and layout.time > steps:
         raise ValueError(
             f"sequences must have at most the {steps} steps of running: got {layout.time}. longer='last' uses the last step's."
         )
-    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), dict(running))
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), table), lengths
 
 
 def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, tuple[jax.Array, jax.Array]]:
