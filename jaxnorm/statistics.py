@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, resolve
+from jaxnorm.axes import Axes, resolve, unsplit
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import Frame, count_elements, hide, hide_split, in_segments, over_groups, scale_down, spread_stats, total_weight
@@ -76,7 +76,7 @@ class Moments:
         """Reduces further axes: the groups along ``axes`` become one, or one for each segment.
 
         Args:
-          axes: ints or a pattern over the shape of ``mean``.
+          axes: ints or a pattern over the shape of ``mean``; with ``axis_name`` it may be ().
           axis_name: device or vmap axes to reduce over as well.
           segments: ids along the first reduction axis, as in :func:`moments`.
           num_segments: how many segments there are.
@@ -87,13 +87,16 @@ class Moments:
           ValueError: the axes or the ids do not fit.
         """
         mean = validation.floating(self.mean, "mean")
-        spec, ids = Spec(resolve(axes, shape_of(self), sizes), axis_name).along(segments, num_segments)
+        shape = shape_of(self)
+        reduction = unsplit(shape, ()) if axes == () and axis_name is not None and segments is None else resolve(axes, shape, sizes)
+        spec, ids = Spec(reduction, axis_name).along(segments, num_segments)
         return _merged(spec, replace(self, mean=mean), ids)
 
 
 jax.export.register_namedtuple_serialization(Low, serialized_name="jaxnorm.Low")
-_NO_FACTS = {"serialize_auxdata": lambda _: b"", "deserialize_auxdata": lambda _: ()}
-jax.export.register_pytree_node_serialization(Moments, serialized_name="jaxnorm.Moments", **_NO_FACTS)
+jax.export.register_pytree_node_serialization(
+    Moments, serialized_name="jaxnorm.Moments", serialize_auxdata=lambda _: b"", deserialize_auxdata=lambda _: ()
+)
 
 
 def _zero(value: Any) -> Any:

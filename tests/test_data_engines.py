@@ -160,6 +160,18 @@ class TestDask:
         x = np.array([[1.0], [np.nan], [5.0], [np.nan]])
         assert fit(da.from_array(x, chunks=1), 0, where=np.isfinite).moments.mean.item() == 3
 
+    @pytest.mark.parametrize("axes", [0, "[n] f"])
+    def test_chunks_of_unknown_lengths(self, axes, rng):
+        import dask.array as da
+
+        from jaxnorm.data.dask import fit
+
+        x = rng.standard_normal((40, 3))
+        array = da.from_array(x, chunks=(7, 3))
+        fitted, kept = fit(array[array[:, 0] > 0], axes), x[x[:, 0] > 0]
+        np.testing.assert_allclose(fitted.moments.mean[0], kept.mean(0), rtol=1e-12)
+        assert fitted.moments.count.max() == len(kept)
+
     def test_data_frames_with_empty_partitions(self):
         frames, pandas = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
         from jaxnorm.data.dask import fit

@@ -1,5 +1,6 @@
 """Every norm under every transformation of JAX."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -229,6 +230,40 @@ def test_masks_and_parameters_that_are_explicitly_sharded_otherwise_than_x(case,
     assert [jax.typeof(a).sharding.spec for a in found] == [specs[0], *specs[:3]]
     for one, other in zip(found, jax.jit(run)(*given), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6 * np.abs(other).max())
+
+
+SPLITS = {  # the axis of the mesh that each axis of x lies along, and how many groups one of these is split into
+    "channels over two axes": ((None, None, ("a", "b")), {1: True, 2: False, 4: True, 8: True}, lambda x, g: jn.group_norm(x, g)),
+    "examples over one": (("a",), {1: True, 3: False, 4: True}, lambda x, g: jn.standardize(x, "(k [n]) [h] c", k=g)),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_split_axes_that_are_explicitly_sharded(name, rng):
+    """Groups that devices hold whole; others are refused in words, since no type says how the parts are sharded."""
+    spec, fits, norm = SPLITS[name]
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=HOST[:4], axis_types=(AxisType.Explicit,) * 2)
+    x = rng.standard_normal((12, 4, 8)).astype(np.float32)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(x, NamedSharding(mesh, P(*spec)))
+        for groups, held in fits.items():
+            if held:
+                np.testing.assert_allclose(jax.jit(norm, static_argnums=1)(placed, groups), norm(x, groups), atol=2e-6)
+            else:
+                with pytest.raises(ValueError, match="an axis that is explicitly sharded must be split into a multiple of its devices"):
+                    jax.jit(norm, static_argnums=1)(placed, groups)
+
+
+def test_moments_are_merged_over_devices_alone(rng):
+    """As after merging the batches of each device in a loop."""
+    x = rng.standard_normal((4, 5, 3)).astype(np.float32)
+    merged = jax.vmap(lambda x: jn.moments(x, 0).merge((), axis_name="d"), axis_name="d", out_axes=None)(x)
+    whole = jn.moments(x.reshape(20, 3), 0)
+    assert (merged.count == 20).all()
+    np.testing.assert_allclose(merged.mean, whole.mean, atol=1e-7)
+    np.testing.assert_allclose(merged.var, whole.var, rtol=1e-6)
+    with pytest.raises(ValueError, match=re.escape("axes must name at least one axis: got ()")):
+        jn.moments(x, 0).merge(())
 
 
 GROUPS = [((0, 1), (2, 3)), ((0, 1, 2), (3,), (4, 5, 6, 7)), ((5,), (0, 4, 2, 1, 3, 6, 7))]

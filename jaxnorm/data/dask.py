@@ -1,5 +1,6 @@
 """Fitting a Normalizer to what Dask holds: arrays, data frames, delayed batches."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -92,7 +93,8 @@ def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> An
 def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
     """The axes that are reduced as a whole."""
     axes = empty.axes[str(of_prefix(empty.axes, name))]
-    reduction = resolve(axes, array.shape, sizes_in(axes, empty.sizes))
+    shape = tuple(1 if math.isnan(size) else size for size in array.shape)  # NaN where the lengths of chunks are not known
+    reduction = resolve(axes, shape, sizes_in(axes, empty.sizes))
     starts = [sum(map(len, reduction.parts[:axis])) for axis in range(array.ndim)]
     found = [axis for axis, start in enumerate(starts) if len(reduction.parts[axis]) == 1 and start in reduction.axes]
     if not found:

@@ -1,5 +1,6 @@
 """Explicit sharding, in which the type of an array says how it is sharded."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,13 +32,26 @@ def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> 
     split = [None if a is None else a.reshape(reduction.fit(a.shape)) for a in arrays]
     if not _explicit(jax.typeof(x).sharding):
         return split
+    _check_split(reduction, x)
     return [None if a is None else jax.sharding.reshard(a, split_sharding(reduction, x, a.shape)) for a in split]
 
 
 def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
     """How what broadcasts against the split shape of x is sharded along with it."""
-    names = [name for name, sizes in zip(names_of(x), reduction.parts, strict=True) for name in (name, *[None] * (len(sizes) - 1))]
+    names = names_of(jax.eval_shape(lambda x: x.reshape(reduction.split_shape), x))
     return _along(x, names, [size != 1 for size in shape])
+
+
+def _check_split(reduction: Reduction, x: jax.Array) -> None:
+    """Raises where no type says how a split axis is sharded: each device would hold a part of a group, or more groups than another."""
+    mesh = jax.typeof(x).sharding.mesh
+    for axis, (names, sizes) in enumerate(zip(names_of(x), reduction.parts, strict=True)):
+        devices = math.prod(mesh.shape[name] for name in (names if isinstance(names, tuple) else (names,)) if name is not None)
+        if len(sizes) > 1 and sizes[0] != 1 and sizes[0] % devices:
+            raise ValueError(
+                f"an axis that is explicitly sharded must be split into a multiple of its devices: axis {axis} of x, over {devices} "
+                f"devices, is split into {sizes}. Reshard x first, or let the compiler shard it, by mesh axes that are Auto."
+            )
 
 
 def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:

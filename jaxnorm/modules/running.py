@@ -62,7 +62,8 @@ def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, pro
     if not any(bool((moments.count > 0).any()) for moments in seen.values()):
         raise ValueError(
             "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none has seen any. "
-            "Pass what puts the model into training mode, for example train=True, and at least one batch."
+            "Pass what puts the model into training mode, for example train=True, and at least one batch; "
+            "layers that linen lifts, by nn.scan or nn.vmap, must lift the collection batch_moments too."
         )
     return seen
 
