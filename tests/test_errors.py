@@ -12,7 +12,7 @@ from flax import nnx as flax_nnx
 from jax.experimental import checkify
 
 import jaxnorm as jn
-from jaxnorm import linen, nnx
+from jaxnorm import linen, nnx, validation
 from jaxnorm.experiments.command import main
 
 X = np.ones((4, 6), np.float32)
@@ -246,6 +246,12 @@ def test_wrong_values_are_found_within_transformations(call, value, message, wit
 def test_checks_are_no_effects(call, value):
     """Programs with effects cannot be serialized, and are not called by JAX's fast path."""
     assert not jax.make_jaxpr(call)(jnp.asarray(value)).effects
+
+
+def test_checks_where_the_internals_of_checkify_are_others(monkeypatch):
+    monkeypatch.setattr(validation, "_checked", lambda: validation._checked_by_effect)
+    error, _ = checkify.checkify(jax.jit(lambda w: jn.moments(X, 0, where=w)))(jnp.asarray(-X))
+    assert "must be finite and >= 0" in error.get()
 
 
 COMMANDS = [
