@@ -125,15 +125,16 @@ def run_layers(
     reverse, time_major, batch_axes = selected["reverse"], selected["time_major"], x.ndim - 2
     if reverse and module.bidirectional:
         raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
-    step_mask(make_layout(x, time_major, reverse), steps["lengths"], steps["where"], ("seq_lengths", "mask"))  # in the module's words
+    mask = step_mask(make_layout(x, time_major, reverse), steps["lengths"], steps["where"], ("seq_lengths", "mask"))
+    of_steps = {"where": mask, "segment_ids": steps["segment_ids"], "time_major": time_major}
     found = []
     for i, directions in enumerate(layers):
         x = between(x) if i else x
         starts = [None] * len(directions) if carries is None else carries[i]
         results = []
         for d, (params, start) in enumerate(zip(directions, starts, strict=True)):
-            options = {"reverse": reverse or d == 1, "key": None if make_key is None else make_key(), "time_major": time_major}
-            results.append(_run(module, params, x, start, **options, **steps))
+            options = {"reverse": reverse or d == 1, "key": None if make_key is None else make_key()}
+            results.append(_run(module, params, x, start, **options, **of_steps))
         found.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
