@@ -114,7 +114,7 @@ def test_without_a_norm_parameters_start_as_flax(kind):
     same(getattr(jn_nn, LAYERS[kind])(HIDDEN, norm=None).init(KEY, x), theirs)
     same(flax_nn.RNN(getattr(jn_nn, CELLS[kind])(HIDDEN, norm=None)).init(KEY, x), theirs)
     state = lambda module: flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.Param))  # noqa: E731
-    for rngs in (partial(flax_nnx.Rngs, 0), partial(flax_nnx.Rngs, params=0)):
+    for rngs in (partial(flax_nnx.Rngs, 0), partial(flax_nnx.Rngs, params=0), partial(flax_nnx.Rngs, params=0, dropout=1)):
         theirs = state(getattr(flax_nnx, FLAX[kind])(FEATURES, HIDDEN, rngs=rngs()))
         same(state(getattr(jn_nnx, CELLS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs())), theirs)
         same(state(getattr(jn_nnx, LAYERS[kind])(FEATURES, HIDDEN, norm=None, rngs=rngs()).cell), theirs)
