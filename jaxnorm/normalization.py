@@ -19,6 +19,7 @@ from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.features import aligned
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
@@ -237,11 +238,6 @@ def norm_operands(
     x: jax.Array, reduction: Reduction, features: tuple[int, ...], options: NormOptions, *, scale, bias, **own
 ) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
-    if unknown := options.keys() - NormOptions.__annotations__.keys():
-        raise TypeError(
-            f"{', '.join(sorted(unknown))} must be an argument of this norm, as scale, bias, epsilon and where are of most, or one of "
-            f"{', '.join(NormOptions.__annotations__)}. See its help()."
-        )
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     return _operands(x, reduction, scale, bias, **own, **options)
 
@@ -279,6 +275,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))  # noqa: E731
         n, var = (fitted(leaf).astype(real_dtype(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+        offset = hidden_from_folding(offset)
         stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
         applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias), None)  # noqa: E731
         return masked(spec, operands, applied)[0]

@@ -21,6 +21,7 @@ from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
+from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.options import AxisName, Param
 
 
@@ -67,8 +68,10 @@ class Moments:
 
     def __post_init__(self) -> None:
         if self.low is None:
-            count, mean, var = map(_zero, (self.count, self.mean, self.var))
-            object.__setattr__(self, "low", Low((count, count), mean, var))
+            count, *rest = _float_words(self.count)
+            mean, var = map(_zero, (self.mean, self.var))
+            object.__setattr__(self, "count", count)
+            object.__setattr__(self, "low", Low(tuple(rest), mean, var))
 
     def merge(
         self, axes: Axes, *, axis_name: AxisName = None, segments: Param = None, num_segments: int | None = None, **sizes: int
@@ -97,6 +100,16 @@ jax.export.register_namedtuple_serialization(Low, serialized_name="jaxnorm.Low")
 jax.export.register_pytree_node_serialization(
     Moments, serialized_name="jaxnorm.Moments", serialize_auxdata=lambda _: b"", deserialize_auxdata=lambda _: ()
 )
+
+
+def _float_words(count: Any) -> tuple[Any, Any, Any]:
+    """A count and its two low-order words: those of an integer that JAX would take as another one, of 32 bits, are floats."""
+    integer = isinstance(count, int) or (isinstance(count, np.ndarray | np.generic) and count.dtype.kind in "iu")
+    if not integer or jax.dtypes.canonicalize_dtype(np.int64) == np.int64 or np.max(count, initial=0) < 2**31:
+        return count, _zero(count), _zero(count)
+    first = np.asarray(count, np.float32)
+    second = np.asarray(count - first.astype(np.float64), np.float32)  # float64 holds counts up to 2**53
+    return first, second, np.zeros_like(second)
 
 
 def _zero(value: Any) -> Any:
@@ -255,7 +268,7 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
     """The Moments in the units of the frame, relative to its pivot."""
     mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
     var = scale_down(scale_down(moments.var, frame.power), frame.power)
-    return Moments(moments.count, (mean if frame.pivot is None else mean - frame.pivot) + low, var)
+    return Moments(moments.count, (mean if frame.pivot is None else mean - frame.pivot) + hidden_from_folding(low), var)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -295,8 +308,8 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     def averages(*values: jax.Array) -> list[jax.Array]:
         return across(lax.psum, [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values], spec.axis_name)
 
-    pivots = lax.stop_gradient(averages(parts.mean, parts.var))
-    shifted = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, parts.low[1:], strict=True)]
+    pivots, lows = lax.stop_gradient(averages(parts.mean, parts.var)), map(hidden_from_folding, parts.low[1:])
+    shifted = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, lows, strict=True)]
     offsets = averages(*shifted)
     rest = [a - spread(offset) for a, offset in zip(shifted, offsets, strict=True)]
     between, *corrections = averages(abs_squared(rest[0]), *rest)  # of the offsets too, whose rounding would add up over merges

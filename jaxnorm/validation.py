@@ -19,11 +19,24 @@ def as_array(x, name: str = "x") -> jax.Array:
     """
     if isinstance(x, jax.Array):
         return x
+    if isinstance(x, np.ndarray | np.generic):
+        check_fits_dtype(x, name)
     try:
         return jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+    except OverflowError as error:
+        raise ValueError(f"{name} must fit in the integers of JAX: {error}. Set jax_enable_x64, or pass smaller numbers.") from None
     except (TypeError, ValueError):
         kind = f"one of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"{name} must be an array of numbers: got {kind}.") from None
+
+
+def check_fits_dtype(x: np.ndarray | np.generic, name: str) -> None:
+    """Raises where an integer of NumPy would become another one, since JAX takes those of 64 bits as 32."""
+    held = jax.dtypes.canonicalize_dtype(x.dtype)
+    if held != x.dtype and jnp.issubdtype(x.dtype, jnp.integer) and x.size:
+        for value in (x.min(), x.max()):
+            if not jnp.iinfo(held).min <= value <= jnp.iinfo(held).max:
+                raise ValueError(f"{name} must fit in {held}: found {value} of {x.dtype}. Set jax_enable_x64, or pass smaller numbers.")
 
 
 def floating(x, name: str = "x") -> jax.Array:
@@ -46,8 +59,10 @@ def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> No
     """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
     if len(shape) > len(target) or any(s not in (1, t) for s, t in zip(padded, target, strict=True)):
+        leads = 0 < len(shape) < len(target) and tuple(shape) == tuple(target[: len(shape)])
+        hint = f" Did you mean {name}[..., {', '.join(['None'] * (len(target) - len(shape)))}]?" if leads else ""
         raise ValueError(
-            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}."
+            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}.{hint}"
         )
 
 
@@ -83,7 +98,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
         raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    ids = as_array(ids, "segments")
+    ids = ids if isinstance(ids, np.ndarray) else as_array(ids, "segments")  # NumPy's may have 64 bits, of which JAX takes 32
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"segments must be integers, an id for each position: got {ids.dtype}. Cast them first, .astype(jnp.int32).")
     by_row = len(ids.shape) == len(shape) and all(s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False))
@@ -91,7 +106,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
         both = f"{shape[-1:]}" if len(shape) == 1 else f"{shape[-1:]} or {shape}"
         raise ValueError(f"segments must have the shape of the axes of x up to the first reduction axis, {both}: got {ids.shape}.")
     message = f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}"
-    ids = _wide(check_values(ids, lambda i: (i >= 0) & (i < num_segments), message))
+    ids = _wide(as_array(check_values(ids, lambda i: (i >= 0) & (i < num_segments), message), "segments"))
     return ids if len(ids.shape) == 1 else jnp.broadcast_to(ids, shape)
 
 

@@ -218,6 +218,17 @@ def test_running_statistics_of_each_step(rng):
     np.testing.assert_allclose(alone, again[:1], atol=1e-6)
 
 
+def test_equal_sequences_with_epsilon_0_are_finite_in_evaluation(rng):
+    """Recurrent batch norm of equal sequences has variance 0: with running statistics it is what training gives, not NaN."""
+    x, params = sequences(rng, 1, 3), Case("lstm", "batch").params()
+    call = partial(jn.recurrent.lstm, jnp.repeat(x, 4, 0), params, norm="batch", epsilon=0.0)
+    (h, c), y, found = call(return_moments=True)
+    assert float(jnp.abs(y).max()) > 0.01
+    (again_h, again_c), again = call(running=found)
+    for one, other in ((again, y), (again_h, h), (again_c, c)):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_zoneout_keeps_units(rng):
     x, params = sequences(rng, 3, 6), Case("lstm").params()

@@ -222,7 +222,7 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
 
 def rstd(spec: Spec, frame: Frame, var: jax.Array) -> jax.Array:
     """1 / sqrt(var + epsilon), in the units of the frame."""
-    return without_trailing_ones(partial(inverse_root, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
+    return without_trailing_ones(partial(_rstd, spec))(var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame))
 
 
 def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
@@ -235,21 +235,27 @@ def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
     return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 
+def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "var") -> jax.Array:
+    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero, which a positive epsilon rules out."""
+    in_var = epsilon_in == "var"
+    total = (var if in_var else _sqrt(var)) + epsilon
+    safe = total if positive else jnp.where(total == 0, 1, total)  # no step is infinite: jax_debug_infs asks
+    root = lax.rsqrt(safe) if in_var else 1 / safe
+    return root if positive else jnp.where(total == 0, 0, root)
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def inverse_root(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
-    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero."""
-    var = var * _unbias(spec, var, count)
-    total = (var if spec.epsilon_in == "var" else _sqrt(var)) + epsilon
-    safe = total if spec.epsilon > 0 else jnp.where(total == 0, 1, total)  # no step is infinite: jax_debug_infs asks
-    root = lax.rsqrt(safe) if spec.epsilon_in == "var" else 1 / safe
-    return root if spec.epsilon > 0 else jnp.where(total == 0, 0, root)
+def _rstd(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
+    """:func:`inverse_root` of the variance that the spec asks for, and 0 for a group of nothing, which has no deviation."""
+    root = inverse_root(var * _unbias(spec, var, count), epsilon, positive=spec.epsilon > 0, epsilon_in=spec.epsilon_in)
+    return root if isinstance(count, float) else jnp.where((count > 0) | (var > 0), root, 0)
 
 
-@inverse_root.defjvp
-def _inverse_root_jvp(spec, primals, tangents):
+@_rstd.defjvp
+def _rstd_jvp(spec, primals, tangents):
     """d r = -1/2 q r r d var, where q is r or, for sqrt(var), 1 / sqrt(var), and 0 where there is no spread."""
     var, epsilon, count = primals
-    r, unbias = inverse_root(spec, var, epsilon, count), _unbias(spec, var, count)
+    r, unbias = _rstd(spec, var, epsilon, count), _unbias(spec, var, count)
     q = r
     if spec.epsilon_in == "std":
         var = var * unbias

@@ -25,6 +25,16 @@ def separate(*arrays: jax.Array | None) -> tuple:
     return tuple(None if a is None else next(own) for a in arrays)
 
 
+def hidden_from_folding(low: jax.Array) -> jax.Array:
+    """The low part of a mean, which no compiler takes for a constant, on any platform.
+
+    Where both parts of a mean are constants of the program, XLA in JAX 0.7 to 0.10 computes ``(x - high) - low`` as
+    ``x - (high + low)``, and the low part is lost in that sum: a mean of 10000000.5 becomes 10000000. The barrier is around
+    one element for each group, so that the loop over x stays one.
+    """
+    return lax.optimization_barrier(low)
+
+
 def as_factor(where: jax.Array) -> jax.Array:
     """A mask as int8, for a product in a fused loop over rows; weights as they are.
 

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "ffi.h"
+#include "inverse_root.h"
 
 struct GroupStats {
   float pivot, offset, var;
@@ -86,8 +87,9 @@ struct Rule {
 
   // From an unbiased variance.
   double rstd(double var, double scaled_epsilon) const {
-    const double total = epsilon_in_std ? std::sqrt(var) + scaled_epsilon : var + scaled_epsilon;
-    return total == 0 ? 0 : epsilon_in_std ? 1 / total : 1 / std::sqrt(total);
+    if (!epsilon_in_std) return inverse_root(var, scaled_epsilon);
+    const double total = std::sqrt(var) + scaled_epsilon;
+    return total == 0 ? 0 : 1 / total;
   }
 
   // Those of several groups, as a rule by a vectorized loop.

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "ffi.h"
+#include "inverse_root.h"
 #include "matmul.h"
 #include "threads.h"
 
@@ -102,10 +103,7 @@ struct Lstm : LstmOptions {
 
   bool separate() const { return groups && !joint; }
 
-  float rstd(float var) const {
-    const float total = var + float(epsilon);
-    return total == 0 ? 0 : 1 / std::sqrt(total);
-  }
+  float rstd(float var) const { return inverse_root(var, float(epsilon)); }
 
   static float mean_square(int64_t n, const float* a) {
     float sum = 0;

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from jaxnorm import normalization, validation
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, hashable
+from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.options import AxisGroups, AxisName
 from jaxnorm.running import merged_into
 from jaxnorm.statistics import Moments, check_moments, moments
@@ -146,7 +147,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
         wide = np.promote_types(y.dtype, root.dtype)
         lead = (1,) * (y.ndim - root.ndim)
         root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, moments.mean, moments.low.mean))
-        return (y.astype(wide) * root + low + mean).astype(y.dtype)
+        return (y.astype(wide) * root + hidden_from_folding(low) + mean).astype(y.dtype)
 
     return _map(apply, batch, state)
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnorm.engine.groups import inverse_root
+
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where: jax.Array | None, idle: jax.Array | None) -> jax.Array:
@@ -40,7 +42,7 @@ def _unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where) -> tup
     if where is not None:
         d = jnp.where(where, d, 0)
     v = _mean(axis, d * d, where)
-    r = lax.rsqrt(v + epsilon) if epsilon > 0 else jnp.where(v > 0, lax.rsqrt(jnp.where(v > 0, v, 1)), 0)
+    r = inverse_root(v, epsilon, positive=epsilon > 0)
     return d * r, r, v
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm import validation
+from jaxnorm.engine.groups import inverse_root
 from jaxnorm.recurrent.cells import Cell, Steps, product
 from jaxnorm.recurrent.scan import before
 from jaxnorm.recurrent.sequences import Layout
@@ -55,7 +56,7 @@ def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, 
         seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
         last = jnp.max(jnp.where(seen, jnp.arange(len(seen)), 0))
         at = jnp.minimum(jnp.arange(time), last)
-        result[name] = (value.mean[at][:, None], lax.rsqrt(value.var[at][:, None] + epsilon))
+        result[name] = (value.mean[at][:, None], inverse_root(value.var[at][:, None], epsilon, positive=epsilon > 0))
     return result
 
 
