@@ -16,18 +16,20 @@ def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLi
 
 
 def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[int, ...]) -> jax.Array:
+    """The parameter with the rank of ``shape``: its own rank alone says how it is meant, so that no size changes the meaning."""
     sizes = tuple(shape[axis] for axis in features)
-    lead = value.ndim - len(features)
-    before = other_axes(features, len(shape))[: max(lead, 0)]
-    fits = lead == len(before) and value.shape[lead:] == sizes
-    if not fits or any(size not in (1, shape[axis]) for size, axis in zip(value.shape, before, strict=False)):
+    if value.ndim == len(features) and value.shape == sizes:
+        value = value.transpose(sorted(range(value.ndim), key=features.__getitem__))
+        return value.reshape([size if axis in features else 1 for axis, size in enumerate(shape)])
+    pairs = enumerate(zip(value.shape, shape, strict=False))
+    fits = all(given == size or (given == 1 and axis not in features) for axis, (given, size) in pairs)
+    if value.ndim != len(shape) or not fits:
+        of_examples = tuple(size if axis in (0, *features) else 1 for axis, size in enumerate(shape))
         raise ValueError(
-            f"{name} must have the shape of the feature axes, {sizes}, or leading batch axes before it: "
-            f"got {name} of shape {value.shape} for an array of shape {shape}."
+            f"{name} must have the shape of the feature axes, {sizes}, or one size for each axis of x, such as {of_examples} "
+            f"for one {name} for each example: got {name} of shape {value.shape} for x of shape {shape}."
         )
-    positions = before + features
-    value = value.transpose(sorted(range(value.ndim), key=positions.__getitem__))
-    return value.reshape([value.shape[sorted(positions).index(axis)] if axis in positions else 1 for axis in range(len(shape))])
+    return value
 
 
 def checked_divisor(name: str, number: Any, channels: int) -> int:

@@ -14,10 +14,12 @@ from jaxnorm.engine.reference import Stats, abs_squared, times
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.features import aligned, spatial_axes
+from jaxnorm.keywords import by_keyword
 from jaxnorm.normalization import norm_over
 from jaxnorm.options import NormOptions, Param
 
 
+@by_keyword
 def graph_norm(
     x: ArrayLike,
     /,
@@ -74,6 +76,7 @@ def graph_norm(
     return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_leave_of_mean, param=remaining, **given)
 
 
+@by_keyword
 def pair_norm(
     x: ArrayLike,
     /,

@@ -6,7 +6,7 @@
     switchable a blend of instance, layer and batch (switchable.py)
 
 Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes,
-wherever those stand; leading axes before it are the first other axes of ``x`` (adaptive norms: a ``(N, C)`` scale).
+wherever those stand; or the rank of ``x``, against which they then broadcast (adaptive norms: a scale ``(n, 1, 1, c)``).
 """
 
 from typing import Unpack
@@ -17,11 +17,13 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
 from jaxnorm.features import checked_divisor, spatial_axes
+from jaxnorm.keywords import by_keyword
 from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
 
+@by_keyword
 def batch_norm(
     x: ArrayLike,
     /,
@@ -68,6 +70,7 @@ def batch_norm(
     return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
+@by_keyword
 def layer_norm(
     x: ArrayLike,
     /,
@@ -120,6 +123,7 @@ def layer_norm(
     return norm_over(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where, **own)
 
 
+@by_keyword
 def positional_norm(
     x: ArrayLike,
     /,
@@ -162,6 +166,7 @@ def positional_norm(
     return norm_over_with_moments(x, unsplit(x.shape, features), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
 
 
+@by_keyword
 def rms_norm(
     x: ArrayLike,
     /,
@@ -203,6 +208,7 @@ def rms_norm(
     return norm_over(x, unsplit(x.shape, reduced), reduced, options, centered=False, **given)
 
 
+@by_keyword
 def instance_norm(
     x: ArrayLike,
     /,
@@ -252,6 +258,7 @@ def instance_norm(
     return norm_over(x, unsplit(x.shape, reduced), features, options, **given)
 
 
+@by_keyword
 def group_norm(
     x: ArrayLike,
     /,

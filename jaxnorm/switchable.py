@@ -16,11 +16,13 @@ from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import before_loops
 from jaxnorm.features import spatial_axes
+from jaxnorm.keywords import by_keyword
 from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, into_frame, like_batch
 
 
+@by_keyword
 def switchable_norm(
     x: ArrayLike,
     /,

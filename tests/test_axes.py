@@ -96,15 +96,27 @@ def test_feature_axes_may_stand_anywhere(rng):
     np.testing.assert_allclose(y, jn.standardize(x, (0, 2), scale=two.reshape(1, 4, 1, 6)), atol=1e-6)
 
 
-def test_parameters_may_have_leading_batch_axes(rng):
-    """Adaptive norms: a gain for each example."""
+def test_parameters_may_have_the_rank_of_x(rng):
+    """Adaptive norms: a gain for each example, which broadcasts against x as in standardize."""
     x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
-    scale = rng.standard_normal((2, 6)).astype(np.float32)
-    truth = jn.instance_norm(x) * scale[:, None, None]
+    scale = rng.standard_normal((2, 6)).astype(np.float32)[:, None, None]
+    truth = jn.instance_norm(x) * scale
     np.testing.assert_allclose(jn.instance_norm(x, scale=scale), truth, atol=1e-6)
-    y = jn.instance_norm(x.transpose(0, 3, 1, 2), scale=scale, feature_axes=1)
+    first = (0, 3, 1, 2)
+    y = jn.instance_norm(x.transpose(first), scale=scale.transpose(first), feature_axes=1)
     np.testing.assert_allclose(y.transpose(0, 2, 3, 1), truth, atol=1e-6)
-    np.testing.assert_allclose(jn.layer_norm(x, scale=scale), jn.layer_norm(x) * scale[:, None, None], atol=1e-6)
+    np.testing.assert_allclose(jn.layer_norm(x, scale=scale), jn.layer_norm(x) * scale, atol=1e-6)
+    heads = rng.standard_normal((1, 4, 1, 6)).astype(np.float32)
+    np.testing.assert_allclose(jn.rms_norm(x, scale=heads), jn.rms_norm(x) * heads, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [jn.layer_norm, jn.rms_norm, jn.instance_norm, lambda x, **o: jn.batch_norm(x, **o)[0]])
+@pytest.mark.parametrize("shape", [(4, 8), (3, 8), (4, 4, 8), (3, 4, 4), (1, 1, 8), (1, 8)])
+def test_parameters_of_another_rank_are_refused_whatever_the_sizes(norm, shape):
+    """A scale (heads, d) is not one of examples where there are as many heads as examples."""
+    message = r"scale must have the shape of the feature axes, \(8,\), .* such as \(4, 1, 1, 8\) for one scale for each example"
+    with pytest.raises(ValueError, match=message):
+        norm(jnp.ones((4, 3, 4, 8)), scale=jnp.ones(shape))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])

@@ -51,7 +51,40 @@ WRONG = [
     (lambda: jax.jit(lambda n: jn.group_norm(X, n))(2), TypeError, "num_groups must be an integer: got"),
     (lambda: jn.batch_norm(X, axis_name="i"), NameError, "axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...)"),
     (lambda: jax.vmap(lambda x: jn.moments(x, 0, axis_name="i"), axis_name="j")(X), NameError, "around the call: got the unbound 'i'."),
-    (lambda: jn.layer_norm(X, eps=1e-5), TypeError, "eps must be an argument of this norm, as scale, bias, epsilon and where are of most"),
+    # names that other libraries have
+    (lambda: jn.layer_norm(X, eps=1e-5), TypeError, "eps must be an argument of layer_norm, which takes axes, scale, bias, epsilon, "),
+    (lambda: jn.layer_norm(X, eps=1e-5), TypeError, "full_range, implementation, dtype. Did you mean epsilon?"),
+    (lambda: jn.rms_norm(X, weight=X[0]), TypeError, "Did you mean scale?"),
+    (lambda: jn.batch_norm(X, gamma=X[0], beta=X[0]), TypeError, "Did you mean bias and scale?"),
+    (lambda: jn.batch_norm(X, axis=1), TypeError, "Did you mean feature_axes?"),
+    (lambda: jn.group_norm(X, 2, mask=X > 0), TypeError, "Did you mean where?"),
+    (lambda: jn.switchable_norm(IMAGES, LOGITS, LOGITS, epsilom=1.0), TypeError, "Did you mean epsilon?"),
+    (lambda: jn.pair_norm(X, eps=1.0), TypeError, "Did you mean epsilon?"),
+    (lambda: jn.standardize(X, -1, eps=1.0), TypeError, "eps must be an argument, or the size of a name in a pattern: got the axes -1."),
+    (lambda: jn.standardize(X, "n [c]", weight=1), TypeError, "nor a name in the pattern 'n [c]'. Did you mean scale?"),
+    (lambda: jn.layer_norm(X, (6,)), TypeError, "layer_norm takes x by position: got 2 such arguments. Give axes, scale, "),
+    (lambda: jn.layer_norm(X, (6,)), TypeError, "by keyword: layer_norm(x, axes=...)."),
+    (lambda: jn.group_norm(X, 2, X[0]), TypeError, "group_norm takes x, num_groups by position: got 3 such arguments."),
+    (lambda: init(linen.LayerNorm(), where=X > 0), TypeError, "where must be an argument of a call of LayerNorm, which takes x, mask, "),
+    (lambda: nnx.RMSNorm(6, rngs=RNGS)(X, where=X > 0), TypeError, "which takes x, mask. Did you mean mask?"),
+    (lambda: nnx.BatchNorm(6, rngs=RNGS)(X, weights=X), TypeError, "Did you mean mask?"),
+    (
+        lambda: jn.layer_norm(X, where=np.ones(4, bool)),
+        ValueError,
+        "where has shape (4,), x has shape (4, 6). Did you mean where[..., None]?",
+    ),
+    (lambda: jn.moments(IMAGES, 0, where=np.ones((2, 3), bool)), ValueError, "Did you mean where[..., None, None]?"),
+    (lambda: nnx.LayerNorm(6, rngs=RNGS)(X, mask=np.ones(4, bool)), ValueError, "Did you mean mask[..., None]?"),
+    # numbers that JAX would take as others
+    (lambda: jn.moments(X, "[n] c", segments=np.array([0, 1, 0, 2**32 + 1]), num_segments=2), ValueError, "found 4294967297."),
+    (lambda: jn.moments(X, "[n] c", segments=np.array([0, 1, 0, 2**33], np.uint64), num_segments=2), ValueError, "found 8589934592."),
+    (lambda: jn.moments(X, "[n] c", segments=[0, 1, 0, 2**32], num_segments=2), ValueError, "segments must fit in the integers of JAX"),
+    (
+        lambda: jax.jit(lambda x: jn.moments(x, "[n] c", segments=np.array([0, 1, 0, 2**32]), num_segments=2))(X),
+        ValueError,
+        "segments must be ids from 0 to num_segments - 1 = 1: found 4294967296.",
+    ),
+    (lambda: jn.online.debiased(0.9, np.int64(2**32 + 1)), ValueError, "step must fit in int32: found 4294967297 of int64."),
     # patterns
     (lambda: jn.moments(X, "n c"), ValueError, "a pattern must have at least one reduction axis: none stands in [ ]."),
     (lambda: jn.moments(X, "n [h] c"), ValueError, "the pattern must name every axis: it names 3, the array has rank 2."),
@@ -94,7 +127,7 @@ WRONG = [
     (lambda: jn.normalize(X, M, scale=np.ones(6, "c8")), TypeError, "scale must be real for a real output: got complex64"),
     (lambda: jn.weight_norm(X, np.ones(6, "c8")), TypeError, "scale must be real for a real output: got complex64"),
     (lambda: jn.layer_norm(X, scale=np.ones(4, "f4")), ValueError, "scale must have the shape of the feature axes, (6,)"),
-    (lambda: jn.layer_norm(X, scale=np.ones((2, 3), "f4")), ValueError, "got scale of shape (2, 3) for an array of shape (4, 6)."),
+    (lambda: jn.layer_norm(X, scale=np.ones((2, 3), "f4")), ValueError, "got scale of shape (2, 3) for x of shape (4, 6)."),
     (lambda: jn.layer_norm(X, bias=np.ones(1, "f4")), ValueError, "bias must have the shape of the feature axes, (6,)"),
     (lambda: jn.standardize(X, 0, scale=np.ones((2, 1, 6), "f4")), ValueError, "scale must broadcast against x without growing it"),
     (lambda: jn.normalize(X, jn.moments(IMAGES, 0)), ValueError, "moments must broadcast against x without growing it"),
@@ -326,5 +359,5 @@ def test_modules_take_no_keyword_of_the_functions(name, options):
     options = {"num_groups": 3} if name == "GroupNorm" else options
     for run in (getattr(nnx, name)(6, **options, rngs=RNGS), partial(init, getattr(linen, name)(**options))):
         for keyword in ("centered", "correction", "epsilon", "where", "implementation", "segment"):
-            with pytest.raises(TypeError, match=f"__call__.* got an unexpected keyword argument '{keyword}'"):
+            with pytest.raises(TypeError, match=f"^{keyword} must be an argument of a call of {name}, which takes x, "):
                 run(IMAGES, **{keyword: None})

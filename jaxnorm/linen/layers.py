@@ -11,6 +11,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
+from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import Param
@@ -60,6 +61,7 @@ class LayerNorm(nn.LayerNorm):
     ([[-1.0, 1.0]], ['bias', 'scale'])
     """
 
+    @known_keywords
     @nn.compact
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
@@ -79,6 +81,7 @@ class RMSNorm(nn.RMSNorm):
     [[1.0, -1.0]]
     """
 
+    @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -103,6 +106,7 @@ class PositionalNorm(nn.LayerNorm):
     use_bias: bool = False
     use_scale: bool = False
 
+    @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
         """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -122,6 +126,7 @@ class InstanceNorm(nn.InstanceNorm):
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
 
+    @known_keywords
     @nn.compact
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
@@ -145,6 +150,7 @@ class GroupNorm(nn.GroupNorm):
     [[-1.0, 1.0, -1.0, 1.0]]
     """
 
+    @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -170,6 +176,7 @@ class GraphNorm(nn.InstanceNorm):
     epsilon: float = 1e-5
     mean_scale_init: Initializer = initializers.ones
 
+    @known_keywords
     @nn.compact
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
@@ -199,6 +206,7 @@ class PairNorm(nn.InstanceNorm):
     use_scale: bool = False
     length: float = 1.0
 
+    @known_keywords
     @nn.compact
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None

@@ -13,6 +13,7 @@ from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
+from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
 from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
 from jaxnorm.options import Param
@@ -74,6 +75,7 @@ class LayerNorm(nnx.LayerNorm):
     [[-1.0, 1.0]]
     """
 
+    @known_keywords
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
     ) -> jax.Array:
@@ -94,6 +96,7 @@ class RMSNorm(nnx.RMSNorm):
     [[1.0, -1.0]]
     """
 
+    @known_keywords
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         return over_axes(self, x, mask, centered=False)
@@ -118,6 +121,7 @@ class PositionalNorm(nnx.LayerNorm):
     def __init__(self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, **options) -> None:
         super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
 
+    @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
         """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
         return over_axes(self, x, mask, run=norm_over_with_moments)
@@ -137,6 +141,7 @@ class InstanceNorm(nnx.InstanceNorm):
     [[-1.0, 1.0], [-1.0, 1.0]]
     """
 
+    @known_keywords
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
     ) -> jax.Array:
@@ -165,6 +170,7 @@ class GroupNorm(nnx.GroupNorm):
     def __init__(self, num_features: int, num_groups: int | None = 32, group_size: int | None = None, **options) -> None:
         super().__init__(num_features, group_count(num_groups, group_size, num_features), **options)
 
+    @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
@@ -190,6 +196,7 @@ class GraphNorm(nnx.InstanceNorm):
         super().__init__(num_features, epsilon=epsilon, **options)
         self.mean_scale = nnx.Param(mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype))
 
+    @known_keywords
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
     ) -> jax.Array:
@@ -221,6 +228,7 @@ class PairNorm(nnx.InstanceNorm):
         super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
         self.length = length
 
+    @known_keywords
     def __call__(
         self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
     ) -> jax.Array:

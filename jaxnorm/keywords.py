@@ -1,0 +1,91 @@
+"""Hints for arguments that other libraries name otherwise, or that were misspelled."""
+
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import ParamSpec, TypeVar, get_args
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+# What PyTorch, Keras, Haiku and TensorFlow call the arguments of norms, and what they are called here: the first that is accepted.
+MEANT: Mapping[str, tuple[str, ...]] = {
+    "eps": ("epsilon",),
+    "variance_epsilon": ("epsilon",),
+    "weight": ("scale",),
+    "gamma": ("scale",),
+    "gain": ("scale",),
+    "beta": ("bias",),
+    "shift": ("bias",),
+    "offset": ("bias",),
+    "mask": ("where",),
+    "weights": ("where", "mask"),
+    "where": ("mask",),
+    "axis": ("axes", "feature_axes"),
+    "dim": ("axes", "feature_axes"),
+    "normalized_shape": ("axes",),
+    "groups": ("num_groups",),
+}
+
+
+OPTIONS = ("scale", "bias", "epsilon", "where", "centered", "correction", "axis_name", "dtype")  # of functions with axes or a pattern
+
+
+def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
+    """Return a hint that continues an error about unknown names, or nothing.
+
+    >>> did_you_mean(["eps"], ["epsilon", "scale"])
+    ' Did you mean epsilon?'
+    """
+    found = []
+    for name in sorted(names):
+        known = [other for other in MEANT.get(name, ()) if other in accepted]
+        found += (known or get_close_matches(name, accepted, 1))[:1]
+    return f" Did you mean {' and '.join(dict.fromkeys(found))}?" if found else ""
+
+
+def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> None:
+    """Raise where a name is none of the accepted ones.
+
+    Raises:
+      TypeError: one is not.
+    """
+    if unknown := sorted(set(names) - set(accepted)):
+        hint = did_you_mean(unknown, accepted)
+        raise TypeError(f"{', '.join(unknown)} must be an argument of {called}, which takes {', '.join(accepted)}.{hint}")
+
+
+def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make the call of a module answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
+    accepted = [name for name in signature(call).parameters if name != "self"]
+
+    @wraps(call)
+    def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
+        refuse_unknown(f"a call of {type(given[0]).__name__}", options, accepted)
+        return call(*given, **options)
+
+    return checked
+
+
+def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make a norm answer further positional arguments, and unknown keywords, by naming what goes by keyword."""
+    parameters = signature(function).parameters
+    kinds = {name: parameter.kind for name, parameter in parameters.items() if name != "options"}
+    named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
+    positional = [name for name in kinds if name not in named]
+    accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]  # all but x
+    called = function.__name__
+    example = f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
+
+    @wraps(function)
+    def call(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
+        if len(given) > len(positional):
+            raise TypeError(
+                f"{called} takes {', '.join(positional)} by position: got {len(given)} such arguments. "
+                f"Give {', '.join(named)} by keyword: {example}."
+            )
+        refuse_unknown(called, options, accepted)
+        return function(*given, **options)
+
+    return call
