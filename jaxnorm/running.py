@@ -12,7 +12,7 @@ from jaxnorm.engine.sharding import sharded_as
 from jaxnorm.statistics import Moments, check_moments
 
 
-def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbiased: bool = False) -> Moments:
+def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbiased: bool = False, skip_constant: bool = False) -> Moments:
     """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds anything that is not
@@ -26,6 +26,9 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
       momentum: weight of the old value, in [0, 1], as in Flax and Keras. PyTorch's ``momentum`` is one minus this.
       unbiased: average ``var * n / (n - 1)``, as PyTorch does; Flax and Keras average the biased variance.
         Of a single element it is unknown, and leaves ``running`` as it was.
+      skip_constant: leave ``running`` as it was where the variance of the batch is 0: of one element, of one that a mask leaves,
+        and of equal elements. They say nothing about the spread of the data, and would wear the running variance down: from
+        3.75 to 0.16 in 30 updates with momentum 0.9. A feature that is constant in all data then keeps its first values.
 
     Returns:
       Moments of the shapes of ``running``. An update too small for the dtype moves the value by its last bit, so that
@@ -48,16 +51,18 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
     check_moments("batch", batch)
     momentum = validation.momentum(momentum)
     _same_shape(running, batch)
-    return _ema(bool(unbiased), running, batch, momentum, 1 - momentum)
+    return _ema((bool(unbiased), bool(skip_constant)), running, batch, momentum, 1 - momentum)
 
 
 @partial(jax.jit, static_argnums=0)
-def _ema(unbiased: bool, running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
+def _ema(choices: tuple[bool, bool], running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
+    unbiased, skip_constant = choices
     count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
+    spread = var > 0 if skip_constant else True
     if unbiased:
         n = count.astype(var.dtype)
         var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
-    known = (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
+    known = spread & (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
     fresh = (jnp.broadcast_to(count, known.shape), mean, var)
     old = map(jnp.asarray, (running.count, running.mean, running.var))
     count, mean, var = (_blend(a, b, momentum, weight, known) for a, b in zip(old, fresh, strict=True))

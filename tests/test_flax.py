@@ -81,9 +81,10 @@ def test_same_signatures_as_flax(family, name):
         found, truth = (dict(inspect.signature(getattr(norm, method)).parameters) for norm in (ours, theirs))
         if name == "SpectralNorm" and "kwargs" not in truth:  # for the layer
             found.pop("kwargs", None)
-        for beyond in ("segments", "num_segments"):
-            if method == "__call__" and beyond in found:
-                assert (found[beyond].kind, found.pop(beyond).default) == (inspect.Parameter.KEYWORD_ONLY, None)
+        more = {"__call__": {"segments": None, "num_segments": None}, "__init__": {"unbiased": False, "skip_constant": False}}
+        for beyond, default in more[method].items():
+            if beyond in found:
+                assert (found[beyond].kind, found.pop(beyond).default) == (inspect.Parameter.KEYWORD_ONLY, default)
         assert [(key, p.kind) for key, p in found.items()] == [(key, p.kind) for key, p in truth.items()]
         defaults = [{key: p.default for key, p in each.items() if not callable(p.default)} for each in (found, truth)]
         assert defaults[0] == defaults[1]

@@ -282,6 +282,40 @@ def test_returns_of_several_devices_and_of_nan(rng):
     assert broken.moments.count == found.moments.count == 96
 
 
+@pytest.mark.parametrize("kind", [bool, np.float32])
+def test_steps_that_are_no_transitions_count_for_nothing(kind):
+    """Gymnasium's vector environments give one after each episode; with gamma 0.5 the returns are 1, 2.5, 3, 8 and 5, 3.5."""
+    rewards = np.array([[1, 5], [2, 1], [100, np.nan], [3, 7], [6.5, 0]], np.float32)
+    done = np.array([[0, 0], [1, 1], [0, 0], [0, 0], [0, 0]], bool)
+    weights = np.array([[1, 1], [1, 1], [0, 0], [1, 0], [1, 0]], kind)
+    for cut in (0, 2, 3):
+        state = returns.init(jnp.zeros(2))
+        for part in (slice(0, cut), slice(cut, 5)):
+            state = returns.update(state, rewards[part], done[part], weights=weights[part], gamma=0.5)
+        assert state.current.tolist() == [8.0, 0.0]
+        assert_is(state.moments, np.array([1, 2.5, 3, 8, 5, 3.5]))
+    halves = returns.update(returns.init(jnp.zeros(2)), rewards[:2], done[:2], weights=np.float32([[0.5, 1], [1, 0]]), gamma=0.5)
+    assert float(halves.moments.count) == 2.5
+    assert float(halves.moments.mean) == pytest.approx((0.5 * 1 + 5 + 2.5) / 2.5, rel=1e-7)
+    for wrong, error in ((np.ones(2, bool), ValueError), (np.ones((5, 2), int), TypeError), (-weights.astype(np.float32), ValueError)):
+        with pytest.raises(error, match="weights"):
+            returns.update(returns.init(jnp.zeros(2)), rewards, done, weights=wrong)
+
+
+def test_nan_of_one_environment_leaves_out_no_other(rng):
+    """59 of 60 returns count, and the broken environment starts again at 0."""
+    rewards, done = rng.standard_normal((15, 4)).astype(np.float32), np.zeros((15, 4), bool)
+    broken = rewards.copy()
+    broken[7, 2] = np.nan
+    state = returns.update(returns.init(jnp.zeros(4)), broken, done)
+    ended = done.copy()
+    ended[7, 2] = True
+    current, seen = follow(np.where(np.isnan(broken), 0, broken), ended, 0.99)
+    assert state.moments.count == 59
+    assert_is(state.moments, np.delete(seen.reshape(-1), 7 * 4 + 2), rtol=2e-6)
+    np.testing.assert_allclose(state.current, current, rtol=1e-6)
+
+
 def test_groups_of_devices_of_unequal_sizes(rng):
     """Each has the statistics of its own rows."""
     x, groups = rng.standard_normal((8, 6, 3)).astype(np.float32), [[0, 3, 5], [1, 2], [4], [6, 7]]

@@ -253,6 +253,136 @@ def test_of_complex_batches_the_means_are_complex():
     np.testing.assert_allclose(means, np.full((4, 1), 3 + 2j), rtol=1e-6)
 
 
+HARD = {
+    "one row": ([[5.0, 7.0]], None),
+    "one row in the mask": ([[5.0, 7.0], [9.0, 9.0]], [[True], [False]]),
+    "equal rows": ([[5.0, 7.0]] * 3, None),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_batches_without_spread_leave_running_statistics_alone_where_asked(name, ordinary_promotion):
+    """Thirty of them wear the variance down from 3.75 to 0.16; skip_constant keeps it, unbiased does where one row counts."""
+    x, mask = HARD[name]
+    x = jnp.array(x)
+    for options, var in (
+        ({}, 3.75 * 0.9**30),
+        ({"unbiased": True}, 3.75 * 0.9**30 if name == "equal rows" else 3.75),
+        ({"skip_constant": True}, 3.75),
+    ):
+        norm = jnn.BatchNorm(use_running_average=False, momentum=0.9, **options)
+        stats = {"mean": jnp.zeros(2), "var": jnp.full(2, 3.75)}
+        variables = {**norm.init(jax.random.key(0), x), "batch_stats": stats}
+        twin = jnnx.BatchNorm(2, momentum=0.9, rngs=nnx.Rngs(0), **options)
+        twin.var[...] = jnp.full(2, 3.75)
+        for _ in range(30):
+            variables |= norm.apply(variables, x, mask=None if mask is None else jnp.array(mask), mutable=["batch_stats"])[1]
+            twin(x, mask=None if mask is None else jnp.array(mask))
+        np.testing.assert_allclose(variables["batch_stats"]["var"], [var] * 2, rtol=1e-5)
+        moved = 0 if var == 3.75 else 1 - 0.9**30
+        np.testing.assert_allclose(variables["batch_stats"]["mean"], [5 * moved, 7 * moved], rtol=1e-5)
+        np.testing.assert_array_equal(twin.mean[...], variables["batch_stats"]["mean"])
+        np.testing.assert_array_equal(twin.var[...], variables["batch_stats"]["var"])
+
+
+def test_unbiased_running_variances_are_those_of_pytorch(ordinary_promotion):
+    """Of 1, 3 and 5 the unbiased variance is 4; microbatches of one batch count as one."""
+    parts = [jnp.array([[1.0], [3.0]]), jnp.array([[5.0]])]
+    norm, twin = (
+        jnn.BatchNorm(use_running_average=False, momentum=0.75, unbiased=True),
+        jnnx.BatchNorm(1, momentum=0.75, unbiased=True, rngs=nnx.Rngs(0)),
+    )
+    variables = jnn.accumulate(norm.init(jax.random.key(0), parts[0]))
+    jnnx.accumulate(twin)
+    for part in parts:
+        variables |= norm.apply(variables, part, mutable=["batch_stats", "batch_moments"])[1]
+        twin(part)
+    assert (variables["batch_stats"]["var"].tolist(), twin.var[...].tolist()) == ([1.75], [1.75])
+
+
+class Pair(linen.Module):
+    """A norm that is frozen, and two that are not."""
+
+    @linen.compact
+    def __call__(self, x, train):
+        x = jnn.BatchNorm(use_running_average=True, name="frozen")(x)
+        x = jnn.BatchNorm(use_running_average=not train, name="early")(x)
+        return jnn.BatchNorm(use_running_average=not train, name="late")(2 * x)
+
+
+class PairTwin(nnx.Module):
+    def __init__(self):
+        for name in ("frozen", "early", "late"):
+            setattr(self, name, jnnx.BatchNorm(1, rngs=nnx.Rngs(0)))
+        self.frozen.use_running_average = True
+
+    def __call__(self, x):
+        return self.late(2 * self.early(self.frozen(x)))
+
+
+@pytest.mark.parametrize("only", [None, "late", ["late"], lambda path: path == "late"], ids=["all", "path", "paths", "function"])
+def test_only_some_norms_are_recalibrated(only, ordinary_promotion):
+    """The frozen one keeps 0 and 1; of 1, 3 and 8 the mean is 4, and each batch of ``early`` is normalized to mean 0."""
+    parts = [jnp.array([[1.0], [3.0]]), jnp.array([[8.0]])]
+    variables = Pair().init(jax.random.key(0), parts[0], train=True)
+    stats = jnn.recalibrate(Pair(), variables, parts, only=only, train=True)["batch_stats"]
+    model = PairTwin()
+    jnnx.recalibrate(model, parts, only=only)
+    for name, mean in (("frozen", 0), ("early", 0 if only else 4), ("late", 0)):
+        np.testing.assert_allclose(stats[name]["mean"], [mean], atol=1e-4)
+        np.testing.assert_allclose(getattr(model, name).mean[...], [mean], atol=1e-4)
+    assert (stats["frozen"]["var"].tolist(), model.frozen.var[...].tolist()) == ([1.0], [1.0])
+    assert model.frozen.use_running_average is True
+    assert float(stats["late"]["var"][0]) == pytest.approx(4 * 2 / 3, rel=1e-3)
+    assert float(model.late.var[...][0]) == pytest.approx(4 * 2 / 3, rel=1e-3)
+
+
+def test_frozen_norms_are_recalibrated_where_all_are_or_they_are_named(ordinary_promotion):
+    parts, model = [jnp.array([[1.0], [3.0]])], PairTwin()
+    model.eval()
+    jnnx.recalibrate(model, parts)
+    assert model.frozen.mean[...].tolist() == [2.0]
+    other = PairTwin()
+    jnnx.recalibrate(other, parts, only="frozen")
+    assert (other.frozen.mean[...].tolist(), other.early.mean[...].tolist()) == ([2.0], [0.0])
+    with pytest.raises(ValueError, match=r"only must name norms with running statistics: got 'block' for early, frozen, late\."):
+        jnnx.recalibrate(other, parts, only="block")
+    with pytest.raises(ValueError, match=r"only must leave norms to calibrate: it takes none of early, frozen, late\."):
+        jnnx.population(other, parts, only=lambda path: False)
+
+
+class Switch(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return jnn.SwitchableNorm(use_running_average=False)(jnn.BatchNorm(use_running_average=False)(x))
+
+
+class SwitchTwin(nnx.Module):
+    def __init__(self):
+        self.norm, self.switch = jnnx.BatchNorm(3, rngs=nnx.Rngs(0)), jnnx.SwitchableNorm(3, rngs=nnx.Rngs(0))
+
+
+def test_abstract_models_accumulate():
+    """The first step of restoring a checkpoint: the same tree, shapes and dtypes as of arrays, without any array."""
+    x = jnp.ones((2, 4, 4, 3))
+    variables = jnn.accumulate(Switch().init(jax.random.key(0), x))
+    abstract = jax.eval_shape(Switch().init, jax.random.key(0), x)
+    for again in (jnn.accumulate(abstract), jnn.accumulate(jnn.accumulate(abstract))):
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), again) == jax.tree.map(lambda a: (a.shape, a.dtype), variables)
+        assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(again["batch_moments"]))
+    model, twin = SwitchTwin(), nnx.eval_shape(SwitchTwin)
+    jnnx.accumulate(model)
+    for _ in range(2):
+        jnnx.accumulate(twin)
+        described = [[(a.shape, a.dtype) for a in jax.tree.leaves(nnx.state(each))] for each in (model, twin)]
+        assert described[0] == described[1]
+    jnnx.stop_accumulating(twin)
+    with pytest.raises(TypeError, match="running statistics must be arrays: those of 'norm', 'switch' are abstract"):
+        jnnx.recalibrate(twin, [x])
+    with pytest.raises(TypeError, match=r"are abstract\. Initialize or restore the model first"):
+        jnn.recalibrate(Switch(), abstract, [x])
+
+
 def test_buffers_may_be_donated():
     """No array of a state that collects is there twice."""
     x, norm = jnp.ones((4, 3)), jnn.BatchNorm(use_running_average=False)

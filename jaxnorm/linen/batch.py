@@ -1,5 +1,6 @@
 """Norms with running statistics: batch norm and switchable norm."""
 
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.keywords import known_keywords
 from jaxnorm.linen.layers import across, operands
 from jaxnorm.modules.running import collect
 from jaxnorm.normalization import norm_over_with_moments, with_running
@@ -30,16 +32,17 @@ class _Running:
     def read(self) -> Moments:
         return Moments(jnp.ones((), jnp.float32), self.mean.value, self.var.value)
 
-    def update(self, batch: Moments, momentum: float) -> None:
-        if self.module.is_initializing():
+    def update(self, batch: Moments) -> None:
+        module = self.module
+        if module.is_initializing():
             return
         running = self.read()
-        if self.module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
+        if module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
             batch = jax.tree.map(lambda leaf: leaf.reshape(running.mean.shape), batch)
-            seen = collect(self.module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch)
-            self.module.put_variable(COLLECTION, "seen", seen)
+            seen = collect(module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch)
+            module.put_variable(COLLECTION, "seen", seen)
             running, batch = Moments(running.count, seen.mean, seen.var), seen.moments
-        new = ema(running, batch, momentum=momentum)
+        new = ema(running, batch, momentum=module.momentum, unbiased=module.unbiased, skip_constant=module.skip_constant)
         self.mean.value, self.var.value = new.mean, new.var
 
 
@@ -50,7 +53,8 @@ class BatchNorm(nn.BatchNorm):
     axes, of whose shape scale, bias and the running statistics are. In training (``use_running_average=False``) the batch's
     statistics normalize it and are blended, biased, into the collection ``batch_stats``, which must be mutable. ``momentum`` is
     the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages the unbiased variance. Initialization leaves
-    the running statistics at 0 and 1.
+    the running statistics at 0 and 1. ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`: average the unbiased
+    variance, as PyTorch does; leave a feature's running statistics alone where its batch has one element, or equal ones.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -61,6 +65,10 @@ class BatchNorm(nn.BatchNorm):
     ([[-1.0], [1.0]], [0.20000000298023224])
     """
 
+    unbiased: bool = field(default=False, kw_only=True)
+    skip_constant: bool = field(default=False, kw_only=True)
+
+    @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -74,7 +82,7 @@ class BatchNorm(nn.BatchNorm):
             return with_running(x, running.read(), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
         y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
-        running.update(batch, self.momentum)
+        running.update(batch)
         return y
 
 
@@ -105,7 +113,10 @@ class SwitchableNorm(nn.Module):
     scale_init: Initializer = initializers.ones
     axis_name: str | None = None
     axis_index_groups: Any = None
+    unbiased: bool = False
+    skip_constant: bool = False
 
+    @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
@@ -118,5 +129,5 @@ class SwitchableNorm(nn.Module):
         if evaluating:
             return switchable_norm(x, *logits, running=running.read(), **options)[0]
         y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)
-        running.update(batch, self.momentum)
+        running.update(batch)
         return y

@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnorm.linen.batch import COLLECTION
-from jaxnorm.modules.running import Collected, Progress, Seen, begin, gather, nothing, replaced, restart
+from jaxnorm.modules.running import Collected, Only, Progress, Seen, begin, chosen, gather, nothing, replaced, restart
 
 Variables = Mapping[str, Any]
 
@@ -53,7 +53,14 @@ def stop_accumulating(variables: Variables) -> dict[str, Any]:
 
 
 def population(
-    model: nn.Module, variables: Variables, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
+    model: nn.Module,
+    variables: Variables,
+    batches: Iterable[Any],
+    *,
+    only: Only = None,
+    seen: Seen | None = None,
+    progress: Progress = None,
+    **arguments: Any,
 ) -> Seen:
     """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
 
@@ -61,6 +68,8 @@ def population(
       model: the model.
       variables: its variables.
       batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to whether it is one of them; a path stands
+        for all norms below it. None takes all. The others do what ``arguments`` make them do.
       seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
       progress: True shows a bar (needs the package ``rich``); a function is called as ``progress(number of batches, seen)``.
       **arguments: further arguments of ``model.apply``, the same for every batch: ``train=True`` or whatever makes the norms use the
@@ -70,23 +79,32 @@ def population(
       Moments by the path of the module, such as ``"block/BatchNorm_0"``: a pytree, for :func:`recalibrate`.
 
     Raises:
-      ValueError: a model without running statistics, or whose norms do not use those of their batch; ``seen`` of another model.
+      TypeError: abstract variables, as of ``jax.eval_shape``.
+      ValueError: a model without running statistics, or whose norms do not use those of their batch; ``seen`` of another model; an
+        ``only`` that names no norm.
     """
 
     @jax.jit
     def step(variables, seen: Seen, batch) -> Seen:
         given = batch if isinstance(batch, tuple) else (batch,)
-        collected = {path: Collected(seen[path], mean, var) for path, mean, var in _norms(variables)}
+        collected = {path: Collected(seen[path], mean, var) for path, mean, var in _norms(variables, only)}
         found = {**variables, COLLECTION: _collection(collected)}
         _, updated = model.apply(found, *given, mutable=["batch_stats", COLLECTION], **arguments)
         return {path: new.moments for path, new in _collected(updated[COLLECTION]).items()}
 
     variables = stop_accumulating(variables)
-    return gather(lambda seen, batch: step(variables, seen, batch), batches, begin(_norms(variables), seen), progress)
+    return gather(lambda seen, batch: step(variables, seen, batch), batches, begin(_norms(variables, only), seen), progress)
 
 
 def recalibrate(
-    model: nn.Module, variables: Variables, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
+    model: nn.Module,
+    variables: Variables,
+    batches: Iterable[Any],
+    *,
+    only: Only = None,
+    seen: Seen | None = None,
+    progress: Progress = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Variables whose running statistics are those of the population, for weights that were averaged or changed otherwise.
 
@@ -97,6 +115,8 @@ def recalibrate(
       model: the model.
       variables: its variables, for example with the averaged parameters of stochastic weight averaging.
       batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      only: which norms, as in :func:`population`. The others keep their statistics, as do those that are built with
+        ``use_running_average=True``: frozen norms see nothing.
       seen: where to go on from.
       progress: True or a function.
       **arguments: further arguments of ``model.apply``, such as ``train=True``.
@@ -111,21 +131,22 @@ def recalibrate(
     >>> nn.recalibrate(norm, variables, batches, use_running_average=False)["batch_stats"]["mean"].tolist()
     [3.0]
     """
-    found = population(model, variables, batches, seen=seen, progress=progress, **arguments)
+    found = population(model, variables, batches, only=only, seen=seen, progress=progress, **arguments)
     stats = flatten_dict(variables["batch_stats"])
-    for path, mean, var in _norms(variables):
+    for path, mean, var in _norms(variables, only):
         at = tuple(path.split("/")) if path else ()
         stats[(*at, "mean")], stats[(*at, "var")] = replaced(found[path], mean, var)
     return {**variables, "batch_stats": unflatten_dict(stats)}
 
 
-def _norms(variables: Variables) -> Iterator[tuple[str, jax.Array, jax.Array]]:
-    """Path, mean and variance of every norm with running statistics."""
+def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.Array, jax.Array]]:
+    """Path, mean and variance of every norm with running statistics that ``only`` names."""
     stats = flatten_dict(variables.get("batch_stats", {}))
     paths = [path[:-1] for path in stats if path[-1] == "mean" and (*path[:-1], "var") in stats]
     if not paths:
         raise ValueError("variables must have running statistics, mean and var in batch_stats: found none. Pass those of init.")
-    return (("/".join(path), stats[(*path, "mean")], stats[(*path, "var")]) for path in paths)
+    taken = chosen(only, map("/".join, paths))
+    return (("/".join(path), stats[(*path, "mean")], stats[(*path, "var")]) for path in paths if "/".join(path) in taken)
 
 
 def _collection(seen: Mapping[str, Collected]) -> dict[str, Any]:

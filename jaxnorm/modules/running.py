@@ -13,6 +13,7 @@ from jaxnorm.statistics import Moments
 
 Seen = dict[str, Moments]  # by the path of the module that saw it
 Progress = bool | Callable[[int, Seen], Any] | None
+Only = str | Iterable[str] | Callable[[str], bool] | None  # norms by their paths
 
 
 class Collected(NamedTuple):
@@ -30,7 +31,13 @@ class Collected(NamedTuple):
 
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
-    """No microbatch yet, for a norm with these running statistics. No buffer is there twice, since buffers may be donated."""
+    """No microbatch yet, for a norm with these running statistics, abstract where those are, with their shardings.
+
+    No buffer is there twice, since buffers may be donated.
+    """
+    if isinstance(mean, jax.ShapeDtypeStruct):
+        like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mean.sharding)  # noqa: E731
+        return jax.tree.map(like, jax.eval_shape(nothing, mean, var))
     dtype = compute_dtype(mean.dtype)
     count, variance = (jnp.zeros(mean.shape, real_dtype(dtype)) for _ in range(2))
     return Collected(Moments(count, jnp.zeros(mean.shape, dtype), variance), jnp.copy(mean), jnp.copy(var))
@@ -48,7 +55,27 @@ def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) ->
 
 def restart(when, fresh: Any, seen: Any) -> Any:
     """``fresh`` where a batch begins, and else what has been seen of the present one."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fresh)):
+        return fresh  # of the same shapes and dtypes
     return jax.tree.map(lambda new, old: jnp.where(when, new, old), fresh, seen)
+
+
+def chosen(only: Only, paths: Iterable[str]) -> set[str]:
+    """Those of the paths that ``only`` names, or that are below one that it names; all for None."""
+    paths = list(paths)
+    if only is None:
+        return set(paths)
+    if callable(only):
+        found = {path for path in paths if only(path)}
+    else:
+        named = [only] if isinstance(only, str) else list(only)
+        below = {name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named}
+        if unknown := [name for name, some in below.items() if not some]:
+            raise ValueError(f"only must name norms with running statistics: got {', '.join(map(repr, unknown))} for {', '.join(paths)}.")
+        found = set().union(*below.values())
+    if not found:
+        raise ValueError(f"only must leave norms to calibrate: it takes none of {', '.join(paths)}.")
+    return found
 
 
 def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress) -> Seen:
@@ -70,6 +97,10 @@ def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, pro
 
 def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) -> Seen:
     """What the norms of a model, given by path, mean and variance, have seen before."""
+    found = list(found)
+    if abstract := [path for path, mean, _ in found if isinstance(mean, jax.ShapeDtypeStruct)]:
+        names = ", ".join(map(repr, abstract))
+        raise TypeError(f"running statistics must be arrays: those of {names} are abstract. Initialize or restore the model first.")
     fresh = {path: nothing(mean, var).moments for path, mean, var in found}
     if seen is None:
         return fresh

@@ -1,6 +1,7 @@
 """Norms with running statistics: batch norm and switchable norm."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import Signature, signature
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.running import collect
 from jaxnorm.nnx.layers import across, check_features, operands
 from jaxnorm.normalization import norm_over_with_moments, with_running
@@ -25,6 +27,12 @@ NO_METADATA: Metadata = MappingProxyType({})
 
 class BatchMoments(nnx.Variable):
     """What a norm has seen of the present batch: there only if :func:`accumulate` asked for it."""
+
+
+def with_keywords_of(function: Callable, other: Callable) -> Signature:
+    """The signature of a function that hands on ``**options`` to another: that of the other, and the function's own keywords."""
+    own = [p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return Signature([*signature(other).parameters.values(), *own])
 
 
 def _is_evaluating(module: Any, at_call: bool | None) -> bool:
@@ -48,7 +56,8 @@ def _update(module: Any, batch: Moments) -> None:
         seen = collect(variable.get_value(), mean, var, flat)
         variable.set_value(seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
-    new = ema(_moments(mean, var), flat, momentum=module.momentum)
+    options = {"momentum": module.momentum, "unbiased": module.unbiased, "skip_constant": module.skip_constant}
+    new = ema(_moments(mean, var), flat, **options)
     assign(module, *jax.lax.stop_gradient((new.mean, new.var)))
 
 
@@ -69,7 +78,8 @@ class BatchNorm(nnx.BatchNorm):
     (``.train()``, the default) the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
     ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages
     the unbiased variance. Without ``dtype`` the output is float32 whatever ``x`` and the parameters are, since ``mean`` and ``var``
-    take part in the promotion.
+    take part in the promotion. ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`: average the unbiased variance, as
+    PyTorch does; leave a feature's running statistics alone where its batch has one element, or equal ones.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -80,6 +90,14 @@ class BatchNorm(nnx.BatchNorm):
     ([[-1.0], [1.0]], [1.0])
     """
 
+    def __init__(self, num_features: int, *, unbiased: bool = False, skip_constant: bool = False, **options: Any) -> None:
+        """Takes the arguments of :class:`flax.nnx.BatchNorm`, and two of its own."""
+        super().__init__(num_features, **options)
+        self.unbiased, self.skip_constant = unbiased, skip_constant
+
+    __init__.__signature__ = with_keywords_of(__init__, nnx.BatchNorm.__init__)  # type: ignore[attr-defined]
+
+    @known_keywords
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
@@ -124,6 +142,8 @@ class SwitchableNorm(nnx.Module):
         scale_init: Initializer = initializers.ones,
         axis_name: str | None = None,
         axis_index_groups: Any = None,
+        unbiased: bool = False,
+        skip_constant: bool = False,
         promote_dtype: PromoteDtypeFn = dtypes.promote_dtype,
         rngs: nnx.Rngs,
         bias_metadata: Metadata = NO_METADATA,
@@ -133,6 +153,7 @@ class SwitchableNorm(nnx.Module):
         self.momentum, self.epsilon, self.dtype, self.param_dtype = momentum, epsilon, dtype, param_dtype
         self.use_bias, self.use_scale, self.promote_dtype = use_bias, use_scale, promote_dtype
         self.axis_name, self.axis_index_groups = axis_name, axis_index_groups
+        self.unbiased, self.skip_constant = unbiased, skip_constant
         self.mean = nnx.BatchStat(jnp.zeros((num_features,), jnp.float32))
         self.var = nnx.BatchStat(jnp.ones((num_features,), jnp.float32))
 
@@ -143,6 +164,7 @@ class SwitchableNorm(nnx.Module):
         self.bias = create(bias_init, num_features, bias_metadata) if use_bias else nnx.data(None)
         self.mean_logits, self.var_logits = create(initializers.zeros, 3), create(initializers.zeros, 3)
 
+    @known_keywords
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxnorm.modules.running import Collected, Progress, Seen, begin, gather, nothing, replaced, restart
+from jaxnorm.modules.running import Collected, Only, Progress, Seen, begin, chosen, gather, nothing, replaced, restart
 from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
 
 
@@ -37,7 +37,7 @@ def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
     [3.0]
     """
     for norm in _norms(model).values():
-        fresh = nothing(norm.mean[...], norm.var[...])
+        fresh = nothing(*_stats(norm))
         if (variable := getattr(norm, "batch_moments", None)) is None:
             norm.batch_moments = BatchMoments(fresh)
         else:
@@ -51,15 +51,26 @@ def stop_accumulating(model: nnx.Module) -> None:
             del norm.batch_moments
 
 
-def population(model: nnx.Module, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any) -> Seen:
+def population(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    only: Only = None,
+    seen: Seen | None = None,
+    progress: Progress = None,
+    **arguments: Any,
+) -> Seen:
     """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
 
-    Meanwhile these use the statistics of their batch; other modules, such as dropout, do as they are set. The running statistics of the
-    norms and their mode are afterwards what they were.
+    Meanwhile these use the statistics of their batch; norms that are left out, and other modules, such as dropout, do as they are set.
+    The running statistics of the norms and their mode are afterwards what they were.
 
     Args:
       model: the model.
       batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to whether it is one of them; a path stands
+        for all norms below it. None takes all, but
+        where some of them are in training and others are not, those in training alone: the others are frozen.
       seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
       progress: True shows a bar (needs the package ``rich``); a function is called as ``progress(number of batches, seen)``.
       **arguments: further arguments of every call of the model.
@@ -68,23 +79,33 @@ def population(model: nnx.Module, batches: Iterable[Any], *, seen: Seen | None =
       Moments by the path of the module, such as ``"block/norm"``: a pytree, for :func:`recalibrate`.
 
     Raises:
-      ValueError: a model without running statistics, or one that never calls its norms; ``seen`` of another model.
+      TypeError: an abstract model, as of ``nnx.eval_shape``.
+      ValueError: a model without running statistics, or one that never calls its norms; ``seen`` of another model; an ``only`` that
+        names no norm.
     """
+
+    taken = _chosen(model, only)
 
     @nnx.jit
     def step(model, seen: Seen, batch) -> Seen:
-        for path, norm in _norms(model).items():
-            norm.batch_moments.set_value(Collected(seen[path], norm.mean[...], norm.var[...]))
+        for path, norm in _norms(model, taken).items():
+            norm.batch_moments.set_value(Collected(seen[path], *_stats(norm)))
         model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
-        return {path: norm.batch_moments.get_value().moments for path, norm in _norms(model).items()}
+        return {path: norm.batch_moments.get_value().moments for path, norm in _norms(model, taken).items()}
 
-    before = begin(((path, norm.mean[...], norm.var[...]) for path, norm in _norms(model).items()), seen)
-    with _collecting(model):
+    before = begin(((path, *_stats(norm)) for path, norm in _norms(model, taken).items()), seen)
+    with _collecting(model, taken):
         return gather(lambda seen, batch: step(model, seen, batch), batches, before, progress)
 
 
 def recalibrate(
-    model: nnx.Module, batches: Iterable[Any], *, seen: Seen | None = None, progress: Progress = None, **arguments: Any
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    only: Only = None,
+    seen: Seen | None = None,
+    progress: Progress = None,
+    **arguments: Any,
 ) -> None:
     """Sets the running statistics to those of the population, for weights that were averaged or changed otherwise.
 
@@ -94,6 +115,7 @@ def recalibrate(
     Args:
       model: the model, which is modified. Statistics of features that saw nothing stay as they were.
       batches: what the model is called with, one after the other; a tuple holds several positional arguments.
+      only: which norms, as in :func:`population`: a frozen one keeps its statistics, and normalizes by them.
       seen: where to go on from.
       progress: True or a function.
       **arguments: further arguments of every call of the model.
@@ -106,33 +128,48 @@ def recalibrate(
     >>> norm.mean[...].tolist()
     [3.0]
     """
-    found = population(model, batches, seen=seen, progress=progress, **arguments)
-    for path, norm in _norms(model).items():
-        assign(norm, *replaced(found[path], norm.mean[...], norm.var[...]))
+    taken = _chosen(model, only)
+    found = population(model, batches, only=taken, seen=seen, progress=progress, **arguments)
+    for path, norm in _norms(model, taken).items():
+        assign(norm, *replaced(found[path], *_stats(norm)))
 
 
-def _norms(model: nnx.Module) -> dict[str, Any]:
-    """Every norm with running statistics, by its path."""
+def _stats(norm: Any) -> tuple[jax.Array, jax.Array]:
+    """The running mean and variance, which of an abstract model are abstract."""
+    return norm.mean.get_value(), norm.var.get_value()
+
+
+def _chosen(model: nnx.Module, only: Only) -> set[str]:
+    """The paths of the norms to calibrate: without ``only`` those in training, or all where none is."""
+    norms = _norms(model)
+    training = [path for path, norm in norms.items() if not norm.use_running_average]
+    return chosen(training or None if only is None else only, norms)
+
+
+def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
+    """Every norm with running statistics, or those of these paths, by its path."""
     found = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(model) if isinstance(node, BatchNorm | SwitchableNorm)}
     if not found:
         raise ValueError(f"the model must have a BatchNorm or SwitchableNorm of jaxnorm.nnx: found none in {type(model).__name__}.")
-    return found
+    return found if paths is None else {path: norm for path, norm in found.items() if path in paths}
 
 
 @contextmanager
-def _collecting(model: nnx.Module):
-    """The norms collect, and use the statistics of their batch; in the end all is as before, whatever happened."""
-    norms = _norms(model).values()
-    before = [(norm.use_running_average, norm.mean[...], norm.var[...], getattr(norm, "batch_moments", None)) for norm in norms]
+def _collecting(model: nnx.Module, paths: set[str]):
+    """The norms of these paths collect, and use the statistics of their batch; in the end all norms are as before, whatever happened."""
+    norms = _norms(model)
+    before = {path: (norm.use_running_average, *_stats(norm), getattr(norm, "batch_moments", None)) for path, norm in norms.items()}
     try:
-        for norm in norms:
-            norm.use_running_average = False
-            norm.batch_moments = BatchMoments(nothing(norm.mean[...], norm.var[...]))
+        for path in paths:
+            norms[path].use_running_average = False
+            norms[path].batch_moments = BatchMoments(nothing(*_stats(norms[path])))
         yield
     finally:
-        for norm, (mode, mean, var, seen) in zip(norms, before, strict=True):
+        for path, (mode, mean, var, seen) in before.items():
+            norm = norms[path]
             norm.use_running_average = mode
             assign(norm, mean, var)
-            del norm.batch_moments
+            if path in paths:
+                del norm.batch_moments
             if seen is not None:
                 norm.batch_moments = seen

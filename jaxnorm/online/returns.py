@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.online import observations
@@ -48,22 +49,33 @@ def init(spec: Any) -> Returns:
     return Returns(jnp.zeros(jnp.shape(spec), moments.mean.dtype), moments)
 
 
-def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float = 0.99, axis_name: AxisName = None) -> Returns:
-    """Follows the discounted returns, and counts each of them: ``return = gamma * (return before, 0 if that ended) + reward``.
+def update(
+    state: Returns,
+    rewards: jax.Array,
+    done: jax.Array,
+    *,
+    weights: ArrayLike | None = None,
+    gamma: float = 0.99,
+    axis_name: AxisName = None,
+) -> Returns:
+    """Follow the discounted returns, and count each of them: ``return = gamma * (return before, 0 if that ended) + reward``.
 
     Args:
       state: as :func:`init` or :func:`update` returned it.
       rewards: of one step, or of several with time as the first axis.
       done: booleans of the same shape: whether the episode ended with this step.
+      weights: booleans or float weights of the same shape. A step of weight 0 is no transition, whatever its reward, even NaN: it
+        counts for nothing, and the return of its environment starts again at 0. Gymnasium's vector environments have such a step
+        after each episode. Other weights are how much a return counts.
       gamma: the discount, in [0, 1].
       axis_name: name (or names) of a device or vmap axis over which the environments are spread: one collective.
 
     Returns:
-      The new state. Returns that are not finite start again at 0, and their batch is left out of the statistics.
+      The new state. A return that is not finite counts for nothing, and starts again at 0; those of other environments and steps count.
 
     Raises:
-      TypeError: integer rewards, ``done`` that is not boolean.
-      ValueError: shapes that do not fit, gamma outside [0, 1].
+      TypeError: integer rewards or weights, ``done`` that is not boolean.
+      ValueError: shapes that do not fit, negative weights, gamma outside [0, 1].
 
     >>> import jax.numpy as jnp
     >>> from jaxnorm.online import returns
@@ -71,6 +83,9 @@ def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float 
     >>> state = returns.update(returns.init(jnp.zeros(1)), rewards, done, gamma=0.5)
     >>> state.current.tolist(), round(float(state.moments.mean), 4)  # of 1, 0.5 + 2 and 3
     ([3.0], 2.1667)
+    >>> state = returns.update(state, jnp.array([100.0]), jnp.array([False]), weights=jnp.array([False]))
+    >>> state.current.tolist(), float(state.moments.count)
+    ([0.0], 3.0)
     """
     rewards, done, gamma = validation.floating(rewards, "rewards"), jnp.asarray(done), validation.number("gamma", gamma, 1)
     shape = state.current.shape
@@ -79,16 +94,27 @@ def update(state: Returns, rewards: jax.Array, done: jax.Array, *, gamma: float 
     if done.shape != rewards.shape or done.dtype != jnp.bool_:
         found = f"{done.dtype}, {done.shape}"
         raise TypeError(f"done must be booleans of the shape of the rewards, {rewards.shape}: got {found}. Cast it, .astype(bool).")
-    steps = (rewards, done) if rewards.ndim > len(shape) else (rewards[None], done[None])
+    weights = jnp.ones(rewards.shape, bool) if weights is None else _weights(weights, rewards.shape)
     dtype = state.current.dtype
+    steps = rewards.astype(dtype), done, weights
+    steps = steps if rewards.ndim > len(shape) else jax.tree.map(lambda a: a[None], steps)
 
     def follow(current, step):
-        reward, ended = step
-        current = jnp.asarray(gamma, dtype) * current + reward.astype(dtype)
-        return jnp.where(ended | ~jnp.isfinite(current), 0, current), current
+        reward, ended, weight = step
+        current = jnp.asarray(gamma, dtype) * current + jnp.where(weight.astype(bool), reward, 0)
+        counts = weight.astype(bool) & jnp.isfinite(current)
+        found = jnp.where(counts, current, 0), jnp.where(counts, weight, jnp.zeros_like(weight))
+        return jnp.where(ended | ~counts, 0, current), found
 
-    current, found = lax.scan(follow, state.current, steps)
-    return Returns(current, observations.update(state.moments, found, axis_name=axis_name))
+    current, (found, counted) = lax.scan(follow, state.current, steps)
+    return Returns(current, observations.update(state.moments, found, weights=counted, axis_name=axis_name))
+
+
+def _weights(weights: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    weights = validation.as_array(weights, "weights")
+    if weights.shape != shape:
+        raise ValueError(f"weights must have the shape of the rewards, {shape}: got {weights.shape}.")
+    return validation.mask(weights, shape, "weights")  # type: ignore[return-value]  # None only of None
 
 
 def normalize(rewards: jax.Array, state: Returns, *, clip: float | None = None, epsilon: float = 1e-5) -> jax.Array:
