@@ -36,7 +36,7 @@ def oldest_jaxlib() -> str:
     for requirement in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
         if found := re.fullmatch(r"jax>=([\d.]+)", requirement):
             return found[1]
-    raise ValueError("pyproject.toml must name the oldest JAX that is supported, as jax>=0.8.1.")
+    raise ValueError("pyproject.toml must name the oldest JAX that is supported, as jax>=0.7.2.")
 
 
 def machine(compiler) -> str | None:

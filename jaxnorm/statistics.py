@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.export  # JAX 0.7.2 does not import it by itself
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

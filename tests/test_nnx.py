@@ -1,6 +1,9 @@
 """The nnx modules: drop-in for Flax's, twins of the linen ones, and better where Flax is wrong."""
 
+import re
+
 import chex
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +15,11 @@ from orbax import checkpoint
 
 from jaxnorm import linen as jn_linen
 from jaxnorm import nnx as jn_nnx
+from jaxnorm.nnx.flax_versions import Absent
 
 KEY = jax.random.key(0)
+OLDER = not hasattr(nnx, "WeightNorm")  # Flax before 0.12.1: no norms of weights, no promote_dtype, no metadata
+wraps_layers = pytest.mark.skipif(OLDER, reason="this Flax has no such class: a test below has the error")
 
 SAME = [
     ("LayerNorm", 8, {}),
@@ -193,6 +199,10 @@ def test_a_view_evaluates_without_touching_the_model(rng):
 
 
 def test_metadata_reaches_the_parameters():
+    if OLDER:  # neither Flax's class
+        with pytest.raises(TypeError, match=r"LayerNorm.__init__\(\) got an unexpected keyword argument 'scale_metadata'"):
+            jn_nnx.LayerNorm(8, scale_metadata={"tag": "gain"}, rngs=nnx.Rngs(0))
+        return
     norm = jn_nnx.LayerNorm(8, scale_metadata={"tag": "gain"}, bias_metadata={"tag": "shift"}, rngs=nnx.Rngs(0))
     assert (norm.scale.tag, norm.bias.tag) == ("gain", "shift")
 
@@ -208,6 +218,10 @@ def test_a_promotion_rule_of_the_user_is_kept(name, mode, rng):
         given.append([None if a is None else a.shape for a in arrays])
         return tuple(None if a is None else a.astype(jnp.bfloat16) for a in arrays)
 
+    if OLDER:  # neither Flax's class
+        with pytest.raises(TypeError, match=r"__init__\(\) got an unexpected keyword argument 'promote_dtype'"):
+            getattr(jn_nnx, name)(8, promote_dtype=to_half, rngs=nnx.Rngs(0))
+        return
     ours, theirs = (getattr(nn, name)(8, promote_dtype=to_half, rngs=nnx.Rngs(0)) for nn in (jn_nnx, nnx))
     plain = getattr(jn_nnx, name)(8, rngs=nnx.Rngs(0))
     for norm in (ours, theirs, plain):
@@ -232,16 +246,24 @@ def linear():
     return nnx.Linear(8, 5, rngs=nnx.Rngs(0))
 
 
+@wraps_layers
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_norms_of_weights_equal_flax_and_leave_the_layer_alone(name, rng):
-    if not hasattr(nnx, name):
-        pytest.skip(f"this Flax has no nnx.{name}")
     x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
     ours, theirs = (getattr(nn, name)(linear(), rngs=nnx.Rngs(1)) for nn in (jn_nnx, nnx))
     np.testing.assert_allclose(ours(x), theirs(x), atol=1e-5)
     np.testing.assert_array_equal(ours.layer_instance.kernel[...], linear().kernel[...])
 
 
+@pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
+def test_a_norm_of_weights_that_flax_lacks_says_which_flax_has_it(name):
+    norm = getattr(jn_nnx, name) if OLDER else type(name, (Absent,), {})
+    message = f"jaxnorm.nnx.{name} needs Flax 0.12.1 or newer, which has the class: Flax {flax.__version__} is installed."
+    with pytest.raises(ImportError, match=re.escape(message)):
+        norm(linear(), rngs=nnx.Rngs(1))
+
+
+@wraps_layers
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_wrappers_of_layers_have_the_state_of_flax(name, rng, tmp_path):
     """The same leaves, keys drawn and checkpoints."""
@@ -262,6 +284,7 @@ def test_wrappers_of_layers_have_the_state_of_flax(name, rng, tmp_path):
         np.testing.assert_allclose(source(x), target(x), atol=1e-5)
 
 
+@wraps_layers
 def test_weight_norm_trains_its_parameters(rng):
     x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
     norm = jn_nnx.WeightNorm(linear(), rngs=nnx.Rngs(1))
@@ -280,6 +303,7 @@ def test_weight_norm_trains_its_parameters(rng):
     np.testing.assert_allclose(norm.scales[("kernel",)][...], scale - 0.1 * truth[1], rtol=1e-5)
 
 
+@wraps_layers
 def test_spectral_norm_keeps_its_vector_in_training_only(rng):
     x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
     norm = jn_nnx.SpectralNorm(linear(), n_steps=50, rngs=nnx.Rngs(1))

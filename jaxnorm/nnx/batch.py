@@ -15,6 +15,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.running import collect
+from jaxnorm.nnx.flax_versions import get_value, set_value
 from jaxnorm.nnx.layers import across, check_features, operands
 from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.running import ema
@@ -53,8 +54,8 @@ def _update(module: Any, batch: Moments) -> None:
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
     mean, var = module.mean[...], module.var[...]
     if (variable := getattr(module, "batch_moments", None)) is not None:  # a microbatch: see accumulate
-        seen = collect(variable.get_value(), mean, var, flat)
-        variable.set_value(seen)
+        seen = collect(get_value(variable), mean, var, flat)
+        set_value(variable, seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
     options = {"momentum": module.momentum, "unbiased": module.unbiased, "skip_constant": module.skip_constant}
     new = ema(_moments(mean, var), flat, **options)
@@ -67,7 +68,7 @@ def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
         if value.dtype == variable[...].dtype:
             variable[...] = value
         else:
-            variable.set_value(value)
+            set_value(variable, value)
 
 
 class BatchNorm(nnx.BatchNorm):

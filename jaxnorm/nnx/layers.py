@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.nnx.nn import dtypes
 from jax.nn import initializers
 
 from jaxnorm import validation
@@ -15,6 +14,7 @@ from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
+from jaxnorm.nnx import flax_versions
 from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
 from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
@@ -28,8 +28,8 @@ def operands(
     """``x`` and the running statistics; scale, bias and mask; and the dtype to which all but the mask promote."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
-    if module.promote_dtype is not dtypes.promote_dtype:  # the user's own rule; Flax's would round x before its statistics
-        arrays = module.promote_dtype(arrays, dtype=module.dtype)
+    if own_rule := flax_versions.promotion(module):  # Flax's would round x before its statistics
+        arrays = own_rule(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
@@ -127,7 +127,7 @@ class PositionalNorm(nnx.LayerNorm):
         return over_axes(self, x, mask, run=norm_over_with_moments)
 
 
-class InstanceNorm(nnx.InstanceNorm):
+class InstanceNorm(flax_versions.InstanceNorm):
     """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a :class:`flax.nnx.InstanceNorm`.
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the batch's, 0, and
@@ -178,7 +178,7 @@ class GroupNorm(nnx.GroupNorm):
         return over(self, x, reduction, features, mask)
 
 
-class GraphNorm(nnx.InstanceNorm):
+class GraphNorm(flax_versions.InstanceNorm):
     """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see :func:`jaxnorm.graph_norm`.
 
     ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale, bias and
@@ -210,7 +210,7 @@ class GraphNorm(nnx.InstanceNorm):
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
-class PairNorm(nnx.InstanceNorm):
+class PairNorm(flax_versions.InstanceNorm):
     """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see :func:`jaxnorm.pair_norm`.
 
     ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``.

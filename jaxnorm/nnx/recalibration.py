@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxnorm.modules.running import Collected, Only, Progress, Seen, begin, chosen, gather, nothing, replaced, restart
 from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
+from jaxnorm.nnx.flax_versions import get_value, set_value
 
 
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
@@ -41,7 +42,7 @@ def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
         if (variable := getattr(norm, "batch_moments", None)) is None:
             norm.batch_moments = BatchMoments(fresh)
         else:
-            variable.set_value(restart(when, fresh, variable.get_value()))
+            set_value(variable, restart(when, fresh, get_value(variable)))
 
 
 def stop_accumulating(model: nnx.Module) -> None:
@@ -89,9 +90,9 @@ def population(
     @nnx.jit
     def step(model, seen: Seen, batch) -> Seen:
         for path, norm in _norms(model, taken).items():
-            norm.batch_moments.set_value(Collected(seen[path], *_stats(norm)))
+            set_value(norm.batch_moments, Collected(seen[path], *_stats(norm)))
         model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
-        return {path: norm.batch_moments.get_value().moments for path, norm in _norms(model, taken).items()}
+        return {path: get_value(norm.batch_moments).moments for path, norm in _norms(model, taken).items()}
 
     before = begin(((path, *_stats(norm)) for path, norm in _norms(model, taken).items()), seen)
     with _collecting(model, taken):
@@ -136,7 +137,7 @@ def recalibrate(
 
 def _stats(norm: Any) -> tuple[jax.Array, jax.Array]:
     """The running mean and variance, which of an abstract model are abstract."""
-    return norm.mean.get_value(), norm.var.get_value()
+    return get_value(norm.mean), get_value(norm.var)
 
 
 def _chosen(model: nnx.Module, only: Only) -> set[str]:

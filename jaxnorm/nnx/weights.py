@@ -12,6 +12,8 @@ import jax
 from flax import nnx
 
 from jaxnorm.dtypes import promoted
+from jaxnorm.nnx import flax_versions
+from jaxnorm.nnx.flax_versions import set_value
 from jaxnorm.weights import spectral_norm, weight_norm
 
 
@@ -23,14 +25,14 @@ def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Arr
         for path, param in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
             value = param[...]
             before.append((param, value))
-            param.set_value(transform(path, value))
+            set_value(param, transform(path, value))
         yield
     finally:
         for param, value in before:
-            param.set_value(value)
+            set_value(param, value)
 
 
-class WeightNorm(nnx.WeightNorm):
+class WeightNorm(flax_versions.WeightNorm):
     """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a :class:`flax.nnx.WeightNorm`.
 
     ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every parameter that passes
@@ -62,7 +64,7 @@ class WeightNorm(nnx.WeightNorm):
             return self.layer_instance(x, *args, **kwargs)
 
 
-class SpectralNorm(nnx.SpectralNorm):
+class SpectralNorm(flax_versions.SpectralNorm):
     """Calls a layer with its weights divided by their largest singular value, a :class:`flax.nnx.SpectralNorm`.
 
     ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
