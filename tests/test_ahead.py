@@ -1,0 +1,66 @@
+"""Programs for TPUs, compiled ahead of time where there is none: what their compiler makes of the norms and of a recurrent network.
+
+It takes the libtpu that jax[tpu] of the installed JAX asks for, which the nightly run installs.
+"""
+
+import math
+import re
+
+import jax
+import pytest
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+import jaxnorm as jn
+from bench.shapes import Shape
+from bench.speed import with_gradients
+from bench.transfers import transferred
+from jaxnorm import recurrent
+
+pytest.importorskip("libtpu")
+pytestmark = pytest.mark.usefixtures("usual_compile", "ordinary_promotion")
+
+ROWS, IMAGES = (Shape.sizes(name) for name in ("32768x4096", "256x56x56x256"))
+NORMS = {
+    "layer": (lambda x, scale, bias: jn.layer_norm(x, scale=scale, bias=bias), ROWS),
+    "batch": (lambda x, scale, bias: jn.batch_norm(x, scale=scale, bias=bias)[0], IMAGES),
+    "group": (lambda x, scale, bias: jn.group_norm(x, scale=scale, bias=bias), IMAGES),
+}
+CHIPS = {"v5e": "TPU v5 lite", "v6e": "TPU v6 lite"}
+
+
+@pytest.fixture(params=CHIPS)
+def chip(request, monkeypatch):
+    """``chip(*shape)`` is the type of a float32 array on one."""
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # there is none to be asked about
+    jax.devices()  # looks for plug-ins
+    device = topologies.get_topology_desc(platform="tpu", topology_name=f"{request.param}:2x2").devices[0]
+    assert device.device_kind == CHIPS[request.param]
+    return lambda *shape: jax.ShapeDtypeStruct(shape, "float32", sharding=SingleDeviceSharding(device))
+
+
+def compiled(function, *types):
+    return jax.jit(function).trace(*types).lower().compile()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_moves_its_input_a_few_times(name, chip):
+    """Between memory and cores at most 4 times for the output, and 8 times for it and all gradients."""
+    norm, shape = NORMS[name]
+    x, param = chip(*shape), chip(shape[-1])
+    programs = compiled(norm, x, param, param), compiled(with_gradients(norm), x, param, param, x)
+    output, both = (transferred(program.as_text()) / (4 * math.prod(shape)) for program in programs)
+    assert output < 4.01  # the rest: scale, bias, statistics
+    assert both < 8.01
+
+
+def test_the_gradients_of_a_layer_normalized_lstm(chip):
+    """Forward and backward each loop over chunks, and over the steps of a chunk."""
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    params = jax.eval_shape(lambda key: recurrent.init_lstm(key, in_features=16, features=32), key)
+    params = jax.tree.map(lambda leaf: chip(*leaf.shape), params)
+    program = compiled(jax.value_and_grad(lambda params, x: recurrent.lstm(x, params)[1].sum()), params, chip(8, 20, 16))
+    loss, gradient = program.out_info
+    assert loss.shape == ()
+    assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
+    assert len(re.findall(r" while\(", program.as_text())) <= 4
