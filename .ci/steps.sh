@@ -34,8 +34,15 @@ versions() { "$1/bin/pip" list 2> /dev/null | grep -iE '^(jax|jaxlib|flax) '; }
 git clone -q "$here" "$work/clone"
 cd "$work/clone"
 
-# The newest Python there is. A name on the path may be a shim for a version that is not selected: the first that runs is taken.
-newest=
-for candidate in python3.13 "$HOME"/.pyenv/versions/3.13.*/bin/python python3.12 "$HOME"/.pyenv/versions/3.12.*/bin/python; do
-  if "$candidate" -c 'import venv' 2> /dev/null; then newest=$candidate && break; fi
-done
+# The first Python of these versions that runs here, or nothing. A name on the path may be a shim for
+# a version that is not selected.
+python_of() {
+  local version candidate
+  for version in "$@"; do
+    for candidate in "python$version" "$HOME/.pyenv/versions/$version."*/bin/python; do
+      if "$candidate" -c 'import venv' 2> /dev/null; then echo "$candidate" && return; fi
+    done
+  done
+}
+newest=$(python_of 3.13 3.12)
+colab=$(python_of 3.13) # whose versions are those of colab.txt

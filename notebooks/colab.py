@@ -9,37 +9,72 @@
 # ---
 
 # %% [markdown]
-# # On Colab: from a wheel
+# # On Colab: a wheel, and what runs there
 #
-# `JAXNORM` is the address or the path of a wheel. If it is empty, a wheel `jaxnorm-*.whl` is taken that has been uploaded to this
-# folder. Where no wheel can be installed, a source distribution `jaxnorm-*.tar.gz` is. On a TPU runtime JAX is installed for its TPU.
+# The cell below installs jaxnorm from a wheel: put its address into `ADDRESS`, or leave it empty and upload the file. It replaces nothing of
+# what Colab has installed; where that is too old and something had to be replaced, it says so, and the session has to be restarted.
 
 # %%
+# @title Install jaxnorm, if it is not installed { display-mode: "form" }
+# The address or the path of a wheel. Left empty, Colab asks for an upload.
+ADDRESS = ""  # @param {type: "string"}
+
+import importlib
 import os
+import re
 import subprocess
 import sys
-from glob import glob
+import tempfile
+from importlib import metadata, util
 from pathlib import Path
 
-JAXNORM = os.environ.get("JAXNORM", "")
 
-on_tpu = bool(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*"))
-for_tpu = ["jax[tpu]"] if on_tpu else []
+def versions():
+    """Of all that is installed: where a package is there twice, the one that Python finds."""
+    importlib.invalidate_caches()
+    return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
 
 
-def install(place: str) -> bool:
+def uploaded():
+    """The path of a file that the user has been asked for."""
+    try:
+        from google.colab import files
+    except ImportError:
+        raise SystemExit("Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again.") from None
+    for name, content in files.upload().items():
+        path = Path(tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name))  # which browsers add to a name that they have seen
+        path.write_bytes(content)
+        return str(path)
+    raise SystemExit("Nothing was uploaded: run this cell again.")
+
+
+if util.find_spec("jaxnorm") is None:
+    place, before = ADDRESS or os.environ.get("JAXNORM") or uploaded(), versions()
     address = place if "://" in place else Path(place).resolve().as_uri()
-    return subprocess.run([sys.executable, "-m", "pip", "install", "-qq", f"jaxnorm[flax] @ {address}", *for_tpu]).returncode == 0
-
-
-candidates = [JAXNORM] if JAXNORM else glob("jaxnorm-*.whl")
-if not any(install(place) for place in [*candidates, *glob("jaxnorm-*.tar.gz")]):
-    raise SystemExit("Put the address of a wheel into JAXNORM, or upload a wheel or a source distribution.")
+    command = [sys.executable, "-m", "pip", "install", "-q", f"jaxnorm[experiments] @ {address}"]
+    if subprocess.run(command).returncode:
+        raise SystemExit(f"pip cannot install {place}: the reason stands above.")
+    after = versions()
+    replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
+    if replaced:
+        raise SystemExit(
+            f"Restart the session (Runtime, Restart session), and run this notebook again: pip has replaced {', '.join(replaced)}."
+        )
+print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")), "on Python", sys.version.split()[0])
 
 # %% [markdown]
 # ## What runs here
 #
-# The devices, and which implementation computes a norm. On a CPU, those are the kernels that the wheel brings.
+# The devices, and which implementation computes a norm. On a CPU, those are the kernels that the wheel brings. On a TPU JAX compiles with
+# libtpu: if the one that is installed is not the one that JAX asks for and JAX finds no TPU or crashes, install that one by
+# `%pip install libtpu==VERSION` and restart the session.
+
+# %%
+from importlib import metadata, util
+
+asked_for = next(requirement for requirement in metadata.requires("jax") if requirement.startswith("libtpu")).split(";")[0]
+here = metadata.version("libtpu") if util.find_spec("libtpu") else "none"
+print(f"libtpu: {here} is installed; jax {metadata.version('jax')} asks for {asked_for}, where there is a TPU")
 
 # %%
 import jax
@@ -48,7 +83,7 @@ import numpy as np
 
 import jaxnorm as jn
 
-print(jn.__version__, "on", len(jax.devices()), jax.devices()[0].device_kind)
+print(len(jax.devices()), jax.devices()[0].device_kind)
 x = 1000 + jax.random.normal(jax.random.key(0), (4096, 1024))
 print(jn.plan(x, "n [c]"))
 

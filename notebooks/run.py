@@ -1,7 +1,7 @@
 """Executes every notebook source and checks its .ipynb twin; ``--write`` renews the twins with their outputs.
 
 Each has a badge that opens it in Colab as soon as pyproject.toml names the project's GitHub address (``Source`` in
-``[project.urls]``); ``--write`` puts it under the title.
+``[project.urls]``); ``--write`` puts it under the title. The cell that installs jaxnorm is install.py in each, where ``--write`` puts it.
 """
 
 import sys
@@ -36,6 +36,15 @@ def with_badge(source: str, shown: str) -> str:
     return "\n".join([*lines[: title + 1], "#", f"# {shown}", *(["#"] if rest and rest[0] else []), *rest]) + "\n"
 
 
+def with_install(source: str) -> str:
+    """A source that has install.py as the cell that begins as that does."""
+    cell = (FOLDER / "install.py").read_text().rstrip()
+    before, title, rest = source.partition(cell.splitlines()[0])
+    if not title:
+        raise SystemExit(f"a notebook must have a cell that begins with {cell.splitlines()[0]!r}")
+    return before + cell + "\n\n" + rest[rest.index("# %%") :]
+
+
 def run(source: Path, address: str, write: bool) -> None:
     """Executes one.
 
@@ -43,7 +52,9 @@ def run(source: Path, address: str, write: bool) -> None:
       SystemExit: it and its twin differ.
     """
     twin, text = source.with_suffix(".ipynb"), source.read_text()
-    wanted = with_badge(text, badge(source.stem, address)) if address.startswith(GITHUB) else text
+    wanted = with_install(text)
+    if address.startswith(GITHUB):
+        wanted = with_badge(wanted, badge(source.stem, address))
     if write:
         source.write_text(wanted)
     notebook = jupytext.reads(wanted, fmt="py:percent")
@@ -59,7 +70,10 @@ def run(source: Path, address: str, write: bool) -> None:
 
 def main() -> None:
     address = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source", "")
-    sources = sorted(FOLDER.glob("[0-9]*.py"), reverse=True)  # the short ones last, so that neither process waits for the other
+    sources = [
+        FOLDER / "colab.py",
+        *sorted(FOLDER.glob("[0-9]*.py"), reverse=True),
+    ]  # the short ones last, so that neither process waits for the other
     with ThreadPoolExecutor(2) as pool:  # each notebook has a process of its own
         running = [pool.submit(run, source, address, "--write" in sys.argv) for source in sources]
         wait(running, return_when=FIRST_EXCEPTION)

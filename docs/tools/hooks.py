@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/", "examples/": "examples/"}
 LINK = re.compile(r"(\]\()([^)#\s]+)")
-ONLY_ON_COLAB = r"[\s\S]*importlib\.util\.find_spec[\s\S]*"  # the cell that installs the library there
+ONLY_ON_COLAB = r"# @title Install jaxnorm[\s\S]*"  # the cell that installs the library there
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video|audio)[^>]*\ssrc=["']?(?:https?:)?//[^>]*>"""
     r"""|<link(?![^>]*rel=["']?(?:canonical|prev|next))[^>]*\shref=["']?(?:https?:)?//[^>]*>"""

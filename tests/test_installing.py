@@ -1,0 +1,96 @@
+"""The cell by which each notebook installs the library on Colab, with pip and Colab's module played."""
+
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+CELL = (NOTEBOOKS / "install.py").read_text()
+HAS = {"jaxnorm": "0.1.0", "jax": "0.7.2", "jaxlib": "0.7.2", "flax": "0.11.2"}
+WHEEL = "jaxnorm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+
+
+@pytest.fixture
+def colab(monkeypatch, tmp_path):
+    """``colab(pip=...)``: runs the cell where ``pip`` makes what is installed, or returns its status; gives the commands."""
+    installed, commands = dict(HAS), []
+    del installed["jaxnorm"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("JAXNORM", raising=False)
+    monkeypatch.setattr(metadata, "version", installed.__getitem__)
+    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed])
+    monkeypatch.setattr(util, "find_spec", lambda name: installed.get(name))
+
+    def start(address="", status=0, **makes):
+        def run(command):
+            commands.append(command[1:])
+            installed.update(makes)
+            return SimpleNamespace(returncode=status)
+
+        monkeypatch.setattr("subprocess.run", run)
+        exec(CELL.replace('ADDRESS = ""', f"ADDRESS = {address!r}"), {})
+        return commands
+
+    start.installed = installed
+    return start
+
+
+def uploads(monkeypatch, **files):
+    """Colab's module, whose user uploads these."""
+    google, module = ModuleType("google"), ModuleType("google.colab")
+    module.files = SimpleNamespace(upload=lambda: files)
+    monkeypatch.setitem(sys.modules, "google", google)
+    monkeypatch.setitem(sys.modules, "google.colab", module)
+
+
+def test_where_it_is_installed_nothing_is(colab, capsys):
+    colab.installed["jaxnorm"] = "0.1.0"
+    assert colab() == []
+    assert capsys.readouterr().out.startswith("jaxnorm 0.1.0, jax 0.7.2, jaxlib 0.7.2, flax 0.11.2 on Python 3.")
+
+
+def test_an_address(colab, capsys):
+    (command,) = colab(f"https://host/{WHEEL}", jaxnorm="0.1.0", rich="13.9.4")
+    assert command == ["-m", "pip", "install", "-q", f"jaxnorm[experiments] @ https://host/{WHEEL}"]
+    assert capsys.readouterr().out.startswith("jaxnorm 0.1.0, jax 0.7.2")
+
+
+def test_a_path_from_the_environment(colab, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXNORM", WHEEL)
+    assert colab(jaxnorm="0.1.0")[0][-1] == f"jaxnorm[experiments] @ {(tmp_path / WHEEL).as_uri()}"
+
+
+def test_an_upload_has_the_name_that_pip_reads(colab, monkeypatch):
+    uploads(monkeypatch, **{WHEEL.replace(".whl", " (2).whl"): b"content"})
+    place = colab(jaxnorm="0.1.0")[0][-1].removeprefix("jaxnorm[experiments] @ file://")
+    assert (Path(place).name, Path(place).read_bytes()) == (WHEEL, b"content")
+
+
+def test_no_upload(colab, monkeypatch):
+    uploads(monkeypatch)
+    with pytest.raises(SystemExit, match="Nothing was uploaded: run this cell again"):
+        colab()
+
+
+def test_elsewhere_it_asks_for_an_address(colab, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", None)
+    with pytest.raises(SystemExit, match="Put the address or the path of a wheel of jaxnorm into ADDRESS"):
+        colab()
+
+
+def test_what_pip_replaces_takes_a_restart(colab):
+    with pytest.raises(SystemExit, match=r"Restart the session .*: pip has replaced jaxlib 0\.7\.2 by 0\.8\.1"):
+        colab(WHEEL, jaxnorm="0.1.0", jaxlib="0.8.1")
+
+
+def test_pip_fails(colab):
+    with pytest.raises(SystemExit, match=f"pip cannot install {WHEEL}: the reason stands above"):
+        colab(WHEEL, status=1)
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9c]*.py")), ids=lambda path: path.stem)
+def test_every_notebook_has_the_cell(path):
+    assert f"# %%\n{CELL.rstrip()}\n\n# %%" in path.read_text()
