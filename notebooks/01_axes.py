@@ -73,7 +73,9 @@ from jaxnorm.experiments.picture import PATTERNS, draw
 print(jax.devices()[0].device_kind)
 
 # %% [markdown]
-# A pattern names the axes and puts brackets around the reduction axes; parentheses split an axis.
+# A pattern names the axes and puts brackets around the reduction axes; parentheses split an axis. In the picture each block is a
+# batch of images: examples to the right, channels to the left, positions (height and width as one axis) upwards. The coloured elements
+# share one mean and one variance; see that the norms differ in nothing else.
 
 # %%
 from pathlib import Path

@@ -14,6 +14,10 @@
 # The same LeNet learns handwritten digits with the norm in its dense part at smaller and smaller batch sizes. Batch norm's
 # statistics are those of ever fewer images; group norm's are those of one image at any size (Wu & He 2018, figure 1). After
 # convolutions a batch of two is still hundreds of positions, and batch norm holds out longer.
+#
+# The picture shows the loss and the accuracy after the last epoch; batches become smaller to the right. See that batch norm's loss
+# (blue) rises where they are small, and group norm's (orange) does not.
+#
 # With `JAXNORM_FULL=1` in the environment: more sizes, epochs and seeds.
 
 # %%

@@ -92,7 +92,8 @@ assert jnp.isfinite(gradient).all()
 # %% [markdown]
 # ## In a model: digits read row by row
 #
-# LSTM and GRU with 64 units, without a norm and with layer norm; the curves are the training loss and the test accuracy.
+# LSTM and GRU with 64 units, without a norm (blue) and with layer norm (orange). The upper curves are the training loss by training
+# step, the lower ones the test accuracy by epoch. See that with layer norm the loss falls faster and the accuracy rises sooner.
 
 # %%
 from pathlib import Path

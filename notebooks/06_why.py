@@ -13,6 +13,14 @@
 #
 # A LeNet learns handwritten digits by plain gradient descent. On the way we look down the gradient, as
 # Santurkar et al. (2018) did, watch the layers drift, and scale the weights. `jaxnorm explain` does the same for more norms and seeds.
+#
+# See in the four pictures below:
+#
+# 1. Along the gradient: how much the loss varies over 0.25 to 4 learning rates (left), and how much the gradient turns on the way
+#    (middle and right). Lower is smoother.
+# 2. Drift: how far the inputs of the nonlinearities have moved since the last snapshot; with batch norm (orange) least.
+# 3. Scale: with a norm the loss is a flat line whatever the factor of the weights is, and the gradient a straight one.
+# 4. The blend: the shares that switchable norm gives to each kind of statistics, for large and for small batches.
 
 # %%
 # @title Install jaxnorm, if it is not installed { display-mode: "form" }

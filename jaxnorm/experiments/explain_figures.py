@@ -24,7 +24,7 @@ def plot(folder: Path, results: dict) -> None:
         save(draw(results), folder / name, f"{title} ({settings['data']}, {settings['variant']}, {seeds})")
 
 
-def _panels(results: dict, titles: dict[str, str], xlabel: str = "step"):
+def _panels(results: dict, titles: dict[str, str], xlabel: str = "training step"):
     """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each norm."""
     figure, axes = pyplot().subplots(1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained")
     for axis, (title, ylabel) in zip(axes[0], titles.items(), strict=True):
@@ -42,13 +42,16 @@ def _history(runs: list[dict], name: str, reduce=lambda values: values) -> np.nd
 def _finished(figure, logarithms):
     for axes in logarithms:
         logarithmic(axes)
-    logarithms[0].legend()
+    logarithms[0].legend(title="norm")
     return figure
 
 
 def _along_gradient(results: dict):
-    longest = f"{REACH[-1]:.0f} learning rates away"
-    titles = {"range of the loss": "loss along the gradient", "how far the gradient moves": longest, "smoothness": "change per length"}
+    titles = {
+        "range of the loss": "largest less smallest loss, cross entropy",
+        "how far the gradient moves": f"length of its change, {REACH[-1]:.0f} learning rates away",
+        "smoothness": "largest change of the gradient per length moved",
+    }
     figure, axes, norms = _panels(results, titles)
     for norm, color, runs in norms:
         steps = runs[0]["step"]
@@ -60,8 +63,8 @@ def _along_gradient(results: dict):
 
 def _drift(results: dict):
     titles = {
-        "inputs of nonlinearities": "drift since the last snapshot, deviations",
-        "gradients, when earlier layers step": "relative change, median layer",
+        "inputs of nonlinearities": "drift since the last snapshot, in deviations",
+        "gradients, when earlier layers step": "change relative to its length, median layer",
     }
     figure, axes, norms = _panels(results, titles)
     for norm, color, runs in norms:
@@ -73,9 +76,9 @@ def _drift(results: dict):
 
 def _scale(results: dict):
     titles = {
-        "loss of scaled weights": "loss",
-        "gradient of scaled weights": "its length",
-        "relative step": "learning rate / squared length of the weights",
+        "loss of scaled weights": "loss, cross entropy",
+        "gradient of scaled weights": "length of the gradient",
+        "relative step": "learning rate / squared length of weights",
     }
     figure, axes, norms = _panels(results, titles)
     for norm, color, runs in norms:
@@ -98,7 +101,8 @@ def _blend(results: dict):
         for i, name in enumerate(STATISTICS):
             axis.bar([str(size) for size in sizes], weights[:, i], bottom=bottom, label=name)
             bottom += weights[:, i]
-        axis.set(title=f"weights of the {'means' if kind == 'mean' else 'variances'}", xlabel="batch size")
-    axes[0].set_ylabel("share, mean over the layers")
-    axes[1].legend(loc="lower right")
+        axis.set(title=f"weights of the {'means' if kind == 'mean' else 'variances'}", xlabel="batch size, examples")
+    axes[0].set_ylabel("share of the statistics, mean over the layers")
+    drawn = axes[1].get_legend_handles_labels()
+    figure.legend(*drawn, loc="outside right center", reverse=True, title="statistics of")
     return figure

@@ -45,17 +45,17 @@ def _curves(results: dict):
     several = len(settings["variants"]) > 1
     positive = all(loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"])
     for (variant, size), (above, below) in zip(columns, axes.T, strict=True):
-        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="step")
+        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="training step")
         above.set_yscale("log" if positive else "linear")
-        below.set(xlabel="epoch")
+        below.set(xlabel="epoch, a pass over the training data")
         below.xaxis.get_major_locator().set_params(integer=True)
         if settings["epochs"] == 1:
             below.set_xticks([1])
     unit = results.get("loss", "cross entropy")
-    axes[0, 0].set_ylabel("training loss" if unit == "cross entropy" else f"training loss, {unit}")
+    axes[0, 0].set_ylabel(f"training loss, {unit}")
     axes[1, 0].set_ylabel(label)
-    axes[0, 0].legend()
-    axes[1, 0].legend()
+    axes[0, 0].legend(title="norm")
+    axes[1, 0].legend(title="norm")
     return figure
 
 
@@ -75,13 +75,13 @@ def _by_batch_size(results: dict):
                     band(axis, list(found), scale * values.T, f"C{i}", norm, marker="o")
         for axis in (above, below):
             axis.set_xscale("log", base=2)
-            axis.set(xlabel="batch size", xticks=settings["batch_sizes"], xticklabels=settings["batch_sizes"])
+            axis.set(xlabel="batch size, examples", xticks=settings["batch_sizes"], xticklabels=settings["batch_sizes"])
             axis.invert_xaxis()
         above.set(title=variant)
         logarithmic(above)
-    axes[0, 0].set_ylabel("training loss, last epoch")
+    axes[0, 0].set_ylabel(f"training loss, last epoch, {results.get('loss', 'cross entropy')}")
     axes[1, 0].set_ylabel(label)
-    axes[0, 0].legend()
+    axes[0, 0].legend(title="norm")
     return figure
 
 

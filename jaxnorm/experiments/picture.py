@@ -41,8 +41,9 @@ def draw(path: Path) -> None:
         axes.voxels(np.ones_like(in_group), facecolors=colors, edgecolor="#8a96a3", linewidth=0.4)
         given = ", ".join(f"{key}={value}" for key, value in sizes.items())
         axes.set_title(f'{name}\n"{pattern}"' + (f", {given}" if given else ""), family="monospace", fontsize=11)
-        axes.set(xticks=[], yticks=[], zticks=[], box_aspect=(4, 4, 6))
-        for label, text in ((axes.set_xlabel, "n"), (axes.set_ylabel, "c"), (axes.set_zlabel, "h, w")):
-            label(text, labelpad=-12)
+        axes.set(xticks=[], yticks=[], zticks=[])
+        axes.set_box_aspect((4, 4, 6), zoom=0.88)  # leaves room for labels, which no layout counts
+        for name, text in (("x", "examples n"), ("y", "channels c"), ("z", "positions h, w")):
+            getattr(axes, f"set_{name}label")(text, labelpad=-13, fontsize=9)
         axes.view_init(elev=22, azim=-128)
     save(figure, path, "What is coloured shares one mean and one variance", dpi=100)
