@@ -1,5 +1,7 @@
 """What docs/from/flax.md says of Flax, asked of Flax; tests/test_flax.py has signatures and dtypes."""
 
+import warnings
+
 import flax.linen
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from flax import nnx
 import jaxnorm as jn
 import jaxnorm.linen
 import jaxnorm.nnx
+from jaxnorm.nnx.flax_versions import RUNNING_PROMOTE
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")  # Flax relies on it
 KEY = jax.random.key(0)
@@ -57,7 +60,10 @@ def test_masked_elements(x):
 
 def test_masks_of_floats(x, rng):
     weights = rng.random((4, 6)).astype(np.float32)
-    ours, theirs = (mean(library, x, weights) for library in (jaxnorm.linen, flax.linen))
+    ours = mean(jaxnorm.linen, x, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of JAX 0.7, by Flax's use of it
+        theirs = mean(flax.linen, x, weights)
     close(ours, np.average(x, 0, weights), atol=1e-6)
     close(theirs, x.mean(0), atol=1e-6)
 
@@ -119,9 +125,10 @@ def test_nnx_casts_before_the_statistics(x):
     truth = jn.layer_norm(jnp.asarray(x))
     ours, theirs = (library.LayerNorm(6, dtype=LOW, rngs=nnx.Rngs(0))(x).astype(FULL) for library in (jaxnorm.nnx, nnx))
     assert np.abs(ours - truth).max() < 0.02
-    assert np.abs(theirs - truth).max() > 0.1
+    assert (np.abs(theirs - truth).max() > 0.1) == RUNNING_PROMOTE  # Flax casts since the version that also promotes these
 
 
+@pytest.mark.skipif(not hasattr(nnx, "WeightNorm"), reason="this Flax has no such class: test_nnx.py has the error")
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_nnx_wrappers_and_the_layer(name, x):
     def changed(library):

@@ -79,8 +79,9 @@ class BatchNorm(nnx.BatchNorm):
     (``.train()``, the default) the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
     ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages
     the unbiased variance. Without ``dtype`` the output is float32 whatever ``x`` and the parameters are, since ``mean`` and ``var``
-    take part in the promotion. ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`: average the unbiased variance, as
-    PyTorch does; leave a feature's running statistics alone where its batch has one element, or equal ones.
+    take part in the promotion (not before Flax 0.12.1). ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`:
+    average the unbiased variance, as PyTorch does; leave a feature's running statistics alone where its batch has one element,
+    or equal ones.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

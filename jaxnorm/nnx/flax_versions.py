@@ -4,6 +4,7 @@ Nothing else in this folder asks for the version of Flax. A line says since when
 that is supported, it goes.
 """
 
+import inspect
 from typing import Any
 
 import flax
@@ -38,6 +39,11 @@ try:
     from flax.nnx import SpectralNorm, WeightNorm  # since Flax 0.12.1
 except ImportError:
     SpectralNorm = WeightNorm = Absent  # type: ignore[misc, assignment]
+
+
+# Whether the dtype of a BatchNorm's output is promoted with its running statistics: since Flax 0.12.1, which also gave modules a rule of
+# promotion of the user's.
+RUNNING_PROMOTE = "promote_dtype" in inspect.signature(nnx.BatchNorm.__init__).parameters
 
 
 def get_value(variable: nnx.Variable) -> Any:

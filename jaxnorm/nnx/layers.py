@@ -31,7 +31,8 @@ def operands(
     if own_rule := flax_versions.promotion(module):  # Flax's would round x before its statistics
         arrays = own_rule(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
-    dtype, sizes = promoted(module.dtype, *arrays), tuple(x.shape[axis] for axis in features)
+    deciding = arrays if flax_versions.RUNNING_PROMOTE else (x, scale, bias)
+    dtype, sizes = promoted(module.dtype, *deciding), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
     given = {"scale": scale, "bias": bias, "where": validation.mask(mask, x.shape, "mask")}
