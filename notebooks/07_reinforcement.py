@@ -180,7 +180,7 @@ print(f"{time.process_time() - began:.0f} s of one core")
 
 # %% [markdown]
 # The return is the negative cost of an episode of 150 steps: higher is better. See that with normalized
-# observations (blue) the curves are the same in both units. As they are (red), in degrees per second,
+# observations (blue) the curves are nearly the same in both units. As they are (red), in degrees per second,
 # nothing is learned.
 
 # %%
@@ -199,4 +199,4 @@ plt.show()
 # %% [markdown]
 # In degrees per second the hidden units are saturated from the start, and nothing is learned. With normalized observations the unit
 # makes no difference but rounding. In rad/s, a unit in which the velocity is about as large as the rest, the gain is small: the median
-# is better by some 70, and one of the five seeds, which never learns to swing, is worse than any without.
+# is better by some 50, and one of the five seeds, which learns to swing late or never, is worse than any without.

@@ -49,6 +49,8 @@ def test_a_vector_of_zeros_is_begun_anew(rng):
 
 @pytest.mark.parametrize("family", ["linen", "nnx"])
 def test_modules_after_a_kernel_of_zeros(family, rng):
+    if family == "nnx" and not hasattr(flax_nnx, "SpectralNorm"):
+        pytest.skip("this Flax has no such class: test_nnx.py has the error")
     x, k = np.eye(4, dtype=np.float32), kernel(rng, 10, (4, 3))
     if family == "linen":
         norm = linen.SpectralNorm(flax.linen.Dense(3, kernel_init=flax.linen.initializers.zeros, use_bias=False))
