@@ -11,12 +11,15 @@ from jaxnorm.experiments import report
 
 
 def test_the_readme_computes_what_it_says():
-    idea, training, linen, nnx, recurrent = map(run, blocks("README.md"))
+    linen, nnx, idea, recurrent = map(run, blocks("README.md"))
     np.testing.assert_allclose(idea["y"], jn.standardize(idea["x"], (0, 1, 2)), atol=1e-6)
-    assert training["evaluated"].shape == (8, 3)
     assert linen["logits"].shape == (8, 10)
     assert float(abs(nnx["block"].norm.mean[...]).max()) > 0
     assert (recurrent["outputs"].shape, recurrent["both_ways"].shape) == ((4, 20, 16), (4, 20, 32))
+
+
+def test_the_training_guide_computes_what_it_says():
+    assert run(blocks("docs/guides/training.md")[0])["evaluated"].shape == (8, 3)
 
 
 BLOCKS = [(page, i) for page in PAGES if page != "README.md" for i in range(len(blocks(page)))]
