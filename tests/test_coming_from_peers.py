@@ -55,6 +55,26 @@ class TestTorch:
         x *= 1e-3
         close(self.torch.nn.RMSNorm(6)(self.torch.tensor(x)).detach(), jn.rms_norm(x, epsilon=np.finfo("f4").eps), rtol=1e-5)
 
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+    def test_rms_epsilon_of_each_dtype(self, dtype):
+        theirs = self.torch.nn.RMSNorm(6, dtype=(kind := getattr(self.torch, dtype)))
+        output = float(theirs(self.torch.full((6,), 2.0**-11, dtype=kind))[0].detach())  # whose square is 2**-22
+        with jax.enable_x64(True):
+            x = jnp.full(6, 2.0**-11, dtype)
+            epsilon = self.functions["epsilon_of_torch"](x)
+            ours = float(jn.rms_norm(x, epsilon=epsilon)[0])
+        assert epsilon == (2.0**-52 if dtype == "float64" else 2.0**-23)
+        assert ours == pytest.approx(output, rel=1e-6)
+        assert output == pytest.approx((1 + 2.0**22 * epsilon) ** -0.5, rel=1e-3)  # as many digits as half precision has
+
+    @pytest.mark.parametrize(("size", "stride", "padding"), [(8, 2, 1), (7, 2, 1), (8, 1, 0)])
+    def test_padding_of_convolutions(self, size, stride, padding, rng):
+        x = rng.standard_normal((2, 3, size, size)).astype(np.float32)
+        module = self.torch.nn.Conv2d(3, 5, 3, stride=stride, padding=padding)
+        conv, variables = self.functions["conv_of_torch"](self.state(module), stride, padding)
+        theirs = module(self.torch.tensor(x)).detach().numpy()
+        close(conv.apply(variables, x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), theirs, atol=1e-5)
+
     def test_batch_norm_in_training_and_evaluation(self, rng):
         x = rng.standard_normal((2, 6, 3, 3)).astype(np.float32)
         module = self.torch.nn.BatchNorm2d(6)
@@ -150,6 +170,15 @@ class TestKeras:
         close(running.var, 0.5 + 0.5 * batch.var[0], rtol=1e-5)
         close(jn.normalize(x, running, **params, epsilon=1e-3), layer(x, training=False), atol=1e-5)
 
+    def test_a_frozen_batch_norm(self, x):
+        layer = self.layers.BatchNormalization(momentum=0.5)
+        layer(x, training=True)
+        layer.trainable = False
+        before = np.asarray(layer.moving_mean)
+        params, running = self.functions["norm_of_keras"](self.weights(layer))
+        close(layer(x, training=True), jn.normalize(x, running, **params, epsilon=1e-3), atol=1e-5)
+        np.testing.assert_array_equal(layer.moving_mean, before)
+
     def test_masks(self, x, with_nan):
         x, mask = np.stack([x, x + 2]), np.array([[1, 1, 1, 1], [1, 1, 1, 0]], bool)
         ours, theirs = (
@@ -217,6 +246,15 @@ class TestHaiku:
         close(running.var, batch.var[0], rtol=1e-4)
         assert np.abs(self.call(make, x + np.float32(4096), is_training=True)[0] - ours).max() > 0.1
         assert np.isnan(self.call(make, with_nan, is_training=True)[2]["batch_norm/~/mean_ema"]["average"][0, 0])
+
+    def test_a_frozen_batch_norm(self, x):
+        hk = self.hk
+        function = hk.without_apply_rng(hk.transform_with_state(lambda x, training: hk.BatchNorm(True, True, 0.9)(x, training)))
+        params, state = function.init(KEY, x, True)
+        _, state = function.apply(params, state, x, True)
+        y, after = function.apply(params, state, x + 1, False)
+        close(y, jn.normalize(x + 1, self.functions["norm_of_haiku"](params, state)[1]), atol=5e-5)
+        jax.tree.map(np.testing.assert_array_equal, after, state)
 
     def test_unbound_axis(self, x):
         with pytest.raises(NameError, match="unbound axis name: i"):
