@@ -128,6 +128,22 @@ def test_nnx_casts_before_the_statistics(x):
     assert (np.abs(theirs - truth).max() > 0.1) == RUNNING_PROMOTE  # Flax casts since the version that also promotes these
 
 
+@pytest.mark.parametrize("library", [jaxnorm.nnx, nnx], ids=["jaxnorm", "flax"])
+def test_transformations_that_drop_running_statistics(library):
+    def mean(transform, *arguments):
+        norm = library.BatchNorm(6, momentum=0.5, rngs=nnx.Rngs(0))
+        transform(lambda norm, x: norm(x))(norm, *arguments)
+        return norm.mean[...].tolist()
+
+    def scan(axes):
+        return lambda function: nnx.scan(function, in_axes=(axes, 0), out_axes=0)
+
+    batches = jnp.ones((2, 4, 6))
+    assert mean(jax.jit, batches[0]) == mean(scan(None), batches) == [0.0] * 6
+    assert mean(nnx.jit, batches[0]) == [0.5] * 6
+    assert mean(scan(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None})), batches) == [0.75] * 6
+
+
 @pytest.mark.skipif(not hasattr(nnx, "WeightNorm"), reason="this Flax has no such class: test_nnx.py has the error")
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_nnx_wrappers_and_the_layer(name, x):
