@@ -1,7 +1,9 @@
 """The documentation site: its pictures are those that the script draws, its reference has every public name, its checks can fail."""
 
 import importlib.util
+import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from pages import PAGES, ROOT
@@ -44,6 +46,25 @@ def test_the_gallery_has_every_norm(name):
     for module in modules:
         assert f"[`nnx.{module}`][jaxnorm.nnx.{module}]" in PAGES["docs/gallery.md"]
         assert hasattr(nnx, module)
+
+
+@pytest.mark.parametrize("package", ["jaxnorm", "jaxnorm.linen", "jaxnorm.nnx", "jaxnorm.recurrent"])
+def test_the_reference_has_every_name_in_one_group(package):
+    text = PAGES[f"docs/reference/{package.removeprefix('jaxnorm.')}.md"]
+    shown = re.findall(rf"^::: {package}\.(\w+)$", text, re.MULTILINE)
+    assert sorted(shown) == sorted({*importlib.import_module(package).__all__} - {"recurrent"})
+    assert re.findall(rf"\[{package}\.(\w+)\]", text) == shown  # the table at the top
+
+
+@pytest.mark.parametrize(
+    ("page", "boost"), [("results/speed/README.md", 0.1), ("changelog.md", 0.1), ("index.md", 1), ("reference/jaxnorm.md", 4)]
+)
+def test_tables_of_results_rank_low_in_the_search(page, boost):
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("latex2mathml")
+    shown = SimpleNamespace(file=SimpleNamespace(src_uri=page), meta={})
+    tool("hooks").on_page_markdown("", page=shown)
+    assert shown.meta == {"search": {"boost": boost}}
 
 
 LOADS = [

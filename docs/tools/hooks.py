@@ -16,6 +16,8 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+# A name is looked up to use it. Tables of results repeat the names of norms on every line, and filled the first page of answers.
+BOOSTS = {"reference/": 4, "gallery.md": 3, "guides/": 2, "from/": 2, "results/": 0.1, "changelog.md": 0.1}
 FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/", "examples/": "examples/"}
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ONLY_ON_COLAB = r"# @title Install jaxnorm[\s\S]*"  # the cell that installs the library there
@@ -88,7 +90,9 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Links between files of the repository become links between pages."""
+    """Make links between files of the repository links between pages, and rank pages in the search."""
+    boost = next((boost for folder, boost in BOOSTS.items() if page.file.src_uri.startswith(folder)), 1)
+    page.meta.setdefault("search", {}).setdefault("boost", boost)
     folder = repository_path(page.file.src_uri).parent
 
     def on_site(link: re.Match) -> str:
