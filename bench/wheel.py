@@ -1,6 +1,6 @@
 """How fast the kernels in a wheel are, which are compiled for a level of processors, beside those built on the spot, for this one.
 
-    python -m build --wheel && python -m bench.wheel dist/jaxnorm-*-manylinux*.whl
+    pip install build && python -m build --wheel && python -m bench.wheel dist/jaxnorm-*-manylinux*.whl
 
 All are called through the same installed wheel, in processes in turn, which are started anew for every sitting, since where the memory
 of a process lies makes a difference to large arrays. The kernels that are built here take part twice: how far these are from each other
