@@ -63,7 +63,8 @@ def normalize(
 
     Returns:
       An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns them have a mean of two words,
-      and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype.
+      and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype. Moments of nothing, of
+      count 0 and variance 0, give ``bias``, and gradient 0.
 
     Raises:
       TypeError: integer or boolean ``x``, or a real one for complex Moments; ``segments`` without ``axes``.
