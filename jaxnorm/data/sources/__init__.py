@@ -10,14 +10,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxnorm.axes import Axes, resolve
+from jaxnorm.data.sources.addresses import SourceError, fingerprint
 from jaxnorm.data.trees import of_prefix, sizes_in
+
+__all__ = ["PIECE", "Batch", "Leaf", "Piece", "SourceError", "fingerprint", "masks", "pieces"]
 
 PIECE = 64 << 20  # bytes of a piece, or so
 Cut = tuple[int, int]  # first and last
-
-
-class SourceError(Exception):
-    """A file that is missing, damaged, or does not fit the others: what the command says in one line."""
 
 
 class Batch(dict):
