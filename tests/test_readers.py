@@ -2,17 +2,66 @@
 
 import json
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxnorm.data.sources import SourceError, fingerprint
+from jaxnorm.data import sources
+from jaxnorm.data.sources import SourceError, fingerprint, left_out, pieces
+
+X = np.arange(4000 * 3, dtype=np.float32).reshape(4000, 3)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def write_parquet(path, x, rows=40):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"x": list(x)}), path, row_group_size=rows)
+
+
+def write_zarr(path, x):
+    pytest.importorskip("zarr").open_group(path, mode="w").create_array("x", data=x, chunks=(37, 2))
+
+
+WRITE = {
+    "npy": np.save,
+    "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
+    "npz": lambda path, x: np.savez(path, x=x),
+    "packed.npz": lambda path, x: np.savez_compressed(path, x=x),
+    "parquet": write_parquet,
+    "zarr": write_zarr,
+}
+
+
+def opened(path, axes=0, size=1000, **sizes):
+    """The pieces of a file, of ``size`` bytes or so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", size)
+        return pieces([str(path)], axes if isinstance(axes, dict) else {"": axes}, sizes)
+
+
+def read(path, axes=0, size=1000, along=0):
+    """A file's arrays, put together from their pieces."""
+    batches = [piece.read() for piece in opened(path, axes, size)]
+    if not isinstance(batches[0], dict):
+        return np.concatenate(batches, along)
+    return {name: np.concatenate([batch[name] for batch in batches], along) for name in batches[0]}
+
+
+def refused(path, axes=0):
+    """Why a file is refused, in one sentence, at the first look or when it is read."""
+    with pytest.raises(SourceError) as caught:
+        read(path, axes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def in_json(path):
@@ -56,3 +105,249 @@ class TestFingerprint:
         pytest.importorskip("fsspec")
         with pytest.raises(SourceError, match=f"^{path} must exist: there is no such file.$"):
             fingerprint(path)
+
+
+@pytest.mark.parametrize("suffix", WRITE)
+def test_threads_read_the_pieces_of_a_file_in_any_order(suffix, rng):
+    WRITE[suffix](f"a.{suffix}", X)
+    found = opened(f"a.{suffix}")
+    assert len(found) > 45
+    order = rng.permutation(len(found))
+    for _ in range(3):
+        with ThreadPoolExecutor(8) as pool:
+            batches = list(pool.map(lambda index: found[index].read(), order))
+        parts = [batches[index] for index in np.argsort(order)]
+        whole = np.concatenate([part["x"] if isinstance(part, dict) else part for part in parts])
+        np.testing.assert_array_equal(whole, X)
+
+
+@pytest.mark.parametrize("suffix", WRITE)
+def test_pieces_are_small(suffix):
+    WRITE[suffix](f"a.{suffix}", X)
+    for piece in opened(f"a.{suffix}"):
+        batch = piece.read()
+        assert (batch["x"] if isinstance(batch, dict) else batch).nbytes <= 1000
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+@pytest.mark.parametrize("suffix", WRITE)
+def test_addresses(suffix, scheme, folder):
+    fsspec = pytest.importorskip("fsspec")
+    WRITE[suffix](f"a.{suffix}", X)
+    address = f"file://{folder}/a.{suffix}"
+    if scheme == "memory":
+        address = f"memory://addresses/a.{suffix}"
+        fsspec.filesystem("memory").put(f"a.{suffix}", f"/addresses/a.{suffix}", recursive=True)
+    found = read(address)
+    np.testing.assert_array_equal(found["x"] if isinstance(found, dict) else found, X)
+    flipped = read(address, "n [f]" if suffix != "parquet" else 0, along=int(suffix != "parquet"))
+    np.testing.assert_array_equal(flipped["x"] if isinstance(flipped, dict) else flipped, X)
+
+
+def test_addresses_with_a_pattern():
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    for name, start in (("b", 2000), ("a", 0)):
+        np.save("part.npy", X[start : start + 2000])
+        system.put("part.npy", f"/patterns/{name}.npy")
+    np.testing.assert_array_equal(read("memory://patterns/*.npy"), X)
+    before = in_json("memory://patterns/*.npy")
+    assert in_json("memory://patterns/*.npy") == before
+    system.put("part.npy", "/patterns/a.npy")
+    assert in_json("memory://patterns/*.npy") != before
+    assert refused("memory://patterns/*.npz") == ("memory://patterns/*.npz must name files: there are none.")
+
+
+def test_an_address_that_was_written_again_is_read_again():
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    for x in (X, X + 1):
+        np.save("a.npy", x)
+        system.put("a.npy", "/again/a.npy")
+        np.testing.assert_array_equal(read("memory://again/a.npy"), x)
+
+
+class TestChecksums:
+    """A flipped bit in an archive, wherever it is: what is damaged is refused by its name."""
+
+    def flipped(self, path, at):
+        data = bytearray(Path(path).read_bytes())
+        data[at] ^= 1
+        Path(path).write_bytes(data)
+
+    @pytest.mark.parametrize("at", [150, 20_000, 47_850])  # of some 48,000 bytes
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_of_stored_members(self, at, order):
+        np.savez("a.npz", x=np.asarray(X, order=order), y=np.zeros(3))
+        np.testing.assert_array_equal(read("a.npz", {"x": 0})["x"], X)
+        self.flipped("a.npz", 300 + at)
+        said = "a.npz must hold what was written: the checksum of 'x' is another. Copy it again."
+        assert refused("a.npz", {"x": 0}) == said
+        assert read("a.npz", {"y": 0})["y"].tolist() == [0, 0, 0]  # the other members are whole
+
+    @pytest.mark.parametrize("first", [0, 20, 47])
+    def test_whoever_reads_the_last_piece_finds_it(self, first):
+        """Where a fit was resumed, or other workers read the rest."""
+        np.savez("a.npz", x=X)
+        self.flipped("a.npz", 5000)
+        found = opened("a.npz")[first:]
+        for piece in found[:-1]:
+            piece.read()
+        with pytest.raises(SourceError, match="the checksum of 'x' is another"):
+            found[-1].read()
+
+    @pytest.mark.parametrize("axes", [0, "n [f]"])
+    def test_of_compressed_members(self, axes, rng):
+        np.savez_compressed("a.npz", x=rng.standard_normal((4000, 3)))
+        self.flipped("a.npz", 30_000)
+        assert refused("a.npz", axes).startswith("a.npz cannot be read, it may be damaged: ")
+
+
+def folder_of(path, *names):
+    for name in names:
+        Path(path, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(path, name).write_text("text")
+    return path
+
+
+def wrong(name, data=b"\x93NUMPY of another kind"):
+    Path(name).write_bytes(data)
+    return name
+
+
+def cut(name, share):
+    WRITE[name](f"a.{name}", X)
+    os.truncate(f"a.{name}", int(os.path.getsize(f"a.{name}") * share))
+    return f"a.{name}"
+
+
+def saved(name, save, *args, **kwargs):
+    save(name, *args, **kwargs)
+    return name
+
+
+PAIRS = np.zeros(3, [("a", "f4"), ("b", "i4")])
+NONE = "must exist: there is no such file."
+INTACT = {  # files that are whole, and the exact words
+    ("none.npy", lambda: "none.npy"): f"none.npy {NONE}",
+    ("none.parquet", lambda: "none.parquet"): f"none.parquet {NONE}",
+    ("none.zarr", lambda: "none.zarr"): f"none.zarr {NONE}",
+    ("none", lambda: "none"): f"none {NONE}",
+    ("empty", lambda: wrong("a.npy", b"")): "a.npy must hold data: it is empty.",
+    ("empty npz", lambda: wrong("a.npz", b"")): "a.npz must hold data: it is empty.",
+    ("empty parquet", lambda: wrong("a.parquet", b"")): "a.parquet must hold data: it is empty.",
+    ("structured", lambda: saved("a.npy", np.save, PAIRS)): ("a.npy must hold numbers: it holds [('a', '<f4'), ('b', '<i4')]."),
+    ("objects", lambda: saved("a.npy", np.save, np.array([{}, 1], object))): ("a.npy must hold numbers: it holds Python's objects."),
+    ("strings", lambda: saved("a.npy", np.save, np.array(["a"]))): ("a.npy must hold numbers: it holds <U1."),
+    ("one number", lambda: saved("a.npy", np.save, 3.0)): ("a.npy must hold numbers: it holds one number."),
+    ("dates", lambda: saved("a.npz", np.savez, t=np.zeros(3, "M8[s]"))): ("a.npz must hold numbers in 't': it holds datetime64[s]."),
+    ("no arrays", lambda: saved("a.npz", np.savez)): "a.npz must hold arrays: it holds none.",
+    ("folder npy", lambda: folder_of("a.npy", "b")): "a.npy must be a file: it is a folder.",
+    ("folder npz", lambda: folder_of("a.npz", "b")): "a.npz must be a file: it is a folder.",
+    ("folder zarr", lambda: folder_of("a.zarr", "b")): ("a.zarr must be a Zarr: it holds no zarr.json, no .zgroup, no .zarray."),
+    ("file zarr", lambda: wrong("a.zarr")): ("a.zarr must be a folder, as Zarr writes it: it is a file."),
+    ("folder parquet", lambda: folder_of("a.parquet", "b", "_temporary/c.parquet")): (
+        "a.parquet must hold .parquet files: there are none."
+    ),
+    ("folder", lambda: folder_of("a", "b.npy")): (
+        "a must hold .parquet files or be a Zarr, as it is a folder: it holds neither. Name other files one by one."
+    ),
+    ("text", lambda: wrong("a.txt")): ("a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, by its suffix."),
+    ("protocol", lambda: "nosuch://a.npy"): ("nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."),
+}
+
+
+@pytest.mark.parametrize("case", INTACT, ids=lambda case: case[0])
+def test_files_that_are_not_damaged_are_not_called_so(case):
+    for module in ("pyarrow", "zarr", "fsspec"):
+        pytest.importorskip(module)
+    assert refused(case[1]()) == INTACT[case]
+
+
+DAMAGED = {
+    **{f"foreign {name}": lambda name=name: wrong(f"a.{name}") for name in ("npy", "npz", "pq")},
+    **{
+        f"{name} cut at {share}": lambda name=name, share=share: cut(name, share)
+        for name in ("npy", "fortran.npy", "npz", "packed.npz", "parquet")
+        for share in (0.0001, 0.01, 0.5, 0.99)
+    },
+    "chunk": lambda: (write_zarr("a.zarr", X), os.truncate("a.zarr/x/c/5/0", 0), "a.zarr")[-1],
+    "chunk cut": lambda: (write_zarr("a.zarr", X), os.truncate("a.zarr/x/c/5/0", 9), "a.zarr")[-1],
+    "metadata": lambda: (write_zarr("a.zarr", X), wrong("a.zarr/x/zarr.json"), "a.zarr")[-1],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_named(name):
+    for module in ("pyarrow", "zarr"):
+        pytest.importorskip(module)
+    said = refused(path := DAMAGED[name]())
+    said = said.replace("must hold data: it is empty.", "cannot be read, it may be damaged: ")
+    assert said.startswith(f"{path} cannot be read, it may be damaged: ")
+
+
+def test_a_file_that_may_not_be_read(monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    np.save("a.npy", X)
+    monkeypatch.setattr("jaxnorm.data.sources.numpy_files.opened_file", denied)
+    assert refused("a.npy") == "a.npy cannot be read: Permission denied."
+
+
+def test_leaves_that_are_no_arrays_of_numbers_are_left_out_unless_they_are_named():
+    arrays = {"x": X, "step": np.array(7), "name": np.array(["a"] * 4000), "flag": X[:, 0] > 5}
+    np.savez("a.npz", **arrays)
+    found = read("a.npz")
+    assert set(found) == {"x", "flag"}
+    assert found["flag"].sum() == 3998
+    assert left_out("a.npz", {"": 0}) == {"step": "one number", "name": "<U1"}
+    assert left_out("a.npz", {"x": 0}) == {}
+    assert refused("a.npz", {"x": 0, "name": 0}) == (
+        "a.npz must hold numbers in 'name': it holds <U1. Name what is fitted: axes={'x': 0}, or --pattern 'x=[n]'."
+    )
+    assert refused("a.npz", {"z": 0}) == ("a.npz must hold 'z': it holds 'x', 'step', 'name', 'flag'.")
+
+
+def test_numpy_files_need_no_other_library(monkeypatch):
+    np.save("a.npy", X)
+    np.savez("a.npz", x=X)
+    np.savez_compressed("b.npz", x=X)
+    for missing in ("pyarrow", "pyarrow.dataset", "zarr", "xarray", "fsspec"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    for path in ("a.npy", "a.npz", "b.npz", f"file://{os.getcwd()}/a.npy"):
+        found = read(path)
+        np.testing.assert_array_equal(found["x"] if isinstance(found, dict) else found, X)
+    for path, module in (("a.pq", "pyarrow"), ("memory://a.npy", "fsspec")):
+        Path("a.pq").write_text("text")
+        assert refused(path) == (f"{path} needs {module}, which is not installed: pip install 'jaxnorm[formats]'.")
+
+
+def test_nothing_is_imported_before_a_file_needs_it():
+    code = (
+        "import sys, jaxnorm.data.command, jaxnorm.data.parts;"
+        "print(*{'pyarrow', 'zarr', 'xarray', 'fsspec', 'pandas'} & sys.modules.keys())"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout == "\n"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_leaves_that_are_empty_or_shorter_than_others(save):
+    save("a.npz", x=X, short=X[:700, 0], none=X[:0], wide=np.ones((0, 5)))
+    found = opened("a.npz", {"x": 0, "short": 0, "none": 0, "wide": "n [f]"})
+    batches = [piece.read() for piece in found]
+    assert len(batches) > 45
+    for name, x in (("x", X), ("short", X[:700, 0])):
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in batches]), x)
+    assert {batch[name].size for batch in batches for name in ("none", "wide")} == {0}
+
+
+def test_files_of_readers_that_are_not_needed_are_closed():
+    def is_open(entry):
+        return os.path.realpath(f"/proc/self/fd/{entry}").startswith(f"{os.getcwd()}/many")
+
+    if not os.path.exists("/proc/self/fd"):
+        pytest.skip("says nothing of open files")
+    for number in range(30):
+        np.savez_compressed(f"many{number}.npz", x=X[:100])
+        read(f"many{number}.npz")
+    assert sum(map(is_open, os.listdir("/proc/self/fd"))) <= 8  # of four readers

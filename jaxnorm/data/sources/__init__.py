@@ -1,46 +1,53 @@
-"""Data sets in files, read piece by piece: .npy and .npz memory-mapped where they can be, Parquet by row groups, Zarr by chunks."""
+"""Data sets in files, read piece by piece: NumPy's, Parquet and Zarr, here or at an address."""
 
-import math
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from importlib import import_module
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from jaxnorm.axes import Axes, resolve
-from jaxnorm.data.sources.addresses import SourceError, fingerprint
+from jaxnorm.data.sources.addresses import (
+    SourceError,
+    expanded,
+    fingerprint,
+    is_empty,
+    is_folder,
+    names_in,
+    version,
+)
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, Masked, Reader
 from jaxnorm.data.trees import of_prefix, sizes_in
 
-__all__ = ["PIECE", "Batch", "Leaf", "Piece", "SourceError", "fingerprint", "masks", "pieces"]
+__all__ = [
+    "PIECE",
+    "Batch",
+    "Leaf",
+    "Piece",
+    "SourceError",
+    "fingerprint",
+    "left_out",
+    "masks",
+    "pieces",
+]
 
 PIECE = 64 << 20  # bytes of a piece, or so
-Cut = tuple[int, int]  # first and last
-
-
-class Batch(dict):
-    """Arrays by leaf, and the masks of those in which something is missing."""
-
-    masks: dict[str, np.ndarray]
-
-
-class Leaf(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class Reader(Protocol):
-    """One file. ``leaves`` is found without reading the data; the only leaf of a bare array has the name ''."""
-
-    leaves: dict[str, Leaf]
-
-    def cuts(self, along: Mapping[str, int]) -> list[Cut]: ...
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch: ...
+READERS = {
+    ".npy": "numpy_files.npy",
+    ".npz": "numpy_files.npz",
+    ".parquet": "parquet.Parquet",
+    ".pq": "parquet.Parquet",
+    ".zarr": "zarr_stores.Zarr",
+}
 
 
 class Piece(NamedTuple):
-    """A part of a file: small, and to be sent to whoever reads it. ``along`` says which axis of each leaf is cut."""
+    """A part of a file: small, and to be sent to whoever reads it.
+
+    ``along`` says which axis of each leaf is cut.
+    """
 
     path: str
     along: tuple[tuple[str, int], ...]
@@ -53,270 +60,206 @@ class Piece(NamedTuple):
           SourceError: the file cannot be read.
         """
         batch = _guarded(self.path, lambda reader: reader.read(dict(self.along), self.cut))
-        return batch[""] if list(batch) == [""] else batch
+        if list(batch) != [""]:
+            return batch
+        if not batch.masks:
+            return batch[""]
+        bare = batch[""].view(Masked)
+        bare.masks = batch.masks
+        return bare
 
 
-def masks(batch) -> dict[str, np.ndarray] | None:
+def masks(batch) -> dict[str, Any] | None:
     """What :meth:`Normalizer.update` takes as ``where``."""
     return getattr(batch, "masks", None)
+
+
+def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
+    """Return the leaves of a file that :func:`pieces` leaves out, and what each holds instead.
+
+    They hold no arrays of numbers, and the axes name the tree that they are in, not themselves.
+
+    Raises:
+      SourceError: the file is missing or damaged.
+    """
+    found = {}
+    for one in expanded([path])[:1]:
+        leaves = _guarded(one, lambda reader: reader.leaves)
+        found = {
+            name: leaf.unsupported
+            for name, leaf in leaves.items()
+            if leaf.unsupported and name not in axes and of_prefix(axes, name) is not None
+        }
+    return found
 
 
 def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, int]) -> list[Piece]:
     """The pieces of all files, which must have the same leaves.
 
+    Args:
+      paths: files and folders of this machine, and addresses that fsspec knows, with ``*`` too.
+      axes: the reduction axes by leaf, or by a tree of leaves.
+      sizes: sizes of split axes in patterns.
+
     Raises:
-      SourceError: files that are missing, damaged, of other leaves than the first one, or without elements.
+      SourceError: files that are missing, damaged, of other leaves than the first one, or without
+        elements; leaves that are named and hold no numbers.
     """
     result, first = [], None
-    for path in paths:
-        leaves = _guarded(path, lambda reader: reader.leaves)
-        named = {leaf: facts for leaf, facts in leaves.items() if of_prefix(axes, leaf) is not None}
-        if missing := [prefix for prefix in axes if prefix and not any(of_prefix({prefix: 0}, leaf) for leaf in named)]:
-            raise SourceError(f"{path} must hold {', '.join(map(repr, missing))}: it holds {', '.join(map(repr, leaves))}.")
-        along = {leaf: _cut_axis(path, leaf, facts.shape, axes[str(of_prefix(axes, leaf))], sizes) for leaf, facts in named.items()}
-        unreduced = {leaf: _unreduced(facts.shape, axes[str(of_prefix(axes, leaf))], sizes) for leaf, facts in named.items()}
+    for path in expanded(paths):
+        named = _named(path, axes)
+        own = {leaf: axes[str(of_prefix(axes, leaf))] for leaf in named}
+        shapes = {leaf: facts.shape for leaf, facts in named.items()}
+        reductions = {leaf: _reduction(path, leaf, shapes[leaf], own[leaf], sizes) for leaf in own}
+        unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
         first = first or (path, unreduced)
         _check_same(*first, path, unreduced)
-        cuts = _guarded(path, partial(_cuts, along=along))
-        result += [Piece(path, tuple(along.items()), cut) for cut in cuts]
+        whole = {leaf: _whole(path, reductions[leaf], own[leaf]) for leaf in named}
+        result += _guarded(path, partial(_cut, path, whole))
     if not result:
-        raise SourceError(f"the files must hold elements: {', '.join(paths)} {'holds' if len(paths) == 1 else 'hold'} none.")
+        held = "holds" if len(paths) == 1 else "hold"
+        raise SourceError(f"the files must hold elements: {', '.join(paths)} {held} none.")
     return result
+
+
+def _cut(path: str, whole: Mapping[str, list[int]], reader: Reader) -> list[Piece]:
+    alone = len(whole) == 1  # others are cut along their first axis, as they belong together
+    along = {leaf: reader.axis(leaf, axes, alone) for leaf, axes in whole.items()}
+    return [Piece(path, tuple(along.items()), cut) for cut in reader.cuts(along, PIECE)]
+
+
+def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
+    """The leaves that are fitted: of those that a tree is named for, the arrays of numbers."""
+    leaves = _guarded(path, lambda reader: reader.leaves)
+    if not leaves:
+        raise SourceError(f"{path} must hold arrays: it holds none.")
+    named = {name: leaf for name, leaf in leaves.items() if of_prefix(axes, name) is not None}
+    fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported}
+    if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
+        wanted = ", ".join(map(repr, missing))
+        raise SourceError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
+    for prefix in axes:
+        if (prefix in named and prefix not in fitted) or not _names(prefix, fitted):
+            name = prefix if prefix in named else next(filter(_within(prefix), named))
+            raise _no_number(path, name, leaves)
+    return fitted
+
+
+def _within(prefix: str) -> Callable[[str], bool]:
+    return lambda name: of_prefix({prefix: 0}, name) is not None
+
+
+def _names(prefix: str, leaves: Mapping[str, Leaf]) -> bool:
+    return any(map(_within(prefix), leaves))
+
+
+def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
+    held = f"{path} must hold numbers{f' in {name!r}' if name else ''}"
+    said = f"{held}: it holds {leaves[name].unsupported}."
+    other = next((leaf for leaf in leaves if leaf and not leaves[leaf].unsupported), None)
+    if other is None:
+        return SourceError(said)
+    way = f"Name what is fitted: axes={{{other!r}: 0}}, or --pattern {f'{other}=[n]'!r}"
+    return SourceError(f"{said} {way}.")
 
 
 def _check_same(first: str, expected: dict, path: str, unreduced: dict) -> None:
     if differing := sorted(set(expected) ^ set(unreduced)):
-        raise SourceError(f"all files must hold the same arrays: {path} and {first} differ in {', '.join(map(repr, differing))}.")
+        names = ", ".join(map(repr, differing))
+        said = f"all files must hold the same arrays: {path} and {first} differ in {names}"
+        raise SourceError(f"{said}.")
     for leaf, shape in unreduced.items():
         if shape != expected[leaf]:
             called = f" of {leaf!r}" if leaf else ""
-            raise SourceError(
-                f"all files must have the same features: the statistics{called} have shape {expected[leaf]} in {first}, {shape} in {path}."
-            )
+            found = f"have shape {expected[leaf]} in {first}, {shape} in {path}"
+            said = "all files must have the same features: the statistics"
+            raise SourceError(f"{said}{called} {found}.")
 
 
-def _unreduced(shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return resolve(axes, shape, sizes_in(axes, sizes)).stats_shape
-
-
-def _cut_axis(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> int:
-    """The first axis that is reduced as a whole."""
+def _reduction(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping) -> Any:
     try:
-        reduction = resolve(axes, shape, sizes_in(axes, sizes))
+        return resolve(axes, shape, sizes_in(axes, sizes))
     except (TypeError, ValueError) as error:
         raise SourceError(f"{path}{f', {leaf!r}' if leaf else ''}: {error}") from None
-    starts = [sum(map(len, reduction.parts[:axis])) for axis in range(len(shape))]
-    whole = [axis for axis, start in enumerate(starts) if len(reduction.parts[axis]) == 1 and start in reduction.axes]
+
+
+def _whole(path: str, reduction, axes: Axes) -> list[int]:
+    """The axes that are reduced as a whole."""
+    whole, start = [], 0
+    for axis, part in enumerate(reduction.parts):
+        if len(part) == 1 and start in reduction.axes:
+            whole.append(axis)
+        start += len(part)
     if not whole:
-        raise SourceError(f"{path}: one axis must be reduced as a whole, to be read in pieces: {axes!r} has none.")
-    return whole[0]
+        said = "one axis must be reduced as a whole, to be read in pieces"
+        raise SourceError(f"{path}: {said}: {axes!r} has none.")
+    return whole
 
 
-def opened(path: str) -> Reader:
-    """The reader of a file; the last few stay open."""
-    file = Path(path)
-    if not file.exists():
-        raise FileNotFoundError(path)
-    return _opened(path, file.stat().st_mtime_ns)
+class _Readers(threading.local):
+    """The last few readers of each thread, which stay open.
+
+    No two threads share one: a file goes on where it was read last, and pyarrow's readers crash.
+    """
+
+    def __init__(self):
+        self.opened = lru_cache(maxsize=4)(_opened)
 
 
-@lru_cache(maxsize=4)
-def _opened(path: str, changed: int) -> Reader:
-    suffix = Path(path).suffix.lower()
-    if suffix not in READERS:
-        raise SourceError(f"{path} must be one of {', '.join(READERS)}, by its suffix.")
-    if Path(path).is_file() and Path(path).stat().st_size == 0:
+def _opened(path: str, changed: Any, process: int) -> Reader:
+    kind = READERS[_suffix(path)]
+    module, name = kind.split(".")
+    return getattr(import_module(f"{__name__}.{module}"), name)(path)
+
+
+def _suffix(path: str) -> str:
+    """The suffix that says what a file is, or that folders of its kind have."""
+    suffix, folder = PurePath(path).suffix.lower(), is_folder(path)
+    if suffix in (".npy", ".npz") and folder:
+        raise SourceError(f"{path} must be a file: it is a folder.")
+    if is_empty(path):
         raise SourceError(f"{path} must hold data: it is empty.")
-    return READERS[suffix](path)
+    if suffix in READERS:
+        return suffix
+    names = names_in(path) if folder else []
+    if any(name in ("zarr.json", ".zgroup", ".zarray") for name in names):
+        return ".zarr"
+    if any(name.lower().endswith((".parquet", ".pq")) for name in names):
+        return ".parquet"
+    if folder:
+        said = f"{path} must hold .parquet files or be a Zarr, as it is a folder: it holds neither"
+        raise SourceError(f"{said}. Name other files one by one.")
+    raise SourceError(f"{path} must be one of {', '.join(READERS)}, by its suffix.")
 
 
-def _cuts(reader: Reader, along: Mapping[str, int]) -> list[Cut]:
-    return reader.cuts(along)
+_readers = _Readers()
+
+
+def _reader(path: str) -> Reader:
+    try:
+        changed = version(path)
+    except FileNotFoundError:
+        raise SourceError(f"{path} must exist: there is no such file.") from None
+    return _readers.opened(path, changed, os.getpid())
 
 
 def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
+    """What is read of a file; whatever goes wrong is one sentence, which names the file."""
     try:
-        return read(opened(path))
+        return read(_reader(path))
     except (SourceError, MemoryError):
         raise
-    except FileNotFoundError:
-        raise SourceError(f"{path} must exist: there is no such file.") from None
     except ModuleNotFoundError as error:
-        raise SourceError(f"{path} needs {error.name}, which is not installed: pip install 'jaxnorm[formats]'.") from None
+        said = f"{path} needs {str(error.name).partition('.')[0]}, which is not installed"
+        raise SourceError(f"{said}: pip install 'jaxnorm[formats]'.") from None
+    except OSError as error:
+        if error.errno is None:
+            raise _damaged(path, error) from error
+        raise SourceError(f"{path} cannot be read: {os.strerror(error.errno)}.") from error
     except Exception as error:  # whatever a parser makes of damaged bytes
-        raise SourceError(f"{path} cannot be read, it may be damaged: {type(error).__name__}, {error}.") from error
+        raise _damaged(path, error) from error
 
 
-def _even_cuts(leaves: Mapping[str, Leaf], along: Mapping[str, int], step: int = 1) -> list[Cut]:
-    """Cuts of PIECE bytes or so, each a multiple of ``step`` long; shorter leaves end earlier."""
-    length = max((leaves[leaf].shape[axis] for leaf, axis in along.items()), default=0)
-    total = sum(math.prod(leaves[leaf].shape) * np.dtype(leaves[leaf].dtype).itemsize for leaf in along)
-    if not total:
-        return []
-    rows = max(step, int(PIECE * length // total) // step * step)
-    return [(start, min(start + rows, length)) for start in range(0, length, rows)]
-
-
-def _part(array, axis: int, cut: Cut) -> np.ndarray:
-    return array[(slice(None),) * axis + (slice(*cut),)]
-
-
-def _batch(arrays: dict[str, np.ndarray], masks: dict[str, np.ndarray] | None = None) -> Batch:
-    batch = Batch(arrays)
-    batch.masks = masks or {}
-    return batch
-
-
-class _Npy:
-    def __init__(self, path: str):
-        self.arrays = {"": np.load(path, mmap_mode="r", allow_pickle=False)}
-        self.leaves = {name: Leaf(tuple(array.shape), str(array.dtype)) for name, array in self.arrays.items()}
-
-    def cuts(self, along: Mapping[str, int]) -> list[Cut]:
-        return _even_cuts(self.leaves, along)
-
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
-        return _batch({leaf: _part(self.arrays[leaf], axis, cut) for leaf, axis in along.items()})
-
-
-class _Npz(_Npy):
-    """Members that are stored are memory-mapped; compressed ones are unpacked as a stream, again from the start to go back."""
-
-    def __init__(self, path: str):
-        self.path, self.arrays, self.leaves = path, {}, {}
-        self.streams: dict[str, tuple[int, Any, tuple]] = {}
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if not member.filename.endswith(".npy"):  # no array
-                    continue
-                name = member.filename.removesuffix(".npy")
-                with archive.open(member) as file:
-                    shape, fortran, dtype = _header(file)
-                    offset = file.tell()
-                self.leaves[name] = Leaf(shape, str(dtype))
-                if member.compress_type == zipfile.ZIP_STORED and math.prod(shape) and not dtype.hasobject:
-                    start = _data_start(path, member) + offset
-                    self.arrays[name] = np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
-
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
-        return _batch({leaf: self._read(leaf, axis, cut) for leaf, axis in along.items()})
-
-    def _read(self, leaf: str, axis: int, cut: Cut) -> np.ndarray:
-        if leaf in self.arrays:
-            return _part(self.arrays[leaf], axis, cut)
-        if leaf not in self.streams or self.streams[leaf][0] > cut[0]:
-            file = zipfile.ZipFile(self.path).open(f"{leaf}.npy")  # noqa: SIM115 it goes on with the next piece
-            self.streams[leaf] = (0, file, _header(file))
-        at, file, (shape, fortran, dtype) = self.streams[leaf]
-        if dtype.hasobject:
-            raise SourceError(f"{self.path} must hold numbers in {leaf!r}: it holds Python's objects.")
-        if axis or fortran:  # not in one piece of the stream
-            return _part(np.load(self.path)[leaf], axis, cut)
-        row = math.prod(shape[1:]) * dtype.itemsize
-        first, last = (min(row_, shape[0]) for row_ in cut)
-        file.seek((first - at) * row, 1)
-        data = file.read((last - first) * row)
-        self.streams[leaf] = (last, file, (shape, fortran, dtype))
-        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
-
-
-def _header(file) -> tuple[Any, bool, np.dtype]:
-    version = np.lib.format.read_magic(file)
-    return (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
-
-
-def _data_start(path: str, member: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: behind a local header, whose name and extra field have lengths of their own."""
-    with open(path, "rb") as file:
-        file.seek(member.header_offset + 26)
-        return member.header_offset + 30 + sum(np.frombuffer(file.read(4), "<u2").tolist())
-
-
-class _Parquet:
-    """Columns of numbers, or of lists of one length; nulls are masked. Cut between row groups, of which a piece holds one or more."""
-
-    def __init__(self, path: str):
-        import pyarrow.parquet
-
-        self.file = pyarrow.parquet.ParquetFile(path, memory_map=True)
-        groups = self.file.metadata.num_row_groups
-        self.rows = [self.file.metadata.row_group(group).num_rows for group in range(groups)]
-        self.bytes = [self.file.metadata.row_group(group).total_byte_size for group in range(groups)]
-        first = next(self.file.iter_batches(batch_size=1), None)
-        names = self.file.schema_arrow.names
-        widths = {name: () if first is None else _widths(first.column(name)) for name in names}
-        self.leaves = {name: Leaf((sum(self.rows), *widths[name]), "float64") for name in names}
-
-    def cuts(self, along: Mapping[str, int]) -> list[Cut]:
-        cuts, start, size = [], 0, 0
-        for group, count in enumerate(self.bytes):
-            if size and size + count > PIECE:
-                cuts.append((start, group))
-                start, size = group, 0
-            size += count
-        return [*cuts, (start, len(self.bytes))] if size and sum(self.rows) else []
-
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
-        table = self.file.read_row_groups(list(range(*cut)), columns=list(along))
-        found = {name: _values(table.column(name).combine_chunks()) for name in along}
-        return _batch(
-            {name: values for name, (values, _) in found.items()}, {name: mask for name, (_, mask) in found.items() if mask is not None}
-        )
-
-
-def _is_list(kind) -> bool:
-    from pyarrow import types
-
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _widths(row) -> tuple[int, ...]:
-    """The shape of a column's value in one row, whatever it holds: (), or how many numbers are in its lists, none where it is null."""
-    if not _is_list(row.type):
-        return ()
-    while _is_list(row.type):
-        row = row.flatten()
-    return (len(row),)
-
-
-def _values(column) -> tuple[np.ndarray, np.ndarray | None]:
-    """A column's numbers, and a mask where it has nulls."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks)
-    if _is_list(column.type):
-        lengths = pc.list_value_length(column).unique()
-        if column.null_count or len(lengths) > 1:
-            raise ValueError(f"lists must have one length and no nulls: lengths are {lengths.to_pylist()[:5]}")
-        inner, mask = _values(column.flatten())
-        rows = len(column)
-        return inner.reshape(rows, -1), mask if mask is None else mask.reshape(rows, -1)
-    if not column.null_count:
-        return column.to_numpy(zero_copy_only=False), None
-    return column.fill_null(pa.scalar(0).cast(column.type)).to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
-
-
-class _Zarr(_Npy):
-    def __init__(self, path: str):
-        import zarr
-
-        root = zarr.open(path, mode="r")
-        found = {"": root} if isinstance(root, zarr.Array) else dict(_members(root))
-        self.arrays = found
-        self.leaves = {name: Leaf(tuple(array.shape), str(array.dtype)) for name, array in found.items()}
-
-    def cuts(self, along: Mapping[str, int]) -> list[Cut]:
-        """Between chunks, so that none is unpacked twice."""
-        return _even_cuts(self.leaves, along, math.lcm(*(self.arrays[leaf].chunks[axis] for leaf, axis in along.items())))
-
-
-def _members(group, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, array in sorted(group.arrays()):
-        yield prefix + name, array
-    for name, inner in sorted(group.groups()):
-        yield from _members(inner, f"{prefix}{name}/")
-
-
-READERS: dict[str, Callable[[str], Reader]] = {".npy": _Npy, ".npz": _Npz, ".parquet": _Parquet, ".pq": _Parquet, ".zarr": _Zarr}
+def _damaged(path: str, error: Exception) -> SourceError:
+    said = f"{type(error).__name__}, {error}".rstrip(".")
+    return SourceError(f"{path} cannot be read, it may be damaged: {said}.")

@@ -1,0 +1,128 @@
+"""Columns of Arrow as NumPy arrays: numbers, lists and tensors, with a mask for nulls."""
+
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+class RaggedError(ValueError):
+    """Lists of several lengths in one column."""
+
+
+def static(kind) -> tuple[np.dtype | None, Shape | None]:
+    """Return the dtype of a column's numbers, and the shape of a row where the type fixes it.
+
+    The dtype is None where the column holds no numbers. Decimals are read in float64.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return _number(kind.value_type), tuple(kind.shape[axis] for axis in _order(kind))
+    if types.is_fixed_size_list(kind):
+        dtype, shape = static(kind.value_type)
+        return dtype, None if shape is None else (kind.list_size, *shape)
+    if _is_list(kind):
+        return static(kind.value_type)[0], None
+    if isinstance(kind, pa.BaseExtensionType):
+        return static(kind.storage_type)
+    return _number(kind.value_type if types.is_dictionary(kind) else kind), ()
+
+
+def _number(kind) -> np.dtype | None:
+    from pyarrow import types
+
+    if types.is_decimal(kind):
+        return np.dtype(np.float64)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    return None
+
+
+def _is_list(kind) -> bool:
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _order(tensor) -> Any:
+    """The axes of a tensor, in their order in memory."""
+    return tensor.permutation or range(len(tensor.shape))
+
+
+def depth(kind) -> int:
+    """Return how many lists a column's numbers are in."""
+    return 1 + depth(kind.value_type) if _is_list(kind) else 0
+
+
+def measured(column) -> Shape | None:
+    """Return the shape of the first row that holds something; None without one."""
+    import pyarrow.compute as pc
+
+    if not _is_list(column.type):
+        return ()
+    full = column.filter(pc.greater(pc.list_value_length(column), 0))[:1]
+    inner = measured(full.flatten()) if len(full) else None
+    return None if inner is None else (len(full[0]), *inner)
+
+
+def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the numbers of a column whose rows have this shape, and a mask where it has nulls.
+
+    A list that is null is masked as a whole.
+
+    Raises:
+      RaggedError: lists of other lengths.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        flat, mask = values(column.storage, (kind.storage_type.list_size,))
+        return _turned(flat, kind), None if mask is None else _turned(mask, kind)
+    if _is_list(kind):
+        return _lists(column, shape)
+    if isinstance(kind, pa.BaseExtensionType):
+        return values(column.storage, shape)
+    if pa.types.is_dictionary(kind):
+        return values(column.dictionary_decode(), shape)
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    if not column.null_count:
+        return column.to_numpy(zero_copy_only=False), None
+    if pa.types.is_float16(kind):
+        column = column.cast(pa.float32())  # pyarrow does not fill what is shorter
+    filled = column.fill_null(pa.scalar(0).cast(column.type))
+    return filled.to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
+
+
+def _turned(flat: np.ndarray, tensor) -> np.ndarray:
+    axes = (axis + 1 for axis in _order(tensor))
+    return flat.reshape(-1, *tensor.shape).transpose(0, *axes)
+
+
+def _lists(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
+    import pyarrow.compute as pc
+
+    full = column.drop_null()
+    lengths = set(pc.list_value_length(full).unique().to_pylist())
+    if lengths - {shape[0]}:
+        found = ", ".join(map(str, sorted(lengths | {shape[0]})[:5]))
+        raise RaggedError(f"there are lengths {found}")
+    inner, inner_mask = values(full.flatten(), shape[1:])
+    inner = inner.reshape(len(full), *shape)
+    mask = None if inner_mask is None else inner_mask.reshape(len(full), *shape)
+    if not column.null_count:
+        return inner, mask
+    mask = np.ones_like(inner, bool) if mask is None else mask
+    there = ~np.asarray(column.is_null())
+    return _scattered(inner, there), _scattered(mask, there)
+
+
+def _scattered(rows: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """The rows where they are there, and zeros elsewhere."""
+    result = np.zeros((len(there), *rows.shape[1:]), rows.dtype)
+    result[there] = rows
+    return result

@@ -1,0 +1,235 @@
+"""NumPy's files: arrays that lie as they are are memory-mapped, others come as streams."""
+
+import math
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from jaxnorm.data.sources.addresses import SourceError, local, opened_file
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, part, rows_of
+
+BLOCK = 1 << 20  # bytes that are passed over or summed up at a time
+
+
+class Header(NamedTuple):
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+    def is_contiguous(self, axis: int) -> bool:
+        """Whether a part along the axis is one stretch of bytes."""
+        order = self.shape[::-1] if self.fortran else self.shape
+        before = len(self.shape) - 1 - axis if self.fortran else axis
+        return math.prod(order[:before]) <= 1
+
+    def row(self, axis: int) -> int:
+        """Bytes of one index along the axis."""
+        others = self.shape[:axis] + self.shape[axis + 1 :]
+        return math.prod(others) * self.dtype.itemsize
+
+
+def read_header(file: IO[bytes]) -> Header:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format
+    header = read.read_array_header_1_0 if version == (1, 0) else read.read_array_header_2_0
+    return Header(*header(file))
+
+
+class Arrays:
+    """The reader of .npy and .npz."""
+
+    def __init__(self, headers: dict[str, Header], members: Mapping[str, "Mapped | Stream"]):
+        self.headers, self.members = headers, members
+        self.leaves: dict[str, Leaf] = {
+            name: leaf_of(header.shape, header.dtype)
+            for name, header in headers.items()  # of objects too, which have no member
+        }
+
+    def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
+        return axes[-1] if alone and self.headers[leaf].fortran else axes[0]
+
+    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+        return cuts_of(*rows_of(self.leaves, along, size))
+
+    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+        return Batch({leaf: self.members[leaf].read(axis, cut) for leaf, axis in along.items()})
+
+
+class Mapped:
+    """An array whose bytes lie in a file of this machine as they are in memory."""
+
+    def __init__(self, file: np.ndarray, start: int, header: Header, check=None):
+        shape, fortran, dtype = self.header = header
+        self.start, self.check = start, check  # a Checksum, if there is one
+        if len(file) < (end := start + math.prod(shape) * dtype.itemsize):
+            raise ValueError(f"it must be {end} bytes long: it is {len(file)}")
+        self.array = np.ndarray(shape, dtype, file, start, order="F" if fortran else "C")
+
+    def read(self, axis: int, cut: Cut) -> np.ndarray:
+        if self.check is not None and cut[0] < (length := self.array.shape[axis]):
+            if self.header.is_contiguous(axis):
+                row = self.header.row(axis)
+                self.check.advance(self.start + cut[0] * row, self.start + cut[1] * row)
+            if cut[1] >= length:
+                self.check.finish()
+        return part(self.array, axis, cut)
+
+
+class Checksum:
+    """The CRC-32 of a stored member of an archive, summed up as its parts pass in their order.
+
+    Whoever reads the last part sums up what it has not passed. In one pass through the file each
+    byte comes from the disk once, and a sum of 1 GiB takes a fraction of a second; an engine whose
+    last part goes to another worker reads the file once more there.
+    """
+
+    def __init__(self, path: str, file: np.ndarray, start: int, member: zipfile.ZipInfo):
+        self.path, self.bytes, self.member = path, file, member
+        self.at, self.end, self.sum = start, start + member.file_size, 0
+
+    def advance(self, first: int, last: int) -> None:
+        """Take in the bytes of a part, if all before it (but for the header) have been."""
+        if first - self.at < BLOCK:
+            self._to(min(last, self.end))
+
+    def finish(self) -> None:
+        self._to(self.end)
+        if self.sum != self.member.CRC:
+            name = self.member.filename.removesuffix(".npy")
+            said = f"{self.path} must hold what was written: the checksum of {name!r} is another"
+            raise SourceError(f"{said}. Copy it again.")
+
+    def _to(self, last: int) -> None:
+        while self.at < last:
+            stop = min(self.at + BLOCK, last)
+            self.sum = zlib.crc32(self.bytes[self.at : stop].data, self.sum)
+            self.at = stop
+
+
+class Stream:
+    """An array that is unpacked or fetched part by part, again from the start to go back.
+
+    Where a part is no stretch of bytes, all is copied to a temporary file first, once.
+    """
+
+    def __init__(self, header: Header, open_data: Callable[[], Any]):
+        self.header, self.open_data = header, open_data  # which gives the file, behind its header
+        self.at = 0
+        self.file: Any = None
+        self.copy: np.ndarray | None = None
+
+    def read(self, axis: int, cut: Cut) -> np.ndarray:
+        shape, fortran, dtype = self.header
+        first, last = (min(row, shape[axis]) for row in cut)
+        if not self.header.is_contiguous(axis):
+            return part(self._copied(), axis, cut)
+        found = (*shape[:axis], last - first, *shape[axis + 1 :])
+        if first == last:  # the leaf is shorter than others
+            return np.empty(found, dtype)
+        if self.file is None or self.at > first:
+            self.close()
+            self.file = self.open_data()
+        row = self.header.row(axis)
+        try:
+            _pass(self.file, (first - self.at) * row)
+            data = self.file.read((last - first) * row)
+        except BaseException:  # it stands no one knows where
+            self.close()
+            raise
+        self.at = last
+        if last == shape[axis]:
+            self.close()
+        return np.frombuffer(data, dtype).reshape(found, order="F" if fortran else "C")
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        self.at, self.file = 0, None
+
+    def _copied(self) -> np.ndarray:
+        if self.copy is None:
+            shape, fortran, dtype = self.header
+            with self.open_data() as file, tempfile.TemporaryFile() as target:
+                shutil.copyfileobj(file, target, BLOCK)
+                self.copy = np.memmap(target, dtype, "r", 0, shape, "F" if fortran else "C")
+        return self.copy
+
+
+def _pass(file, size: int) -> None:
+    """Go on by so many bytes; those of an archive are read, for its checksum to be of all."""
+    if not isinstance(file, zipfile.ZipExtFile):
+        file.seek(size, 1)
+        return
+    while size > 0:
+        size -= len(file.read(min(size, BLOCK))) or size
+
+
+def npy(path: str) -> Arrays:
+    """Open a .npy file: memory-mapped, or in parts that are fetched."""
+    with opened_file(path) as file:
+        header, start = read_header(file), file.tell()
+    if header.dtype.hasobject:
+        return Arrays({"": header}, {})
+    found = local(path)
+    if found is not None:
+        return Arrays({"": header}, {"": Mapped(_mapped(found), start, header)})
+    return Arrays({"": header}, {"": Stream(header, partial(_open_at, path, start))})
+
+
+def npz(path: str) -> Arrays:
+    """Open an archive: stored members are memory-mapped, compressed ones unpacked as streams."""
+    found = local(path)
+    file = None if found is None else _mapped(found)
+    headers: dict[str, Header] = {}
+    members: dict[str, Mapped | Stream] = {}
+    with zipfile.ZipFile(found or opened_file(path)) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename:  # no array
+                continue
+            with archive.open(member) as array:
+                headers[name] = header = read_header(array)
+                offset = array.tell()
+            if header.dtype.hasobject:
+                continue
+            if file is None or member.compress_type != zipfile.ZIP_STORED:
+                members[name] = Stream(header, partial(_open_member, path, member))
+            else:
+                start = _data_start(file, member)
+                check = Checksum(path, file, start, member)
+                members[name] = Mapped(file, start + offset, header, check)
+    return Arrays(headers, members)
+
+
+def _open_at(path: str, start: int) -> Any:
+    file = opened_file(path)
+    file.seek(start)
+    return file
+
+
+def _mapped(path: Path) -> np.ndarray:
+    return np.memmap(path, np.uint8, "r")
+
+
+def _open_member(path: str, member: zipfile.ZipInfo) -> Any:
+    archive = zipfile.ZipFile(local(path) or opened_file(path))
+    try:
+        file = archive.open(member.filename)
+        read_header(file)
+    except Exception:
+        archive.close()
+        raise
+    return file
+
+
+def _data_start(file: np.ndarray, member: zipfile.ZipInfo) -> int:
+    """Where a stored member's bytes begin: behind a header with a name and an extra field."""
+    start = member.header_offset + 30
+    return start + sum(file[start - 4 : start].view("<u2").tolist())

@@ -1,0 +1,151 @@
+"""Parquet by pyarrow: files, and folders of them; cut between row groups."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxnorm.data.sources import columns
+from jaxnorm.data.sources.addresses import SourceError, is_folder, local, names_in, remote
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, nbytes
+
+SUFFIXES = (".parquet", ".pq")
+
+
+class Group(NamedTuple):
+    """A row group: of which file, which one there, and how many rows it has."""
+
+    file: int
+    number: int
+    rows: int
+
+
+class Parquet:
+    """Columns of numbers, and of lists or tensors of one shape; nulls are masked.
+
+    Folders by key (``year=2024``) give the keys as columns. Files of one folder have the same
+    columns; where their types differ, the wider one holds.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        dataset = _dataset(path)
+        self.files = list(dataset.get_fragments())
+        self.schema = self._common_schema(dataset.schema)
+        self.groups = [
+            Group(number, group.id, group.num_rows)
+            for number, file in enumerate(self.files)
+            for group in file.row_groups  # as their footers say
+        ]
+        rows = sum(group.rows for group in self.groups)
+        self.leaves = {field.name: self._leaf(field, rows) for field in self.schema}
+
+    def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
+        return axes[0]
+
+    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+        """Between row groups, of which a piece holds one or more."""
+        if others := [leaf for leaf, axis in along.items() if axis]:
+            said = f"{self.path}: the rows of {others[0]!r} must be reduced, to be read in pieces"
+            raise SourceError(f"{said}. Write a pattern that begins with [n].")
+        leaves = [self.leaves[leaf] for leaf in along]
+        row = sum(nbytes(leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        cuts, start, filled = [], 0, 0
+        for number, group in enumerate(self.groups):
+            if filled and filled + group.rows * row > size:
+                cuts.append((start, number))
+                start, filled = number, 0
+            filled += group.rows * row
+        return [*cuts, (start, len(self.groups))] if filled else cuts
+
+    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        fields = {name: ds.field(name) for name in along}
+        parts = []
+        for number, groups in groupby(self.groups[slice(*cut)], lambda group: group.file):
+            file = self.files[number].subset(row_group_ids=[group.number for group in groups])
+            parts.append(self._table(file, fields))
+        table = pa.concat_tables(parts)
+        found = {name: self._values(name, table.column(name)) for name in along}
+        return Batch(
+            {name: values for name, (values, _) in found.items()},
+            {name: mask for name, (_, mask) in found.items() if mask is not None},
+        )
+
+    def _table(self, file, fields: Mapping[str, Any]) -> Any:
+        import pyarrow as pa
+
+        try:
+            return file.to_table(schema=self.schema, columns=fields)
+        except pa.ArrowInvalid as error:  # as pyarrow 25 says it
+            if "Expected all lists to be of size" not in str(error):
+                raise
+            said = f"{self.path} must hold no null among lists of a fixed size"
+            raise SourceError(f"{said}, which pyarrow cannot read. Write lists of any size.") from None
+
+    def _common_schema(self, first) -> Any:
+        """The columns of all files, and the keys of the folders, which the first schema has."""
+        import pyarrow as pa
+
+        names = [file.physical_schema.names for file in self.files]
+        for file, others in zip(self.files, names, strict=True):
+            if differing := sorted(set(names[0]) ^ set(others)):
+                said = f"{file.path} and {self.files[0].path} differ in {differing[0]!r}"
+                raise SourceError(f"{self.path} must hold the same columns in all files: {said}.")
+        schemas = [file.physical_schema.remove_metadata() for file in self.files]
+        keys = pa.schema([field for field in first if field.name not in names[0]])
+        try:
+            return pa.unify_schemas([*schemas, keys], promote_options="permissive")
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            said = f"{self.path} must hold the same types in all files: {error}"
+            raise SourceError(f"{said}. Name those that agree.") from None
+
+    def _leaf(self, field, rows: int) -> Leaf:
+        dtype, shape = columns.static(field.type)
+        if dtype is None:
+            return Leaf((rows,), str(field.type), is_number=False)
+        return Leaf((rows, *(self._measured(field) if shape is None else shape)), str(dtype))
+
+    def _measured(self, field) -> tuple[int, ...]:
+        """The shape of a column's first row that holds something."""
+        from pyarrow.parquet import ParquetFile
+
+        for file in self.files:
+            opened = ParquetFile(file.open())
+            for batch in opened.iter_batches(batch_size=16, columns=[field.name]):
+                if (shape := columns.measured(batch.column(field.name))) is not None:
+                    return shape
+        return (0,) * columns.depth(field.type)
+
+    def _values(self, name: str, column) -> tuple[np.ndarray, np.ndarray | None]:
+        try:
+            return columns.values(column.combine_chunks(), self.leaves[name].shape[1:])
+        except columns.RaggedError as error:
+            said = f"{self.path} must hold lists of one length in {name!r}: {error}"
+            raise SourceError(f"{said}. Pad them, or leave the column out.") from None
+
+
+def _dataset(path: str) -> Any:
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    found = local(path)
+    system, base = (LocalFileSystem(use_mmap=True), str(found)) if found else remote(path)
+    if is_folder(path):
+        names = [name for name in names_in(path) if name.lower().endswith(SUFFIXES)]
+        base = base.rstrip("/")
+        # what Spark and Hive write beside the data: _temporary/, .part.crc
+        hidden = [name for name in names if any(part[0] in "_." for part in name.split("/"))]
+        files = [f"{base}/{name}" for name in names if name not in hidden]
+        if not files:
+            raise SourceError(f"{path} must hold .parquet files: there are none.")
+    else:
+        files = [base]
+    checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    kind = ds.ParquetFileFormat(default_fragment_scan_options=checked)
+    keys = ds.HivePartitioning.discover()
+    options = {"partitioning": keys, "partition_base_dir": base}
+    return ds.dataset(files, filesystem=system, format=kind, **options)

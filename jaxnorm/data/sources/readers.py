@@ -1,0 +1,90 @@
+"""What a reader of one format gives: the leaves of a file, where it is cut, and its parts."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from jaxnorm.host.arguments import is_extended
+
+Cut = tuple[int, int]  # first and last
+
+
+class Batch(dict):
+    """Arrays by leaf, and the masks of those in which something is missing."""
+
+    masks: dict[str, np.ndarray]
+
+    def __init__(self, arrays: Mapping, masks: Mapping | None = None):
+        super().__init__(arrays)
+        self.masks = dict(masks or {})
+
+
+class Masked(np.ndarray):
+    """A bare array in which something is missing, with its mask."""
+
+    masks: dict[str, np.ndarray]
+
+
+class Leaf(NamedTuple):
+    """Shape and dtype of an array or a column.
+
+    ``dtype`` is NumPy's name for numbers, or the file format's word for what holds none: "string".
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    is_number: bool = True
+
+    @property
+    def unsupported(self) -> str:
+        """What is there instead of an array of numbers; "" if it can be fitted."""
+        if not self.is_number:
+            return self.dtype
+        return "" if self.shape else "one number"
+
+
+def leaf_of(shape: tuple[int, ...], dtype: np.dtype) -> Leaf:
+    """Return the Leaf of a NumPy array; booleans count as the numbers 0 and 1."""
+    if dtype.kind == "T":
+        return Leaf(shape, "strings", is_number=False)
+    if dtype.hasobject:
+        return Leaf(shape, "Python's objects", is_number=False)
+    return Leaf(shape, str(dtype), dtype.kind in "biuf" or is_extended(dtype))
+
+
+class Reader(Protocol):
+    """One file. ``leaves`` is found without reading data; a bare array is the leaf ''."""
+
+    leaves: dict[str, Leaf]
+
+    def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
+        """Choose the axis to cut a leaf along, among those that are reduced as a whole."""
+        ...
+
+    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+        """Return cuts of ``size`` bytes or so; ``along`` says which axis of each leaf is cut."""
+        ...
+
+    def read(self, along: Mapping[str, int], cut: Cut) -> Batch: ...
+
+
+def rows_of(leaves: Mapping[str, Leaf], along: Mapping[str, int], size: int) -> tuple[int, int]:
+    """Return how long the longest leaf is, and how many rows of all leaves make ``size`` bytes."""
+    length = max((leaves[leaf].shape[axis] for leaf, axis in along.items()), default=0)
+    total = sum(nbytes(leaves[leaf].shape, leaves[leaf].dtype) for leaf in along)
+    return (length, max(1, size * length // total)) if total else (0, 1)
+
+
+def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def cuts_of(length: int, rows: int) -> list[Cut]:
+    """Return cuts of ``rows`` each; shorter leaves end earlier."""
+    return [(start, min(start + rows, length)) for start in range(0, length, rows)]
+
+
+def part(array, axis: int, cut: Cut) -> np.ndarray:
+    return array[(slice(None),) * axis + (slice(*cut),)]

@@ -1,0 +1,171 @@
+"""Zarr: arrays and groups of them, decoded as xarray does, cut so that chunks are unpacked once."""
+
+import base64
+import math
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxnorm.data.sources.addresses import SourceError, is_folder, local, remote
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, nbytes, part, rows_of
+
+METADATA = ("zarr.json", ".zgroup", ".zarray")
+PACKED = ("scale_factor", "add_offset", "_Unsigned")  # by the conventions for Climate and Forecast
+MISSING = ("_FillValue", "missing_value")
+UNPACKED = 64 << 20  # bytes that are unpacked at a time
+
+
+class Zarr:
+    def __init__(self, path: str):
+        root = _opened(path)
+        found = {"": root} if hasattr(root, "chunks") else dict(_members(root))
+        self.arrays = {name: Array(array) for name, array in found.items()}
+        self.leaves = {name: array.leaf for name, array in self.arrays.items()}
+
+    def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
+        """The first one; of an array alone that whose chunks, side by side, are the least."""
+        return min(axes, key=self.arrays[leaf].slab_size) if alone else axes[0]
+
+    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+        """Between chunks of all leaves, or else of the largest one of them.
+
+        Where one chunk is larger than a piece should be, a piece is as large as the chunk.
+        """
+        size = max([size, *(self.arrays[leaf].chunk_size for leaf in along)])
+        length, rows = rows_of(self.leaves, along, size)
+        steps = {leaf: self.arrays[leaf].chunks[axis] for leaf, axis in along.items()}
+        common = math.lcm(*steps.values())
+        if rows < common <= 2 * rows:  # such a piece is not much larger
+            rows = common
+        elif common > rows:
+            short = [leaf for leaf in along if steps[leaf] <= rows]
+            by_size = {self.arrays[leaf].slab_size(along[leaf]): steps[leaf] for leaf in short}
+            common = by_size[max(by_size)] if short else 1
+        return cuts_of(length, rows // common * common)
+
+    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+        found = {leaf: self.arrays[leaf].read(axis, cut) for leaf, axis in along.items()}
+        return Batch(
+            {leaf: values for leaf, (values, _) in found.items()},
+            {leaf: mask for leaf, (_, mask) in found.items() if mask is not None},
+        )
+
+
+class Array:
+    """An array of Zarr. Chunks that are longer than the parts that are read are kept unpacked."""
+
+    def __init__(self, array: Any):
+        self.array = array
+        pairs = zip(array.chunks, array.shape, strict=True)
+        self.chunks = tuple(max(1, min(pair)) for pair in pairs)
+        self.attributes = _attributes(array)
+        self.leaf = leaf_of(tuple(array.shape), array.dtype)
+        if self.attributes.keys() & set(PACKED):
+            self.leaf = Leaf(self.leaf.shape, "float64", self.leaf.is_number)
+        self.chunk_size = nbytes(self.chunks, array.dtype) if self.leaf.is_number else 0
+        self.slab: Any = None  # (axis, number) and the array
+
+    def slab_size(self, axis: int) -> int:
+        """Bytes of all chunks that have an index along the axis."""
+        shape = self.array.shape
+        return nbytes((*shape[:axis], self.chunks[axis], *shape[axis + 1 :]), self.array.dtype)
+
+    def read(self, axis: int, cut: Cut) -> tuple[np.ndarray, np.ndarray | None]:
+        chunk, length = self.chunks[axis], self.array.shape[axis]
+        if chunk <= cut[1] - cut[0] or cut[0] >= length:
+            return self._decoded(part(self.array, axis, cut))
+        slabs, last = [], min(cut[1], length)
+        for number in range(cut[0] // chunk, -(-last // chunk)):
+            start = number * chunk
+            inside = (max(cut[0] - start, 0), min(last - start, chunk))
+            slabs.append(part(self._slab(axis, number), axis, inside))
+        return self._decoded(np.concatenate(slabs, axis))
+
+    def _slab(self, axis: int, number: int) -> np.ndarray:
+        """All chunks of one index along the axis, unpacked in a temporary file."""
+        if self.slab is None or self.slab[0] != (axis, number):
+            start = number * self.chunks[axis]
+            stop = min(start + self.chunks[axis], self.array.shape[axis])
+            region = [slice(0, size) for size in self.array.shape]
+            region[axis] = slice(start, stop)
+            shape = tuple(piece.stop - piece.start for piece in region)
+            with tempfile.TemporaryFile() as file:
+                self.slab = None  # before there is another
+                target = np.memmap(file, self.array.dtype, "w+", 0, shape)
+            self._unpack(target, axis, tuple(region))
+            self.slab = (axis, number), target
+        return self.slab[1]
+
+    def _unpack(self, target: np.ndarray, along: int, region: tuple[slice, ...]) -> None:
+        """Fill in a region, halved between chunks until it is small."""
+        sizes = [piece.stop - piece.start for piece in region]
+        chunks = [-(-size // chunk) for size, chunk in zip(sizes, self.chunks, strict=True)]
+        axis = int(np.argmax(chunks))
+        if chunks[axis] == 1 or math.prod(sizes) * target.itemsize <= UNPACKED:
+            target[(*region[:along], slice(None), *region[along + 1 :])] = self.array[region]
+            return
+        middle = region[axis].start + chunks[axis] // 2 * self.chunks[axis]
+        for half in (slice(region[axis].start, middle), slice(middle, region[axis].stop)):
+            self._unpack(target, along, (*region[:axis], half, *region[axis + 1 :]))
+
+    def _decoded(self, raw) -> tuple[np.ndarray, np.ndarray | None]:
+        """The numbers that packed ones stand for, and a mask where the fill value is."""
+        raw = np.asarray(raw)
+        if not self.attributes:
+            return raw, None
+        from xarray import Variable
+        from xarray.conventions import decode_cf_variable
+
+        packed = Variable([f"axis {axis}" for axis in range(raw.ndim)], raw, self.attributes)
+        values = decode_cf_variable("", packed, decode_times=False).values
+        missing = np.isnan(values) if self.attributes.keys() & set(MISSING) else np.zeros(1, bool)
+        if not self.attributes.keys() & set(PACKED):
+            values = raw  # integers with all of their digits
+        return values, ~missing if missing.any() else None
+
+
+def _attributes(array) -> dict[str, Any]:
+    """What says how numbers are packed and which of them are missing.
+
+    The fill value of an array is one of its numbers, unless xarray wrote it in the place of
+    ``_FillValue`` (format 2) or it is NaN.
+    """
+    if array.dtype.kind not in "biuf":
+        return {}
+    given = array.attrs.asdict()
+    found = {name: given[name] for name in PACKED + MISSING if given.get(name) is not None}
+    if isinstance(text := found.get("_FillValue"), str) and array.dtype.kind == "f":
+        (found["_FillValue"],) = struct.unpack("<d", base64.b64decode(text))
+    fill = array.fill_value
+    of_xarray = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in given
+    if fill is not None and (of_xarray or np.isnan(fill)):
+        found["_FillValue"] = fill
+    return found
+
+
+def _opened(path: str) -> Any:
+    import zarr
+
+    if not is_folder(path):
+        raise SourceError(f"{path} must be a folder, as Zarr writes it: it is a file.")
+    if (found := local(path)) is not None:
+        store: Any = str(found)
+    else:
+        from fsspec import FSMap
+
+        system, inside = remote(path)
+        store = zarr.storage.FsspecStore.from_mapper(FSMap(inside, system), read_only=True)
+    try:
+        return zarr.open(store, mode="r")
+    except FileNotFoundError:
+        raise SourceError(f"{path} must be a Zarr: it holds no {', no '.join(METADATA)}.") from None
+
+
+def _members(group, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, array in sorted(group.arrays()):
+        yield prefix + name, array
+    for name, inner in sorted(group.groups()):
+        yield from _members(inner, f"{prefix}{name}/")
