@@ -1,15 +1,17 @@
 """Fitting a Normalizer in Apache Beam: ``batches | beam.CombineGlobally(FitNormalizer(axes))``."""
 
+import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import apache_beam as beam
 
 from jaxnorm.axes import Axes
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import Piece, masks
+from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.sources import Piece
 
 
 class FitNormalizer(beam.CombineFn):
@@ -26,8 +28,9 @@ class FitNormalizer(beam.CombineFn):
     def create_accumulator(self, *args, **kwargs) -> Normalizer:
         return Normalizer(self.axes, **self.sizes)
 
-    def add_input(self, accumulator: Normalizer, batch, *args, **kwargs) -> Normalizer:
-        return accumulator.update(batch, where=None if self.where is None else self.where(batch), threads=1)
+    def add_input(self, mutable_accumulator: Normalizer, element, *args, **kwargs) -> Normalizer:
+        where = None if self.where is None else self.where(element)
+        return mutable_accumulator.update(element, where=where, threads=1)
 
     def merge_accumulators(self, accumulators: Iterable[Normalizer], *args, **kwargs) -> Normalizer:
         return reduce(Normalizer.merge, accumulators, self.create_accumulator())
@@ -39,8 +42,9 @@ class FitNormalizer(beam.CombineFn):
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     """The Normalizer of pieces of files, by the runner that Beam is configured for, on this machine."""
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "fitted.json")
+        path = Path(folder) / "fitted"
         with beam.Pipeline() as pipeline:
-            batches = pipeline | beam.Create(pieces) | beam.Reshuffle() | beam.Map(Piece.read)
-            _ = batches | beam.CombineGlobally(FitNormalizer(empty.axes, where=masks, **empty.sizes)) | beam.Map(Normalizer.save, path)
-        return Normalizer.load(path)
+            parts = pipeline | beam.Create(pieces) | beam.Reshuffle() | beam.Map(fit_piece, empty)
+            merged = parts | beam.CombineGlobally(partial(merge_parts, empty=empty))
+            _ = merged | beam.Map(lambda part: path.write_bytes(pickle.dumps(part)))
+        return settled(pickle.loads(path.read_bytes()))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 import dask
@@ -10,7 +9,8 @@ from dask.array import Array
 
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import Piece, masks
+from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.sources import Piece
 from jaxnorm.data.trees import of_prefix, sizes_in
 
 MERGED = 8  # at a time: the tree of merges is as deep as the logarithm
@@ -34,8 +34,8 @@ def fit(collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     """The Normalizer of pieces of files."""
-    read = dask.delayed(Piece.read, pure=False)
-    return fit([read(piece) for piece in pieces], empty.axes, where=masks, **empty.sizes)
+    fit_one = dask.delayed(fit_piece, pure=False)
+    return settled(_merged([fit_one(piece, empty) for piece in pieces], empty).compute())
 
 
 def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
@@ -45,12 +45,8 @@ def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
     return new.update(batch, where=None if where is None else where(batch), threads=1)
 
 
-def _merge(parts: list[Normalizer], empty: Normalizer) -> Normalizer:
-    return reduce(Normalizer.merge, parts, empty)
-
-
 def _merged(parts: list, empty: Normalizer) -> Any:
-    merge = dask.delayed(_merge, pure=False)
+    merge = dask.delayed(merge_parts, pure=False)
     while len(parts) > MERGED:
         parts = [merge(parts[start : start + MERGED], empty) for start in range(0, len(parts), MERGED)]
     return merge(parts, empty)

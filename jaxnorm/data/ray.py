@@ -1,7 +1,6 @@
 """Fitting a Normalizer to a Ray data set: ``fit(dataset, axes)``, or ``dataset.aggregate(FitNormalizer(axes))``."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 
 import ray
 from ray.data.aggregate import AggregateFn
@@ -9,7 +8,8 @@ from ray.data.block import BlockAccessor
 
 from jaxnorm.axes import Axes
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import Piece, masks
+from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.sources import Piece
 
 NAME = "normalizer"
 
@@ -44,10 +44,6 @@ def fit(dataset: ray.data.Dataset, axes: Axes | Mapping = 0, *, where: Callable 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     """The Normalizer of pieces of files, a task for each, which Ray tries again where its worker dies."""
-    fit_one = ray.remote(_fit_one)
-    return reduce(Normalizer.merge, map(ray.get, [fit_one.remote(piece, empty) for piece in pieces]), empty)
-
-
-def _fit_one(piece: Piece, empty: Normalizer) -> Normalizer:
-    batch = piece.read()
-    return Normalizer(empty.axes, **empty.sizes).update(batch, where=masks(batch), threads=1)
+    fit_one = ray.remote(fit_piece)
+    parts = map(ray.get, [fit_one.remote(piece, empty) for piece in pieces])
+    return settled(merge_parts(parts, empty))
