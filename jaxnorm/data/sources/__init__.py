@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data.sources.addresses import (
+    PatternError,
     SourceError,
     expanded,
     fingerprint,
@@ -25,6 +26,7 @@ __all__ = [
     "PIECE",
     "Batch",
     "Leaf",
+    "PatternError",
     "Piece",
     "SourceError",
     "fingerprint",
@@ -137,7 +139,7 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported}
     if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
         wanted = ", ".join(map(repr, missing))
-        raise SourceError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
+        raise PatternError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
     for prefix in axes:
         if (prefix in named and prefix not in fitted) or not _names(prefix, fitted):
             name = prefix if prefix in named else next(filter(_within(prefix), named))
@@ -180,7 +182,7 @@ def _reduction(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: 
     try:
         return resolve(axes, shape, sizes_in(axes, sizes))
     except (TypeError, ValueError) as error:
-        raise SourceError(f"{path}{f', {leaf!r}' if leaf else ''}: {error}") from None
+        raise PatternError(f"{path}{f', {leaf!r}' if leaf else ''}: {error}") from None
 
 
 def _whole(path: str, reduction, axes: Axes) -> list[int]:
@@ -192,7 +194,7 @@ def _whole(path: str, reduction, axes: Axes) -> list[int]:
         start += len(part)
     if not whole:
         said = "one axis must be reduced as a whole, to be read in pieces"
-        raise SourceError(f"{path}: {said}: {axes!r} has none.")
+        raise PatternError(f"{path}: {said}: {axes!r} has none.")
     return whole
 
 

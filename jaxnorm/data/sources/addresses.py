@@ -11,6 +11,10 @@ class SourceError(Exception):
     """A file that is missing, damaged, or does not fit the others: one sentence."""
 
 
+class PatternError(SourceError):
+    """Axes or sizes that do not fit the file."""
+
+
 def is_address(path: str) -> bool:
     """Whether a path names its file system: ``memory://a.npy``.
 
