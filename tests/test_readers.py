@@ -9,59 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reading import WRITE, X, opened, read, refused
 
-from jaxnorm.data import sources
-from jaxnorm.data.sources import SourceError, fingerprint, left_out, pieces
-
-X = np.arange(4000 * 3, dtype=np.float32).reshape(4000, 3)
+from jaxnorm.data.sources import SourceError, fingerprint
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write_parquet(path, x, rows=40):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"x": list(x)}), path, row_group_size=rows)
-
-
-def write_zarr(path, x):
-    pytest.importorskip("zarr").open_group(path, mode="w").create_array("x", data=x, chunks=(37, 2))
-
-
-WRITE = {
-    "npy": np.save,
-    "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
-    "npz": lambda path, x: np.savez(path, x=x),
-    "packed.npz": lambda path, x: np.savez_compressed(path, x=x),
-    "parquet": write_parquet,
-    "zarr": write_zarr,
-}
-
-
-def opened(path, axes=0, size=1000, **sizes):
-    """The pieces of a file, of ``size`` bytes or so."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "PIECE", size)
-        return pieces([str(path)], axes if isinstance(axes, dict) else {"": axes}, sizes)
-
-
-def read(path, axes=0, size=1000, along=0):
-    """A file's arrays, put together from their pieces."""
-    batches = [piece.read() for piece in opened(path, axes, size)]
-    if not isinstance(batches[0], dict):
-        return np.concatenate(batches, along)
-    return {name: np.concatenate([batch[name] for batch in batches], along) for name in batches[0]}
-
-
-def refused(path, axes=0):
-    """Why a file is refused, in one sentence, at the first look or when it is read."""
-    with pytest.raises(SourceError) as caught:
-        read(path, axes)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def in_json(path):
@@ -199,112 +155,6 @@ class TestChecksums:
         np.savez_compressed("a.npz", x=rng.standard_normal((4000, 3)))
         self.flipped("a.npz", 30_000)
         assert refused("a.npz", axes).startswith("a.npz cannot be read, it may be damaged: ")
-
-
-def folder_of(path, *names):
-    for name in names:
-        Path(path, name).parent.mkdir(parents=True, exist_ok=True)
-        Path(path, name).write_text("text")
-    return path
-
-
-def wrong(name, data=b"\x93NUMPY of another kind"):
-    Path(name).write_bytes(data)
-    return name
-
-
-def cut(name, share):
-    WRITE[name](f"a.{name}", X)
-    os.truncate(f"a.{name}", int(os.path.getsize(f"a.{name}") * share))
-    return f"a.{name}"
-
-
-def saved(name, save, *args, **kwargs):
-    save(name, *args, **kwargs)
-    return name
-
-
-PAIRS = np.zeros(3, [("a", "f4"), ("b", "i4")])
-NONE = "must exist: there is no such file."
-INTACT = {  # files that are whole, and the exact words
-    ("none.npy", lambda: "none.npy"): f"none.npy {NONE}",
-    ("none.parquet", lambda: "none.parquet"): f"none.parquet {NONE}",
-    ("none.zarr", lambda: "none.zarr"): f"none.zarr {NONE}",
-    ("none", lambda: "none"): f"none {NONE}",
-    ("empty", lambda: wrong("a.npy", b"")): "a.npy must hold data: it is empty.",
-    ("empty npz", lambda: wrong("a.npz", b"")): "a.npz must hold data: it is empty.",
-    ("empty parquet", lambda: wrong("a.parquet", b"")): "a.parquet must hold data: it is empty.",
-    ("structured", lambda: saved("a.npy", np.save, PAIRS)): ("a.npy must hold numbers: it holds [('a', '<f4'), ('b', '<i4')]."),
-    ("objects", lambda: saved("a.npy", np.save, np.array([{}, 1], object))): ("a.npy must hold numbers: it holds Python's objects."),
-    ("strings", lambda: saved("a.npy", np.save, np.array(["a"]))): ("a.npy must hold numbers: it holds <U1."),
-    ("one number", lambda: saved("a.npy", np.save, 3.0)): ("a.npy must hold numbers: it holds one number."),
-    ("dates", lambda: saved("a.npz", np.savez, t=np.zeros(3, "M8[s]"))): ("a.npz must hold numbers in 't': it holds datetime64[s]."),
-    ("no arrays", lambda: saved("a.npz", np.savez)): "a.npz must hold arrays: it holds none.",
-    ("folder npy", lambda: folder_of("a.npy", "b")): "a.npy must be a file: it is a folder.",
-    ("folder npz", lambda: folder_of("a.npz", "b")): "a.npz must be a file: it is a folder.",
-    ("folder zarr", lambda: folder_of("a.zarr", "b")): ("a.zarr must be a Zarr: it holds no zarr.json, no .zgroup, no .zarray."),
-    ("file zarr", lambda: wrong("a.zarr")): ("a.zarr must be a folder, as Zarr writes it: it is a file."),
-    ("folder parquet", lambda: folder_of("a.parquet", "b", "_temporary/c.parquet")): (
-        "a.parquet must hold .parquet files: there are none."
-    ),
-    ("folder", lambda: folder_of("a", "b.npy")): (
-        "a must hold .parquet files or be a Zarr, as it is a folder: it holds neither. Name other files one by one."
-    ),
-    ("text", lambda: wrong("a.txt")): ("a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, by its suffix."),
-    ("protocol", lambda: "nosuch://a.npy"): ("nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."),
-}
-
-
-@pytest.mark.parametrize("case", INTACT, ids=lambda case: case[0])
-def test_files_that_are_not_damaged_are_not_called_so(case):
-    for module in ("pyarrow", "zarr", "fsspec"):
-        pytest.importorskip(module)
-    assert refused(case[1]()) == INTACT[case]
-
-
-DAMAGED = {
-    **{f"foreign {name}": lambda name=name: wrong(f"a.{name}") for name in ("npy", "npz", "pq")},
-    **{
-        f"{name} cut at {share}": lambda name=name, share=share: cut(name, share)
-        for name in ("npy", "fortran.npy", "npz", "packed.npz", "parquet")
-        for share in (0.0001, 0.01, 0.5, 0.99)
-    },
-    "chunk": lambda: (write_zarr("a.zarr", X), os.truncate("a.zarr/x/c/5/0", 0), "a.zarr")[-1],
-    "chunk cut": lambda: (write_zarr("a.zarr", X), os.truncate("a.zarr/x/c/5/0", 9), "a.zarr")[-1],
-    "metadata": lambda: (write_zarr("a.zarr", X), wrong("a.zarr/x/zarr.json"), "a.zarr")[-1],
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_files_are_named(name):
-    for module in ("pyarrow", "zarr"):
-        pytest.importorskip(module)
-    said = refused(path := DAMAGED[name]())
-    said = said.replace("must hold data: it is empty.", "cannot be read, it may be damaged: ")
-    assert said.startswith(f"{path} cannot be read, it may be damaged: ")
-
-
-def test_a_file_that_may_not_be_read(monkeypatch):
-    def denied(path):
-        raise PermissionError(13, "Permission denied", path)
-
-    np.save("a.npy", X)
-    monkeypatch.setattr("jaxnorm.data.sources.numpy_files.opened_file", denied)
-    assert refused("a.npy") == "a.npy cannot be read: Permission denied."
-
-
-def test_leaves_that_are_no_arrays_of_numbers_are_left_out_unless_they_are_named():
-    arrays = {"x": X, "step": np.array(7), "name": np.array(["a"] * 4000), "flag": X[:, 0] > 5}
-    np.savez("a.npz", **arrays)
-    found = read("a.npz")
-    assert set(found) == {"x", "flag"}
-    assert found["flag"].sum() == 3998
-    assert left_out("a.npz", {"": 0}) == {"step": "one number", "name": "<U1"}
-    assert left_out("a.npz", {"x": 0}) == {}
-    assert refused("a.npz", {"x": 0, "name": 0}) == (
-        "a.npz must hold numbers in 'name': it holds <U1. Name what is fitted: axes={'x': 0}, or --pattern 'x=[n]'."
-    )
-    assert refused("a.npz", {"z": 0}) == ("a.npz must hold 'z': it holds 'x', 'step', 'name', 'flag'.")
 
 
 def test_numpy_files_need_no_other_library(monkeypatch):

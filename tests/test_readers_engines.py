@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_readers import WRITE, X, cut, opened
+from reading import WRITE, X, cut, opened
 
 import jaxnorm
 from jaxnorm.data import Normalizer

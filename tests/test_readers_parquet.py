@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_readers import opened, read, refused
+from reading import opened, read, refused
 
 from jaxnorm.data import Normalizer
 from jaxnorm.data.sources import left_out, masks
@@ -125,6 +125,30 @@ def test_lists_of_several_lengths_are_refused_in_words():
     assert refused("a.parquet", "[n] h w") == f"a.parquet {said.format('1, 2')}"
     write({"x": [[], [3.0]]})
     assert refused("a.parquet") == f"a.parquet {said.format('0, 1')}"
+
+
+def test_types_of_other_libraries_are_what_they_are_stored_as():
+    """As columns of Hugging Face's datasets where it is not imported, or is."""
+
+    class Array2D(pa.ExtensionType):
+        def __init__(self):
+            super().__init__(pa.list_(pa.list_(pa.float32())), "test.array2d")
+
+        def __arrow_ext_serialize__(self):
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage_type, serialized):
+            return cls()
+
+    x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    pa.register_extension_type(Array2D())
+    try:
+        storage = pa.array([None, *x.tolist()], Array2D().storage_type)
+        write({"x": pa.ExtensionArray.from_storage(Array2D(), storage)})
+        assert fitted("[n h] w") == {"x": (x.mean((0, 1)).tolist(), [4] * 3)}
+    finally:
+        pa.unregister_extension_type("test.array2d")
 
 
 OTHERS = {

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_readers import opened, read, refused
+from reading import opened, read, refused
 
 from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.sources import left_out, masks
 
 zarr = pytest.importorskip("zarr")
+xarray = pytest.importorskip("xarray")
 FORMATS = [2, 3]
 pytestmark = pytest.mark.filterwarnings("default")  # zarr and xarray warn of format 3
 
@@ -32,7 +33,6 @@ def fitted(axes=0, size=1000, path="a.zarr"):
 
 
 def write_xarray(zarr_format, encoding, **variables):
-    xarray = pytest.importorskip("xarray")
     data = xarray.Dataset({name: (("time", "x")[: x.ndim], x) for name, x in variables.items()})
     data.to_zarr("a.zarr", mode="w", zarr_format=zarr_format, encoding=encoding, consolidated=False)
     return xarray.open_zarr("a.zarr", consolidated=False)
@@ -70,7 +70,6 @@ class TestXarray:
 
     def test_integers_with_a_fill_value_keep_their_digits(self, zarr_format):
         x = np.array([[2**53 + 1], [-1], [2**53 + 3]])
-        xarray = pytest.importorskip("xarray")
         data = xarray.Dataset({"t": (("time", "x"), x, {"_FillValue": -1})})
         data.to_zarr("a.zarr", zarr_format=zarr_format, consolidated=False)
         (batch,) = [piece.read() for piece in opened("a.zarr")]
@@ -78,7 +77,6 @@ class TestXarray:
         assert masks(batch)["t"].tolist() == [[True], [False], [True]]
 
     def test_scalars_dates_and_groups(self, zarr_format):
-        xarray = pytest.importorskip("xarray")
         days = np.datetime64("2020-01-01", "ns") + np.arange(4).astype("m8[D]")
         data = {"t": ("time", np.arange(4.0)), "crs": ((), 3), "name": ("time", list("abcd"))}
         root = xarray.Dataset(data, coords={"time": ("time", days)})

@@ -87,7 +87,8 @@ def is_folder(path: str) -> bool:
 def names_in(folder: str) -> list[str]:
     """Return the names of all files in a folder, at any depth, within the folder, in order."""
     if (found := local(folder)) is not None:
-        return sorted(os.path.relpath(file, found) for file in _files(found))
+        names = (os.path.relpath(file, found) for file in _files(found))
+        return sorted(name.replace(os.sep, "/") for name in names)
     system, inside = remote(folder)
     start = len(inside.rstrip("/")) + 1
     return sorted(name[start:] for name in system.find(inside))

@@ -54,13 +54,20 @@ def _order(tensor) -> Any:
 
 def depth(kind) -> int:
     """Return how many lists a column's numbers are in."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return depth(kind.storage_type)
     return 1 + depth(kind.value_type) if _is_list(kind) else 0
 
 
 def measured(column) -> Shape | None:
     """Return the shape of the first row that holds something; None without one."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
+    if isinstance(column.type, pa.BaseExtensionType):
+        return measured(column.storage)
     if not _is_list(column.type):
         return ()
     full = column.filter(pc.greater(pc.list_value_length(column), 0))[:1]

@@ -1,0 +1,59 @@
+"""Files of every format with the same numbers, and what is read of them in small pieces."""
+
+import os
+
+import numpy as np
+import pytest
+
+from jaxnorm.data import sources
+from jaxnorm.data.sources import SourceError, pieces
+
+X = np.arange(4000 * 3, dtype=np.float32).reshape(4000, 3)
+
+
+def write_parquet(path, x, rows=40):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"x": list(x)}), path, row_group_size=rows)
+
+
+def write_zarr(path, x):
+    pytest.importorskip("zarr").open_group(path, mode="w").create_array("x", data=x, chunks=(37, 2))
+
+
+WRITE = {
+    "npy": np.save,
+    "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
+    "npz": lambda path, x: np.savez(path, x=x),
+    "packed.npz": lambda path, x: np.savez_compressed(path, x=x),
+    "parquet": write_parquet,
+    "zarr": write_zarr,
+}
+
+
+def opened(path, axes=0, size=1000, **sizes):
+    """The pieces of a file, of ``size`` bytes or so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", size)
+        return pieces([str(path)], axes if isinstance(axes, dict) else {"": axes}, sizes)
+
+
+def read(path, axes=0, size=1000, along=0):
+    """A file's arrays, put together from their pieces."""
+    batches = [piece.read() for piece in opened(path, axes, size)]
+    if not isinstance(batches[0], dict):
+        return np.concatenate(batches, along)
+    return {name: np.concatenate([batch[name] for batch in batches], along) for name in batches[0]}
+
+
+def refused(path, axes=0):
+    """Why a file is refused, in one sentence, at the first look or when it is read."""
+    with pytest.raises(SourceError) as caught:
+        read(path, axes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def cut(name, share):
+    WRITE[name](f"a.{name}", X)
+    os.truncate(f"a.{name}", int(os.path.getsize(f"a.{name}") * share))
+    return f"a.{name}"
