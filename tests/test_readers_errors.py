@@ -93,13 +93,21 @@ def test_damaged_files_are_named(name):
     assert said.startswith(f"{path} cannot be read, it may be damaged: ")
 
 
-def test_a_file_that_may_not_be_read(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "a.npy"), "Permission denied"),
+        (PermissionError("Access\nDenied."), "Access Denied"),  # as s3fs says it
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_a_file_that_may_not_be_read(error, said, monkeypatch):
     def denied(path):
-        raise PermissionError(13, "Permission denied", path)
+        raise error
 
     np.save("a.npy", X)
     monkeypatch.setattr("jaxnorm.data.sources.numpy_files.opened_file", denied)
-    assert refused("a.npy") == "a.npy cannot be read: Permission denied."
+    assert refused("a.npy") == f"a.npy cannot be read: {said}."
 
 
 def test_leaves_that_are_no_arrays_of_numbers_are_left_out_unless_they_are_named():

@@ -218,6 +218,23 @@ class TestSizes:
         assert peak < 16 << 20
 
 
+def test_arrays_that_are_empty_or_shorter_than_others(rng):
+    x = rng.standard_normal((300, 3))
+    group(x=(x, (100, 3)), short=(x[:70, 0], (70,)), none=(x[:0], (1, 3)), flat=(x[:, :0], (300, 1)))
+    batches = [piece.read() for piece in opened("a.zarr")]
+    assert len(batches) == 5  # of 70 rows, as a chunk of x is larger than a piece
+    for name, expected in (("x", x), ("short", x[:70, 0]), ("none", x[:0]), ("flat", x[:, :0])):
+        found = np.concatenate([batch[name] for batch in batches])
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_whole_chunks_are_read_without_a_copy(rng, monkeypatch):
+    x = rng.standard_normal((250, 3))
+    group(x=(x, (100, 3)))
+    monkeypatch.setattr("tempfile.TemporaryFile", None)
+    np.testing.assert_array_equal(read("a.zarr", size=2 * 100 * 24)["x"], x)
+
+
 @pytest.mark.parametrize("name", ["zarr.json", ".zmetadata"])
 def test_folders_of_any_name_are_found_by_what_they_hold(name, rng):
     x = rng.standard_normal((40, 3))

@@ -255,13 +255,21 @@ def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
         said = f"{path} needs {str(error.name).partition('.')[0]}, which is not installed"
         raise SourceError(f"{said}: pip install 'jaxnorm[formats]'.") from None
     except OSError as error:
-        if error.errno is None:
+        if error.errno is not None:
+            said = os.strerror(error.errno)
+        elif isinstance(error, (PermissionError, ConnectionError, TimeoutError)):  # fsspec's
+            said = _one_line(error)
+        else:  # pyarrow's
             raise _damaged(path, error) from error
-        raise SourceError(f"{path} cannot be read: {os.strerror(error.errno)}.") from error
+        raise SourceError(f"{path} cannot be read: {said}.") from error
     except Exception as error:  # whatever a parser makes of damaged bytes
         raise _damaged(path, error) from error
 
 
 def _damaged(path: str, error: Exception) -> SourceError:
-    said = f"{type(error).__name__}, {error}".rstrip(".")
+    said = f"{type(error).__name__}, {_one_line(error)}"
     return SourceError(f"{path} cannot be read, it may be damaged: {said}.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -75,12 +75,14 @@ class Array:
 
     def read(self, axis: int, cut: Cut) -> tuple[np.ndarray, np.ndarray | None]:
         chunk, length = self.chunks[axis], self.array.shape[axis]
-        if chunk <= cut[1] - cut[0] or cut[0] >= length:
+        first, last = (min(row, length) for row in cut)
+        whole = first % chunk == 0 and (last % chunk == 0 or last == length)
+        if whole or chunk <= last - first or not self.array.size:
             return self._decoded(part(self.array, axis, cut))
-        slabs, last = [], min(cut[1], length)
-        for number in range(cut[0] // chunk, -(-last // chunk)):
+        slabs = []
+        for number in range(first // chunk, -(-last // chunk)):
             start = number * chunk
-            inside = (max(cut[0] - start, 0), min(last - start, chunk))
+            inside = (max(first - start, 0), min(last - start, chunk))
             slabs.append(part(self._slab(axis, number), axis, inside))
         return self._decoded(np.concatenate(slabs, axis))
 
