@@ -15,6 +15,7 @@ from jaxnorm.host.statistics import Moments, Summary
 
 FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")
+LOW = "low_mean"  # which older files lack
 SUFFIXES = (".safetensors", ".json")
 
 
@@ -64,18 +65,23 @@ def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
 
 def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
     """The arrays of each leaf, named by its path."""
-    columns = {leaf: (*vars(summary.moments).values(), summary.min, summary.max) for leaf, summary in summaries.items()}
-    return {_named(leaf, field): array for leaf, given in columns.items() for field, array in zip(FIELDS, given, strict=True)}
+    return {
+        _named(leaf, field): array
+        for leaf, (moments, low, high) in summaries.items()
+        for field, array in (vars(moments) | {"min": low, "max": high}).items()
+    }
 
 
 def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
     """The summary of a leaf, from the arrays of a file."""
     if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
         raise ValueError(f"it does not hold {missing[0]!r}")
-    count, mean, var, low, high = found = [arrays[_named(leaf, field)] for field in FIELDS]
-    if shapes := {array.shape for array in found} - {mean.shape}:
+    found = [arrays[_named(leaf, field)] for field in FIELDS]
+    count, mean, var, low, high = found
+    low_mean = arrays.get(_named(leaf, LOW), np.zeros_like(mean))
+    if shapes := {array.shape for array in (*found, low_mean)} - {mean.shape}:
         raise ValueError(f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}")
-    return Summary(Moments(count, mean, var), low, high)
+    return Summary(Moments(count, mean, var, low_mean), low, high)
 
 
 def _named(leaf: str, field: str) -> str:

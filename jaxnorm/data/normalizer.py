@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes, resolve
+from jaxnorm.axes import Axes
 from jaxnorm.data import files, progress, transform
+from jaxnorm.data.leaves import check_leaves, check_shape, floors, joined, of_leaf, summarized, way_out
 from jaxnorm.data.trees import axes_by_path, flatten, index, map_leaves, masks_by_path, of_prefix, plain, sizes_in
-from jaxnorm.host.arguments import mask, numbers
-from jaxnorm.host.statistics import Summary, merge, summarize
+from jaxnorm.host.statistics import Summary
 
 
 class _State(NamedTuple):
@@ -89,8 +89,9 @@ class Normalizer:
           batches: any iterable of batches. Where it has ``len`` the bar shows how much is left; where it has ``skip(n)``, that passes over
             batches that a resumed fit has seen already.
           where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state": batch["mask"]}``.
-          state: a file for the state, saved every ``every`` batches, at the end, and when an error or interrupt ends the pass.
-            If it is there already, the pass goes on after the batches that it holds, and gives the same numbers.
+          state: a file for the state, saved every ``every`` batches, every 30 seconds, at the end, and when
+            an error or interrupt ends the pass. If it is there already, the pass goes on after the
+            batches that it holds, and gives the same numbers.
           every: how often, in batches.
           show_progress: show a bar, by rich.
           threads: how many reduce a batch; those of the machine by default. Their number changes no bit.
@@ -106,13 +107,14 @@ class Normalizer:
             self._resume(state, begun)
         seen = self.batches - begun
         total = len(batches) if isinstance(batches, Sized) else None
+        due = progress.Due(every)
         try:
             with progress.shown(show_progress, total, seen) as advance:
                 for batch in progress.after(batches, seen):
                     self.update(batch, where=None if where is None else where(batch), threads=threads)
                     del batch  # before the next one is read
                     advance()
-                    if state is not None and (self.batches - begun) % every == 0:
+                    if state is not None and due():
                         self.save(state)
         finally:
             if state is not None and self.batches > begun:
@@ -135,10 +137,10 @@ class Normalizer:
           ValueError: leaves, shapes or masks that do not fit.
         """
         leaves = {path: leaf for path, leaf in flatten(batch).items() if of_prefix(self.axes, path) is not None}
-        self._check_leaves(leaves)
+        check_leaves(leaves, self.axes, self._state.summaries)
         masks = masks_by_path(where, leaves)
         threads = os.cpu_count() or 1 if threads is None else threads
-        new = {path: self._summarized(path, leaf, masks.get(path), threads) for path, leaf in leaves.items()}
+        new = {path: self._summarized(path, leaves, masks.get(path), threads) for path in leaves}
         structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
         self._state = self._joined(_State(new, structure, 1))
         return self
@@ -150,9 +152,9 @@ class Normalizer:
         if (self.axes, self.sizes) != (other.axes, other.sizes):
             raise ValueError(f"merged Normalizers must have the same axes: got {self._described()} and {other._described()}.")
         if self._state.summaries and other._state.summaries:
-            self._check_leaves(other._state.summaries)
+            check_leaves(other._state.summaries, self.axes, self._state.summaries)
             for path, summary in other._state.summaries.items():
-                self._check_shape(path, summary)
+                check_shape(path, self._state.summaries[path], summary)
         return self._with(self._joined(other._state))
 
     # what was found ------------------------------------------------------------------------------
@@ -189,29 +191,39 @@ class Normalizer:
 
     # applying ------------------------------------------------------------------------------------
 
-    def normalize(self, tree, *, clip: float | None = None, floor: float = 1e-6, dtype=None) -> Any:
-        """``(x - mean) / max(deviation, floor)`` of each leaf that was fitted; the others stay as they are.
+    def normalize(
+        self,
+        tree,
+        *,
+        clip: float | None = None,
+        floor: float | Mapping = 1e-6,
+        floor_relative: float | Mapping = 0.0,
+        dtype=None,
+    ) -> Any:
+        """Return the tree with ``(x - mean) / max(deviation, floor, floor_relative * |mean|)`` for each fitted leaf.
+
+        The other leaves stay as they are.
 
         A pure function: JAX arrays come back as JAX arrays, within ``jit`` and ``grad`` too, NumPy arrays as NumPy arrays.
 
         Args:
           tree: a batch or a part of one; a single example, without its leading reduction axes, too.
           clip: the largest absolute value of the result.
-          floor: the smallest deviation to divide by; that of a constant feature is 0.
+          floor: the smallest deviation to divide by; that of a constant feature is 0. A mapping from
+            paths of leaves, or of the trees that hold them, gives each its own; 1e-6 for the others.
+          floor_relative: the same in units of the mean's absolute value, 0 for leaves that a mapping does
+            not name. 1e-6 takes the rounding of float32 about a constant of any size for no signal.
           dtype: of the result: that of the leaf by default, and float32 of integers, whose digits all count.
         """
-        floor, clip = transform.positive("floor", floor), clip if clip is None else transform.positive("clip", clip)
-        return self._applied(
-            tree,
-            lambda x, summary, axes: transform.normalize(x, summary, axes, sizes_in(axes, self.sizes), clip=clip, floor=floor, dtype=dtype),
-        )
+        clip = clip if clip is None else transform.positive("clip", clip)
+        return self._applied(transform.normalize, tree, floor, floor_relative, clip=clip, dtype=dtype)
 
-    def denormalize(self, tree, *, floor: float = 1e-6, dtype=None) -> Any:
-        """``y * max(deviation, floor) + mean``: undoes :meth:`normalize`, but for clipping. An integer ``dtype`` gets the nearest."""
-        floor = transform.positive("floor", floor)
-        return self._applied(
-            tree, lambda x, summary, axes: transform.denormalize(x, summary, axes, sizes_in(axes, self.sizes), floor=floor, dtype=dtype)
-        )
+    def denormalize(self, tree, *, floor: float | Mapping = 1e-6, floor_relative: float | Mapping = 0.0, dtype=None) -> Any:
+        """Return the tree with ``y * max(deviation, floor, floor_relative * |mean|) + mean`` for each fitted leaf.
+
+        It undoes :meth:`normalize` with the same floors, but for clipping. An integer ``dtype`` gets the nearest.
+        """
+        return self._applied(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
 
     # files ---------------------------------------------------------------------------------------
 
@@ -255,42 +267,20 @@ class Normalizer:
         axes = self.axes[""] if list(self.axes) == [""] else self.axes
         return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
 
-    def _check_leaves(self, leaves: Mapping[str, Any]) -> None:
-        if not leaves and list(self.axes) == [""]:
-            raise ValueError("a batch must hold an array: this one holds none.")
-        if self._state.summaries and (differing := set(self._state.summaries) ^ set(leaves)):
-            raise ValueError(
-                f"every batch must have the same leaves: {sorted(differing)} {'is' if len(differing) == 1 else 'are'} not in all."
-            )
-        missing = [prefix for prefix in self.axes if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)]
-        if missing:
-            raise ValueError(f"axes must name leaves of the batch: {missing} {'is' if len(missing) == 1 else 'are'} not among them.")
-
-    def _summarized(self, path: str, leaf, where, threads: int) -> Summary:
+    def _summarized(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Summary:
+        axes = self.axes[str(of_prefix(self.axes, path))]
         try:
-            x = numbers(leaf)
-            if np.iscomplexobj(x):
-                raise TypeError(f"x must be real: got {x.dtype}. Split it into its real and imaginary parts.")
-            axes = self.axes[str(of_prefix(self.axes, path))]
-            if not x.ndim:
-                raise ValueError(
-                    "an array must have an axis to reduce: got one number. Lists are trees; make one an array, np.asarray(list)."
-                )
-            new = summarize(x, resolve(axes, x.shape, sizes_in(axes, self.sizes)), mask(where, x.shape), threads=threads)
-        except (TypeError, ValueError) as error:
-            raise _of_leaf(path, error) from None
-        self._check_shape(path, new)
+            new = summarized(leaves[path], axes, self.sizes, where, threads)
+        except TypeError as error:
+            raise of_leaf(path, way_out(error, leaves, path)) from None
+        except ValueError as error:
+            raise of_leaf(path, error) from None
+        check_shape(path, self._state.summaries.get(path), new)
         return new
-
-    def _check_shape(self, path: str, new: Summary) -> None:
-        old = self._state.summaries.get(path)
-        if old is not None and old.min.shape != new.min.shape:
-            shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
-            raise ValueError(f"{_label(path)} must keep its shape but for the reduction axes: got {shapes}.")
 
     def _joined(self, new: _State) -> _State:
         old = self._state
-        both = {path: _join(old.summaries[path], summary) if path in old.summaries else summary for path, summary in new.summaries.items()}
+        both = {path: joined(old.summaries.get(path), summary) for path, summary in new.summaries.items()}
         structure = new.structure if old.structure is None else old.structure
         return _State(both or old.summaries, structure, old.batches + new.batches)
 
@@ -302,20 +292,22 @@ class Normalizer:
         if not self._state.summaries:
             raise ValueError("a Normalizer must have been fitted: no batch was taken in. Use fit or update.")
 
-    def _applied(self, tree, function: Callable) -> Any:
+    def _applied(self, function: Callable, tree, floor, floor_relative, **options) -> Any:
         self._check_fitted()
-        if not any(path in self._state.summaries for path in flatten(tree)):
-            raise ValueError(
-                f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted {sorted(self._state.summaries)}."
-            )
+        summaries = self._state.summaries
+        least = floors(floor, floor_relative, summaries)
+        if not any(path in summaries for path in flatten(tree)):
+            raise ValueError(f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted {sorted(summaries)}.")
 
         def leaf(path: str, x) -> Any:
-            if path not in self._state.summaries:
+            if path not in summaries:
                 return x
+            axes = self.axes[str(of_prefix(self.axes, path))]
+            sizes = sizes_in(axes, self.sizes)
             try:
-                return function(x, self._state.summaries[path], self.axes[str(of_prefix(self.axes, path))])
+                return function(x, summaries[path], axes, sizes, floor=least[path], **options)
             except (TypeError, ValueError) as error:
-                raise _of_leaf(path, error) from None
+                raise of_leaf(path, error) from None
 
         return map_leaves(leaf, tree)
 
@@ -326,17 +318,3 @@ class Normalizer:
         if saved.batches < begun:
             raise ValueError(f"the state to go on with must hold what is fitted already: {state} has {saved.batches} batches of {begun}.")
         self._state = saved._state
-
-
-def _join(old: Summary, new: Summary) -> Summary:
-    return Summary(merge(old.moments, new.moments), np.minimum(old.min, new.min), np.maximum(old.max, new.max))
-
-
-def _of_leaf(path: str, error: Exception) -> Exception:
-    """The same error with the leaf's name; of TypeError or ValueError themselves, since kinds of them may take other arguments."""
-    kind = TypeError if isinstance(error, TypeError) else ValueError
-    return kind(f"{_label(path)}: {error}" if path else str(error))
-
-
-def _label(path: str) -> str:
-    return f"leaf {path!r}" if path else "a batch"

@@ -1,10 +1,33 @@
 """A pass through batches: what it takes, where it goes on, and a bar that shows how far it is."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
+
+SECONDS = 30.0  # between two savings, at most as much work as one does again without a thought
+
+
+class Due:
+    """Whether to save: after so many batches, and after :data:`SECONDS`, since the last time.
+
+    >>> due = Due(2)
+    >>> [due() for _ in range(5)]
+    [False, True, False, True, False]
+    """
+
+    def __init__(self, every: int):
+        self.every, self.batches, self.saved = every, 0, time.monotonic()
+
+    def __call__(self) -> bool:
+        self.batches += 1
+        late = time.monotonic() - self.saved >= SECONDS
+        if late or self.batches % self.every == 0:
+            self.saved = time.monotonic()
+            return True
+        return False
 
 
 def check(batches: Iterable, where: Callable | None, every: int) -> None:

@@ -14,22 +14,30 @@ class Fit(NamedTuple):
     """The statistics of one leaf, in a shape that broadcasts against it."""
 
     mean: np.ndarray  # in float64
+    low: np.ndarray  # what the mean lacks by rounding
     deviation: np.ndarray  # above 0
 
 
-def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: float | None, floor: float, dtype) -> Any:
+class Floor(NamedTuple):
+    """The smallest deviation to divide by: ``max(absolute, relative * |mean|)``."""
+
+    absolute: float = 1e-6
+    relative: float = 0.0
+
+
+def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: float | None, floor: Floor, dtype) -> Any:
     """``(x - mean) / max(deviation, floor)``."""
     xp, x, wide, own = _opened(x, dtype)
     if own.kind in "iu":
         raise TypeError(f"dtype must be floating point: got {own}.")
     fit, shape = _fit(summary, x.shape, axes, sizes, floor, wide)
-    y = _centered(x.reshape(shape), fit.mean, wide) / fit.deviation
+    y = _centered(xp, x.reshape(shape), fit, wide) / fit.deviation
     if clip is not None:
         y = xp.clip(y, -clip, clip)
     return y.reshape(x.shape).astype(own)
 
 
-def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: float, dtype) -> Any:
+def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype) -> Any:
     """``y * max(deviation, floor) + mean``; an integer dtype has the nearest number that it holds."""
     xp, y, wide, own = _opened(y, dtype)
     if own == np.float64:
@@ -37,9 +45,9 @@ def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
     scaled = y.astype(wide).reshape(shape) * fit.deviation
     if own.kind in "iu":
-        return _to_integers(xp, scaled, fit.mean, wide, own).reshape(y.shape)
-    mean, rest = _words(fit.mean, wide)
-    return ((scaled + rest) + mean).reshape(y.shape).astype(own)
+        return _to_integers(xp, scaled, fit, wide, own).reshape(y.shape)
+    mean, rest = _words(fit, wide)
+    return ((scaled + _hidden(xp, rest)) + mean).reshape(y.shape).astype(own)
 
 
 def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
@@ -47,13 +55,16 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
     if not hasattr(x, "__array_namespace__"):
         x = np.asarray(x)
     xp, given = x.__array_namespace__(), np.dtype(x.dtype)
+    if given.kind == "b":
+        x, given = x.astype(np.uint8), np.dtype(np.uint8)
     if given.kind in "iu":
         wide = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
         own = np.dtype(np.float32)
     elif given.kind == "f" or is_extended(given):
         wide, own = (given if given.itemsize >= 4 else np.dtype(np.float32)), given
     else:
-        raise TypeError(f"x must be floating point or integer: got {given}. Cast it first, for example with .astype(np.float32).")
+        cast = "Cast it first, for example with .astype(np.float32)"
+        raise TypeError(f"x must be floating point, integer or boolean: got {given}. {cast}.")
     own = own if dtype is None else np.dtype(dtype)
     if own.kind not in "iuf" and not is_extended(own):
         raise TypeError(f"dtype must be floating point or integer: got {own}.")
@@ -67,35 +78,47 @@ def _widest(xp) -> np.dtype:
     return np.dtype(np.float64) if xp is np else np.dtype(xp.zeros((), float).dtype)
 
 
-def _words(mean: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _words(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """The mean, and what rounding left of it: float32 holds 1e6 + 0.3 to no more than 0.03."""
-    high = mean.astype(dtype)
-    return high, (mean - np.where(np.isfinite(high), high, 0).astype(np.float64)).astype(dtype)
+    high = fit.mean.astype(dtype)
+    left = fit.mean - np.where(np.isfinite(high), high, 0).astype(np.float64)
+    return high, (left + fit.low).astype(dtype)
+
+
+def _hidden(xp, low: np.ndarray) -> Any:
+    """Return the low part of a mean, for JAX's arrays behind a barrier that XLA does not fold."""
+    if xp is np:
+        return low
+    from jaxnorm.engine.xla import hidden_from_folding
+
+    return hidden_from_folding(xp.asarray(low))
 
 
 @np.errstate(invalid="ignore")  # of a mean that is infinite
-def _centered(x, mean: np.ndarray, wide: np.dtype) -> Any:
+def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
     """``x - mean``. Integers of more digits than a float has are taken apart, so that nothing is rounded before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
-        high, rest = _words(mean, wide)
-        return (x.astype(wide) - high) - rest
+        high, rest = _words(fit, wide)
+        return (x.astype(wide) - high) - _hidden(xp, rest)
     bits = 4 * x.dtype.itemsize
-    whole = np.floor(mean)
+    whole, further = np.floor(fit.mean), np.rint(fit.low)
     high = np.floor(whole / 2**bits)
-    low = whole - high * 2**bits
+    low = (whole - high * 2**bits) + further
     digits = [(x >> x.dtype.type(bits), high), (x & x.dtype.type(2**bits - 1), low)]
     above, below = (part.astype(wide) - of.astype(wide) for part, of in digits)
-    return (above * wide.type(2**bits) + below) - (mean - whole).astype(wide)
+    rest = ((fit.mean - whole) + (fit.low - further)).astype(wide)
+    return (above * wide.type(2**bits) + below) - _hidden(xp, rest)
 
 
 @np.errstate(over="ignore")
-def _to_integers(xp, scaled, mean: np.ndarray, wide: np.dtype, own: np.dtype) -> Any:
+def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
     """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is added as an integer."""
     info = np.iinfo(own)
-    nearest = np.nan_to_num(np.rint(mean))
-    exact = np.array([int(value) for value in nearest.ravel()], object).reshape(mean.shape)
-    base = np.array([min(max(value, info.min), info.max) for value in exact.ravel()], object).reshape(mean.shape)
-    rest = (mean - nearest) + (exact - base).astype(np.float64)
+    nearest, further = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
+    wholes = [int(value) + int(more) for value, more in zip(nearest.ravel(), further.ravel(), strict=True)]
+    exact = np.array(wholes, object).reshape(nearest.shape)
+    base = np.array([min(max(value, info.min), info.max) for value in wholes], object).reshape(nearest.shape)
+    rest = ((fit.mean - nearest) + (fit.low - further)) + (exact - base).astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
     modular = np.dtype(f"uint{8 * own.itemsize}")  # sums in it are right where differences do not fit the dtype
@@ -109,10 +132,13 @@ def _not_beyond(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.where((abs(rounded.astype(object)) > abs(exact)).astype(bool), np.nextafter(rounded, dtype.type(0)), rounded)
 
 
-def _fit(summary: Summary, shape: tuple[int, ...], axes: Axes, sizes: dict[str, int], floor: float, dtype: np.dtype) -> tuple[Fit, tuple]:
+def _fit(
+    summary: Summary, shape: tuple[int, ...], axes: Axes, sizes: dict[str, int], floor: Floor, dtype: np.dtype
+) -> tuple[Fit, tuple[int, ...]]:
     """The statistics for an array of this shape, and the shape it takes to fit them."""
-    count, mean, var = summary.moments.count, summary.moments.mean, summary.moments.var
-    deviation = np.where(count > 0, np.maximum(np.sqrt(var), floor), 1)  # a feature without data stays as it is
+    count, mean, var, low = vars(summary.moments).values()
+    least = np.maximum(floor.absolute, floor.relative * np.abs(mean)) if floor.relative else floor.absolute
+    deviation = np.where(count > 0, np.maximum(np.sqrt(var), least), 1)  # a feature without data stays as it is
     missing = mean.ndim - len(shape)
     if isinstance(axes, str) and "(" in axes:
         if missing > 0 and set(mean.shape[:missing]) == {1}:  # one example, without the axis of the batch
@@ -129,7 +155,7 @@ def _fit(summary: Summary, shape: tuple[int, ...], axes: Axes, sizes: dict[str, 
         if len(fitted) != len(shape) or any(own not in (1, size) for own, size in zip(fitted, shape, strict=True)):
             raise _misfit(mean.shape, shape)
     deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)  # a floor may be less than the dtype holds
-    return Fit(mean.reshape(fitted), deviation.reshape(fitted)), shape
+    return Fit(*(leaf.reshape(fitted) for leaf in (mean, low, deviation))), shape
 
 
 def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
@@ -138,6 +164,18 @@ def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
 
 def positive(name: str, value) -> float:
     """A finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < math.inf:
+    if not _is_finite(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number > 0: got {value!r}.")
     return float(value)
+
+
+def nonnegative(name: str, value) -> float:
+    """A finite number, 0 or above."""
+    if not _is_finite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number >= 0: got {value!r}.")
+    return float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return is_number and abs(value) < math.inf

@@ -9,6 +9,7 @@ import numpy as np
 from jaxnorm.axes import Axes, Reduction, resolve, unsplit
 from jaxnorm.host.arguments import mask, numbers
 from jaxnorm.host.tiles import QUIET, reduce_tiles
+from jaxnorm.host.words import two_sum
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Moments:
       count: how many elements (or how much weight) each group holds, exact to 2^53; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
+      low_mean: what ``mean`` lacks by rounding, 0 unless given. So merges keep the variance of
+        integers beyond 2^53.
 
     >>> import numpy as np
     >>> from jaxnorm import host
@@ -30,6 +33,13 @@ class Moments:
     count: np.ndarray
     mean: np.ndarray
     var: np.ndarray
+    low_mean: np.ndarray = None  # type: ignore[assignment]  # zeros unless given
+
+    def __post_init__(self) -> None:
+        if self.low_mean is None:
+            mean = np.asarray(self.mean)
+            zeros = np.zeros(mean.shape, complex if mean.dtype.kind == "c" else float)
+            object.__setattr__(self, "low_mean", zeros)
 
     def merge(self, axes: Axes, **sizes: int) -> "Moments":
         """Reduces further axes: the groups along ``axes`` become one.
@@ -42,7 +52,8 @@ class Moments:
           ValueError: the axes do not fit.
         """
         mean = numbers(self.mean, "mean")
-        return _merge(resolve(axes, mean.shape, sizes), np.asarray(self.count, np.float64), mean, np.asarray(self.var, np.float64))
+        count, var = np.asarray(self.count, np.float64), np.asarray(self.var, np.float64)
+        return _merge(resolve(axes, mean.shape, sizes), count, mean, var, np.asarray(self.low_mean))
 
 
 class Summary(NamedTuple):
@@ -82,7 +93,8 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     if not np.iscomplexobj(x):
         return summarize(x, reduction, where, centered=centered, extremes=False).moments
     real, imag = (summarize(part, reduction, where, centered=centered, extremes=False).moments for part in (x.real, x.imag))
-    return Moments(real.count, real.mean + 1j * imag.mean, real.var + imag.var)
+    mean, low = real.mean + 1j * imag.mean, real.low_mean + 1j * imag.low_mean
+    return Moments(real.count, mean, real.var + imag.var, low)
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
@@ -106,20 +118,20 @@ def merge(first: Moments, *others: Moments) -> Moments:
     except ValueError:
         shapes = ", ".join(str(mean.shape) for mean in means)
         raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
-    columns = ([part.count for part in parts], means, [part.var for part in parts])
-    count, mean, var = (np.stack([np.broadcast_to(leaf, shape) for leaf in leaves]) for leaves in columns)
-    whole = _merge(unsplit(mean.shape, (0,)), count.astype(np.float64), mean, var.astype(np.float64))
-    return Moments(*(leaf.reshape(shape) for leaf in (whole.count, whole.mean, whole.var)))
+    columns = ([part.count for part in parts], means, *([getattr(part, name) for part in parts] for name in ("var", "low_mean")))
+    count, mean, var, low = (np.stack([np.broadcast_to(leaf, shape) for leaf in leaves]) for leaves in columns)
+    whole = _merge(unsplit(mean.shape, (0,)), count.astype(np.float64), mean, var.astype(np.float64), low)
+    return Moments(*(leaf.reshape(shape) for leaf in vars(whole).values()))
 
 
 def summarize(x: np.ndarray, reduction: Reduction, where=None, *, centered=True, extremes=True, threads: int = 1) -> Summary:
     """The Moments and extremes of real arguments that have been checked. ``threads`` changes no bit."""
-    count, mean, var, low, high = reduce_tiles(x, reduction, where, centered=centered, extremes=extremes, threads=threads)
-    return Summary(Moments(count, mean, var), low, high)
+    *moments, low, high = reduce_tiles(x, reduction, where, centered=centered, extremes=extremes, threads=threads)
+    return Summary(Moments(*moments), low, high)
 
 
 @QUIET
-def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> Moments:
+def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray, low: np.ndarray) -> Moments:
     """Relative to the mean of the part that holds most, so that one part alone keeps its bits."""
     kept = tuple(axis for axis in range(len(reduction.split_shape)) if axis not in reduction.axes)
     groups = math.prod(reduction.split_shape[axis] for axis in kept)
@@ -131,14 +143,17 @@ def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.nd
     shape = reduction.stats_shape
     if not mean.size:
         return Moments(np.zeros(shape), np.zeros(shape, mean.dtype), np.zeros(shape))
-    count, mean, var = rows(count), rows(mean), rows(var)
+    count, mean, var, low = rows(count), rows(mean), rows(var), rows(low)
     whole, live = count.sum(1, keepdims=True), count > 0
     share = count / np.where(whole > 0, whole, 1)
-    pivot = np.where(whole > 0, np.take_along_axis(mean, count.argmax(1)[:, None], 1), 0)
-    d = np.where(live, mean - pivot, 0)
+    most = count.argmax(1)[:, None]
+    pivot, low_pivot = (np.where(whole > 0, np.take_along_axis(word, most, 1), 0) for word in (mean, low))
+    d = np.where(live, (mean - pivot) + (low - low_pivot), 0)
     offset = (share * d).sum(1, keepdims=True)
     d = np.where(live, d - offset, 0)
     rounding = (share * d).sum(1, keepdims=True)
     between = np.maximum((share * np.abs(d) ** 2).sum(1, keepdims=True) - np.abs(rounding) ** 2, 0)
     within = (share * np.where(live, var, 0)).sum(1, keepdims=True)
-    return Moments(*(leaf.reshape(shape) for leaf in (whole, pivot + (offset + rounding), between + within)))
+    merged, rest = two_sum(pivot, offset)
+    merged, low = two_sum(merged, rest + (low_pivot + rounding))
+    return Moments(*(leaf.reshape(shape) for leaf in (whole, merged, between + within, low)))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.axes import Reduction
+from jaxnorm.host.words import beyond_float64, from_pivots, two_sum
 
 TILE = 1 << 18  # elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile shows
 ROWS = 16  # of a tile at least, where a row is longer than a tile
@@ -19,7 +20,10 @@ PARTS = 8  # of large arrays, for threads to share; the same number on every mac
 
 
 def reduce_tiles(x: np.ndarray, reduction: Reduction, where: np.ndarray | None, *, centered: bool, extremes: bool, threads: int) -> tuple:
-    """Count, mean, variance, minimum and maximum of each group. ``threads`` changes no bit."""
+    """Return count, mean, variance, low word of the mean, minimum and maximum of each group.
+
+    ``threads`` changes no bit.
+    """
     x = x.reshape(reduction.split_shape)
     if where is not None:
         where = np.broadcast_to(where.reshape(reduction.fit(where.shape)), x.shape)
@@ -47,26 +51,30 @@ def reduce_tiles(x: np.ndarray, reduction: Reduction, where: np.ndarray | None, 
 
 
 class _Totals:
-    """What has been added up of each group; ``squares`` are those of the deviations from the mean."""
+    """Sums over each group: ``squares`` of the deviations from the mean, which has two words."""
 
     def __init__(self, shape: tuple[int, ...]):
-        self.count, self.mean, self.squares = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self.count, self.mean, self.low, self.squares = (np.zeros(shape) for _ in range(4))
         self.min, self.max = np.full(shape, np.inf), np.full(shape, -np.inf)
 
     def columns(self) -> tuple:
-        return self.count, self.mean, self.squares, self.min, self.max
+        return self.count, self.mean, self.low, self.squares, self.min, self.max
 
     @QUIET
     def add(self, place: Any, columns: tuple) -> None:
         """Merges in those of the groups at ``place``; what is empty changes no bit."""
         shape = self.count[place].shape
-        count, mean, squares, low, high = (column if np.ndim(column) == 0 else column.reshape(shape) for column in columns)
-        before = self.count[place]
+        columns = tuple(c if np.ndim(c) == 0 else c.reshape(shape) for c in columns)
+        count, mean, low_mean, squares, low, high = columns
+        before, pivot, low_pivot = self.count[place], self.mean[place], self.low[place]
         whole = before + count
         share = count / np.where(whole > 0, whole, 1)
-        step = mean - self.mean[place]
+        first = (before == 0) & (count > 0)  # both words of the mean as they are
+        step = np.where(first, 0, (mean - pivot) + (low_mean - low_pivot))
         self.squares[place] += squares + step * step * before * share
-        self.mean[place] += step * share
+        moved = two_sum(pivot, low_pivot + step * share)
+        self.mean[place] = np.where(first, mean, moved[0])
+        self.low[place] = np.where(first, low_mean, moved[1])
         self.count[place] = whole
         if low is not None:
             self.min[place] = np.minimum(self.min[place], low)
@@ -74,57 +82,71 @@ class _Totals:
 
     def results(self, shape: tuple[int, ...]) -> tuple:
         var = self.squares / np.where(self.count > 0, self.count, 1)
-        return tuple(leaf.reshape(shape) for leaf in (self.count, self.mean, var, self.min, self.max))
+        columns = (self.count, self.mean, var, self.low, self.min, self.max)
+        return tuple(leaf.reshape(shape) for leaf in columns)
 
 
 class _Arrange:
-    """Copies tiles into float64 matrices: elements of a group along one axis, groups along the other."""
+    """Copies tiles into matrices: elements of a group along one axis, groups along the other."""
 
     def __init__(self, axes: tuple[int, ...], shape: tuple[int, ...]):
         kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
         self.axes = axes
         self.elements_first = math.prod(shape[max(axes, default=-1) + 1 :]) >= COLUMNS
         self.order = (*axes, *kept) if self.elements_first else (*kept, *axes)
-        self.buffers: dict[str, np.ndarray] = {}
+        self.buffers: dict[tuple[str, type], np.ndarray] = {}
 
     def place(self, tile: tuple[slice, ...]) -> tuple[slice, ...]:
         """Where the statistics of the tile stand."""
         return tuple(slice(0, 1) if axis in self.axes else part for axis, part in enumerate(tile))
 
-    def matrix(self, name: str, x: np.ndarray) -> np.ndarray:
+    def matrix(self, name: str, x: np.ndarray, dtype: type = np.float64) -> np.ndarray:
         """A copy of a tile, in a buffer that the next tile overwrites."""
-        if self.buffers.get(name, np.empty(0)).size < x.size:
-            self.buffers[name] = np.empty(x.size)
+        key = name, dtype
+        if self.buffers.get(key, np.empty(0)).size < x.size:
+            self.buffers[key] = np.empty(x.size, dtype)
         elements = math.prod(x.shape[axis] for axis in self.axes)
         x = x.transpose(self.order)
-        copy = self.buffers[name][: x.size].reshape(x.shape)
+        copy = self.buffers[key][: x.size].reshape(x.shape)
         np.copyto(copy, x)
         return copy.reshape((elements, -1) if self.elements_first else (-1, elements))
 
     def stats(self, x: np.ndarray, where: np.ndarray | None, tile: tuple[slice, ...], centered: bool, extremes: bool) -> tuple:
-        """Count, mean, sum of squared deviations, minimum and maximum of each group of a tile, by the corrected two-pass."""
+        """Return count, mean in two words, squared deviations, minimum and maximum of each group."""
         axis = 0 if self.elements_first else 1
-        d = self.matrix("x", x[tile])
-        along = (lambda a: a) if axis == 0 else (lambda a: a[:, None])
-        sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
-        if where is None:
-            count: Any = float(d.shape[axis])
-            low, high = (_reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)) if extremes else (None, None)
-            weigh, n = (lambda a: a), count
-        else:
-            w = self.matrix("w", where[tile])
-            d[w == 0] = 0  # even NaN
-            count = w.sum(axis)
-            low, high = (_extremes(d, w, axis)) if extremes else (None, None)
-            weigh, n = (lambda a: w * a), np.where(count > 0, count, 1)
-        if not centered:
-            return count, 0.0, np.einsum(sums, weigh(d), d), low, high
-        mean = _reduced(np.add, weigh(d), axis) / n
-        d -= along(mean)
-        weighted = weigh(d)
-        rounding = _reduced(np.add, weighted, axis) / n
-        squares = np.maximum(np.einsum(sums, weighted, d) - rounding * rounding * n, 0)
-        return count, mean + rounding, squares, low, high
+        w = None if where is None else self.matrix("w", where[tile])
+        exact = centered and beyond_float64(x[tile])
+        given = self.matrix("x", x[tile], x.dtype.type if exact else np.float64)
+        if w is not None and not exact:
+            given[w == 0] = 0  # even NaN
+        low, high = _extremes(given, w, axis) if extremes else (None, None)
+        if not exact:
+            return _two_pass(given, w, axis, centered, (low, high))
+        d, pivot, low_pivot = from_pivots(given, w, axis, self.matrix("d", x[tile]))
+        count, mean, low_mean, squares, *_ = _two_pass(d, w, axis, True, (low, high))
+        mean, rest = two_sum(pivot, mean)
+        mean, low_mean = two_sum(mean, rest + (low_pivot + low_mean))
+        return count, mean, low_mean, squares, low, high
+
+
+def _two_pass(d: np.ndarray, w: np.ndarray | None, axis: int, centered: bool, extremes: tuple) -> tuple:
+    """Return the columns for :meth:`_Totals.add` by the corrected two-pass, which overwrites d."""
+    along = (lambda a: a) if axis == 0 else (lambda a: a[:, None])
+    sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
+    if w is None:
+        count: Any = float(d.shape[axis])
+        weigh, n = (lambda a: a), count
+    else:
+        count = w.sum(axis)
+        weigh, n = (lambda a: w * a), np.where(count > 0, count, 1)
+    if not centered:
+        return count, 0.0, 0.0, np.einsum(sums, weigh(d), d), *extremes
+    mean = _reduced(np.add, weigh(d), axis) / n
+    d -= along(mean)
+    weighted = weigh(d)
+    rounding = _reduced(np.add, weighted, axis) / n
+    squares = np.maximum(np.einsum(sums, weighted, d) - rounding * rounding * n, 0)
+    return count, *two_sum(mean, rounding), squares, *extremes
 
 
 def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
@@ -136,8 +158,15 @@ def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
     return function.reduce(function.reduce(d.reshape(rows // fold, fold * columns), 0).reshape(fold, columns), 0)
 
 
-def _extremes(d: np.ndarray, w: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    return d.min(axis, where=w > 0, initial=np.inf), d.max(axis, where=w > 0, initial=-np.inf)
+def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """In float64; inf and -inf where nothing is left by the mask."""
+    if w is None:
+        return _reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)
+    live = w > 0
+    ends = (np.inf, -np.inf) if d.dtype.kind == "f" else (np.iinfo(d.dtype).max, np.iinfo(d.dtype).min)
+    low, high = d.min(axis, where=live, initial=ends[0]), d.max(axis, where=live, initial=ends[1])
+    found = live.any(axis)
+    return np.where(found, low, np.inf), np.where(found, high, -np.inf)
 
 
 def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slice, ...]]:
