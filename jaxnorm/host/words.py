@@ -34,10 +34,13 @@ def from_pivots(x: np.ndarray, w: np.ndarray | None, axis: int, out: np.ndarray)
     """
     first = np.zeros(x.shape[1 - axis], np.intp) if w is None else (w > 0).argmax(axis)
     pivot = np.take_along_axis(x, np.expand_dims(first, axis), axis)
-    less = x < pivot
-    wide, base = x.view(np.uint64), pivot.view(np.uint64)  # modulo 2**64, in which every distance has a place
-    np.copyto(out, np.where(less, base - wide, wide - base))
-    np.negative(out, out=out, where=less)
+    wide, base = x.view(np.uint64), pivot.view(np.uint64)  # modulo 2**64, whatever the distance
+    if int(x.max()) - int(x.min()) < 2**63:
+        np.copyto(out, (wide - base).view(np.int64))
+    else:
+        less = x < pivot
+        np.copyto(out, np.where(less, base - wide, wide - base))
+        np.negative(out, out=out, where=less)
     if w is not None:
         out[w == 0] = 0
     pivot = pivot.squeeze(axis)
