@@ -1,4 +1,4 @@
-"""``python -m jaxnorm``: the command line of data sets, ``fit``, and that of the experiments."""
+"""``python -m jaxnorm``: the command lines of data sets, ``fit`` and ``show``, and of the experiments."""
 
 import importlib.util
 import sys
@@ -7,6 +7,12 @@ from jaxnorm import __version__
 from jaxnorm.experiments import interrupts
 
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}  # module -> package
+HELP = """usage: jaxnorm COMMAND ...
+
+  fit      fit the statistics of a data set in files
+  show     print the statistics that fit found
+
+compare, explain and axes, which are experiments, need pip install 'jaxnorm[experiments]'."""
 
 
 def main() -> int:
@@ -14,9 +20,12 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:  # at once, and without what the experiments need
         print(f"jaxnorm {__version__}")
         return 0
-    if sys.argv[1:2] == ["fit"]:  # needs nothing of what the experiments do, not even JAX
-        return interrupts.command(_fit)
+    if sys.argv[1:2] in (["fit"], ["show"]):  # need nothing of what the experiments do, not even JAX
+        return interrupts.command(_fit if sys.argv[1] == "fit" else _show)
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing and set(sys.argv[1:]) <= {"-h", "--help"}:
+        print(HELP)
+        return 0
     if missing:
         *others, last = missing
         named = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
@@ -27,6 +36,12 @@ def main() -> int:
 
 def _fit() -> int:
     from jaxnorm.data.command import main
+
+    return main(sys.argv[2:])
+
+
+def _show() -> int:
+    from jaxnorm.data.show import main
 
     return main(sys.argv[2:])
 

@@ -119,7 +119,7 @@ def test_columns_that_hold_no_numbers_are_refused(capsys):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"text": [None, "a"], "lists": [None, [1.0]]}), "a.parquet")
     assert fit("a.parquet", "--pattern", "text=[n]") == 1
-    assert "a.parquet must hold numbers in 'text': it holds string. Name what is fitted: axes={'lists': 0}, or" in said(capsys)
+    assert "a.parquet must hold numbers in 'text': it holds string. Name what is fitted: --pattern 'lists=[n]'." in said(capsys)
     assert fit("a.parquet", "--pattern", "lists=[n] f") == 0  # without the list that is null
     assert_fitted("stats.safetensors", {"lists": np.ones((1, 1))})
 
@@ -148,8 +148,9 @@ def test_features_that_are_not_finite_are_counted(arrays, capsys):
     x = np.ones((4, 3), np.float32)
     x[0, 0], x[1, 2] = np.nan, np.inf
     np.save("nan.npy", x)
-    assert fit("nan.npy") == 0
-    assert said(capsys).endswith("jaxnorm: 2 features of the array hold NaN or Inf, and have no mean.\n")
+    assert fit("nan.npy") == 1
+    says = "jaxnorm: 2 features of the array hold NaN or Inf, and have no mean. --skip-nan leaves out elements that are NaN.\n"
+    assert said(capsys).endswith(says)
 
 
 def test_interrupted_it_goes_on_and_gives_the_same(arrays, monkeypatch, capsys):
@@ -228,14 +229,20 @@ WRONG = {
     "all files must have the same features: the statistics have shape (1, 3) in a.npy, (1, 2) in b.npy.": lambda arrays: (
         np.save("a.npy", arrays["state"]) or np.save("b.npy", arrays["state"][:, :2]) or ["a.npy", "b.npy"]
     ),
-    "a.npz must hold 'z': it holds 'x'.": lambda arrays: np.savez("a.npz", x=arrays["state"]) or ["a.npz", "--pattern", "z=[n] f"],
-    "a.npy: the pattern must name every axis": lambda arrays: np.save("a.npy", arrays["state"]) or ["a.npy", "--pattern", "[n]"],
     "a.npy must hold numbers: it holds <U1.": lambda arrays: np.save("a.npy", np.array([["a"]])) or ["a.npy"],
 }
 USAGE = {
+    "a.npz must hold 'z': it holds 'x'.": lambda arrays: np.savez("a.npz", x=arrays["state"]) or ["a.npz", "--pattern", "z=[n] f"],
+    "a.npy: the pattern must name every axis": lambda arrays: np.save("a.npy", arrays["state"]) or ["a.npy", "--pattern", "[n]"],
     "must end in .safetensors or .json: got 'out.txt'": lambda arrays: ["a.npy", "--out", "out.txt"],
     "--pattern must be given once for all leaves": lambda arrays: ["a.npy", "--pattern", "[n]", "--pattern", "x=[n]"],
-    "'g' is neither an argument nor a name in a pattern": lambda arrays: ["a.npy", "--pattern", "[n] f", "--size", "g=3"],
+    "--size must give the size of a name in a --pattern: got g=3, patterns '[n] f'.": lambda arrays: [
+        "a.npy",
+        "--pattern",
+        "[n] f",
+        "--size",
+        "g=3",
+    ],
 }
 WRONG |= USAGE
 

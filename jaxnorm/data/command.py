@@ -1,116 +1,214 @@
 """The command line ``jaxnorm fit``: the statistics of a data set in files."""
 
 import argparse
-import hashlib
-import json
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxnorm.axes import Axes
-from jaxnorm.data import files, progress
+from jaxnorm.data import files, masking, progress, sources
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import PIECE, Piece, SourceError, masks, pieces
+from jaxnorm.data.sources import PatternError, SourceError
+from jaxnorm.data.unfinished import Unfinished
 
 ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}  # and the module that each needs
-ROUND = 64  # pieces of an engine between two savings of its state
+ROUND = 16  # pieces that an engine fits first; further rounds take about progress.SECONDS
+EVERY = 100  # pieces between two savings, if they take less than that
 INTERRUPTED = 130
 
 
+class UsageError(ValueError):
+    """Arguments that do not fit each other, or the files."""
+
+
+class _Task(NamedTuple):
+    """What is to be fitted, and where its state is kept."""
+
+    empty: Normalizer
+    pieces: list
+    state: Unfinished
+
+
 def main(arguments: list[str]) -> int:
-    """Runs the command; its exit status: 0, 1 for files that cannot be read or written, 2 for wrong usage, 130 if interrupted."""
+    """Run the command, and return its exit status.
+
+    That is 0; 1 for files that cannot be read or written, or statistics that are not finite; 2 for
+    arguments that are wrong, or do not fit the files; 130 if interrupted.
+    """
     options = _parser().parse_args(arguments)
+    others = [word for word in arguments if word != "--resume"]
     try:
-        empty = Normalizer(_axes(options.pattern), **dict(options.size))
-        files.known(options.out)
-    except (ValueError, TypeError, ModuleNotFoundError) as error:
-        print(f"jaxnorm: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ModuleNotFoundError) else 2
-    try:
-        fitted = _fit(options, empty, shlex.join(["jaxnorm", "fit", *(word for word in arguments if word != "--resume"), "--resume"]))
-    except (SourceError, OSError, ValueError, TypeError) as error:
-        print(f"jaxnorm: {error}", file=sys.stderr)
-        return 1
+        fitted = _fit(options, shlex.join(["jaxnorm", "fit", *others, "--resume"]))
+    except (UsageError, PatternError) as error:
+        return _failed(error, 2)
     except ModuleNotFoundError as error:
-        extra = options.engine if error.name in (ENGINES[options.engine], options.engine) else "data"
-        print(f"jaxnorm: {error.name} is not installed: pip install 'jaxnorm[{extra}]'.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
+        return _failed(_not_installed(error, options.engine), 1)
+    except (SourceError, OSError, ValueError, TypeError) as error:
+        return _failed(error, 1)
+    except KeyboardInterrupt as error:
+        print(*_notes(error), sep="\n", file=sys.stderr)
         return INTERRUPTED
     print(f"Written: {options.out}, of {', '.join(_described(fitted))}")
-    for leaf, summary in fitted.summaries.items():
-        if broken := int((~np.isfinite(summary.moments.var)).sum()):
-            print(f"jaxnorm: {broken} features of {leaf or 'the array'} hold NaN or Inf, and have no mean.", file=sys.stderr)
-    return 0
+    return _report_broken(fitted, options.skip_nan)
 
 
-def _fit(options: argparse.Namespace, empty: Normalizer, resume_command: str) -> Normalizer:
-    found = pieces(options.files, empty.axes, empty.sizes)
-    state = _state(options, found)
-    if not options.resume:
-        state.unlink(missing_ok=True)
-    elif not state.exists():
-        raise SourceError(
-            f"there must be an interrupted fit of these files and patterns to go on with: {state} is not there. Leave --resume out."
-        )
+def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
+    axes, where = _axes(options.pattern), _where(options.where)
+    empty = _empty(axes, dict(options.size))
+    _check_out(options.out)
+    found = sources.pieces(options.files, empty.axes, empty.sizes)
+    for name, kind in sources.left_out(options.files[0], empty.axes).items():
+        print(f"jaxnorm: {name!r} is left out, as it holds no numbers: {kind}.", file=sys.stderr)
+    if where:
+        empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    files.writable(options.out)
+    facts = [options.files, options.pattern, options.size, options.where, options.skip_nan]
+    masked = masking.masked(found, empty.axes, where, options.skip_nan)
+    task = _Task(empty, masked, Unfinished(options.out, facts, found))
     try:
-        fitted = _fit_local(found, empty, state) if options.engine == "local" else _fit_in_rounds(options.engine, found, empty, state)
-    except KeyboardInterrupt:
-        if state.exists():
-            done = f"{Normalizer.load(state).batches} of {len(found)} pieces are in {state}"
-            print(f"Stopped. {done}. This goes on:\n{resume_command}", file=sys.stderr)
-        else:
-            print(f"Stopped before the first of {len(found)} pieces was done. Run the same command.", file=sys.stderr)
+        fitted = _fit_pieces(options, task, resume_command)
+        fitted.save(options.out)
+    except (KeyboardInterrupt, OSError) as error:
+        error.add_note(_how_to_go_on(task.state, resume_command))
         raise
-    fitted.save(options.out)
-    state.unlink(missing_ok=True)
+    task.state.remove()
     return fitted
 
 
-class _Pieces:
-    """The batches of pieces; what is resumed skips those that it has seen without reading them."""
-
-    def __init__(self, found: Sequence[Piece]):
-        self.found = found
-
-    def __len__(self) -> int:
-        return len(self.found)
-
-    def __iter__(self) -> Iterator:
-        return (piece.read() for piece in self.found)
-
-    def skip(self, count: int) -> "_Pieces":
-        return _Pieces(self.found[count:])
+def _fit_pieces(options: argparse.Namespace, task: _Task, resume_command: str) -> Normalizer:
+    state = task.state
+    fitted = state.resumed() if options.resume else task.empty
+    if state.exists() and not options.resume:
+        _announce(state, resume_command)
+    with progress.shown(find_spec("rich") is not None, len(task.pieces), fitted.batches) as advance:
+        if options.engine == "local":
+            return _fit_local(fitted, task, advance)
+        return _fit_in_rounds(fitted, task, advance, options.engine)
 
 
-def _fit_local(found: Sequence[Piece], empty: Normalizer, state: Path) -> Normalizer:
-    return empty.extend(_Pieces(found), where=masks, state=state, show_progress=True)
-
-
-def _fit_in_rounds(engine: str, found: Sequence[Piece], empty: Normalizer, state: Path) -> Normalizer:
-    """Fits by an engine, round by round, and saves its state after each."""
-    fit_pieces = import_module(f"jaxnorm.data.{engine}").fit_pieces
-    fitted = Normalizer.load(state) if state.exists() else empty
-    with progress.shown(True, len(found), fitted.batches) as advance:
-        while fitted.batches < len(found):
-            some = found[fitted.batches : fitted.batches + ROUND]
-            fitted = fitted.merge(fit_pieces(some, empty))
-            fitted.save(state)
-            for _ in some:
-                advance()
+def _fit_local(fitted: Normalizer, task: _Task, advance) -> Normalizer:
+    due = progress.Due(EVERY)
+    try:
+        for piece in task.pieces[fitted.batches :]:
+            batch = piece.read()
+            try:
+                fitted.update(batch, where=sources.masks(batch))
+            except (ValueError, TypeError) as error:
+                raise SourceError(f"{piece.path}: {error}") from error
+            del batch  # before the next one is read
+            advance()
+            if due():
+                task.state.save(fitted)
+    finally:
+        if fitted.batches:
+            task.state.save(fitted)
     return fitted
 
 
-def _state(options: argparse.Namespace, found: Sequence[Piece]) -> Path:
-    """The file of an unfinished fit. Its name depends on the files, so that no other fit is resumed by mistake."""
-    sizes = [Path(path).stat().st_size for path in options.files]
-    facts = json.dumps([options.files, sizes, options.pattern, options.size, found, PIECE])
-    return options.out.with_name(f".{options.out.stem}.{hashlib.sha256(facts.encode()).hexdigest()[:12]}{options.out.suffix}")
+def _fit_in_rounds(fitted: Normalizer, task: _Task, advance, engine: str) -> Normalizer:
+    """Fit by an engine, round by round, and save after each; rounds grow to the time between savings."""
+    fit_pieces, size = import_module(f"jaxnorm.data.{engine}").fit_pieces, ROUND
+    while fitted.batches < len(task.pieces):
+        some, start = task.pieces[fitted.batches : fitted.batches + size], time.monotonic()
+        fitted = fitted.merge(fit_pieces(some, task.empty))
+        task.state.save(fitted)
+        for _ in some:
+            advance()
+        took = (time.monotonic() - start) / progress.SECONDS
+        size = size * 2 if took < 0.5 else max(1, size // 2) if took > 1 else size
+    return fitted
+
+
+def _empty(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
+    patterns = list(axes.values()) if isinstance(axes, dict) else [axes] if axes else []
+    names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
+    if unknown := [f"{name}={size}" for name, size in sizes.items() if name not in names]:
+        given = ", ".join(map(repr, patterns)) or "none"
+        raise UsageError(f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, patterns {given}.")
+    return Normalizer(axes, **sizes)
+
+
+def _with_masks(options: argparse.Namespace, empty: Normalizer, found: list, where: Mapping[str, str]) -> tuple[Normalizer, list]:
+    """The Normalizer of the leaves that are no masks, and pieces that hold the masks, too."""
+    axes, along = empty.axes, dict(found[0].along)
+    if "" in along:
+        raise UsageError(f"--where must name an array of the files: {found[0].path} holds one array, which has no name.")
+    if "" in axes:  # for all: now for each that is no mask
+        axes = {leaf: axes[""] for leaf in along if leaf not in where.values()}
+    if unknown := sorted(set(where) - set(along)):
+        raise UsageError(f"--where must name what is fitted: got {', '.join(map(repr, unknown))}, fitted are {', '.join(map(repr, axes))}.")
+    empty = Normalizer(axes, **empty.sizes)
+    for _ in range(2):  # beside another one a leaf may be cut along another axis
+        found = sources.pieces(options.files, masking.with_masks(axes, where, along), empty.sizes)
+        along = dict(found[0].along)
+    return empty, found
+
+
+def _announce(state: Unfinished, resume_command: str) -> None:
+    if state.held:
+        said = f"{state.path} holds {state.held} of {state.total} pieces of an interrupted fit, which this one begins anew"
+        print(f"jaxnorm: {said}.\nIt is kept until this fit has come as far. To go on with it: {resume_command}", file=sys.stderr)
+    else:
+        print(f"jaxnorm: {state.path}, of an interrupted fit, is no longer of these files. It is replaced.", file=sys.stderr)
+
+
+def _how_to_go_on(state: Unfinished, resume_command: str) -> str:
+    if state.held:
+        return f"Stopped. {state.held} of {state.total} pieces are in {state.path}. This goes on:\n{resume_command}"
+    return f"Stopped before the first of {state.total} pieces was done. Run the same command."
+
+
+def _failed(error: Exception, status: int) -> int:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    named = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    print(f"jaxnorm: {_in_words_of_the_command(text)}{named}", *_notes(error), sep="\n", file=sys.stderr)
+    return status
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _in_words_of_the_command(text: str) -> str:
+    """Return a message in which sizes and patterns are given as the command takes them.
+
+    >>> _in_words_of_the_command("all sizes but one must be given: pass g=…, k=… by keyword.")
+    'all sizes but one must be given: pass --size g=… --size k=….'
+    """
+    sizes = re.search(r"pass (\w+=…(?:, \w+=…)*) by keyword", text)
+    if sizes:
+        text = text.replace(f"{sizes[1]} by keyword", re.sub(r", |^", " --size ", sizes[1]).strip())
+    return re.sub(r"axes=\{[^}]*\}, or (?=--pattern)", "", text)
+
+
+def _not_installed(error: ModuleNotFoundError, engine: str) -> ModuleNotFoundError:
+    if str(error).endswith("."):  # a sentence of ours
+        return error
+    extra = engine if error.name in (ENGINES[engine], engine) else "data"
+    return ModuleNotFoundError(f"{error.name} is not installed: pip install 'jaxnorm[{extra}]'.")
+
+
+def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
+    """Name leaves whose statistics are not finite; the exit status."""
+    status = 0
+    for leaf, summary in fitted.summaries.items():
+        moments = summary.moments
+        if broken := int((~np.isfinite(moments.mean) | ~np.isfinite(moments.var)).sum()):
+            held = "hold Inf" if skip_nan else "hold NaN or Inf"
+            features = "1 feature" if broken == 1 else f"{broken} features"
+            remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
+            print(f"jaxnorm: {features} of {leaf or 'the array'} {held}, and have no mean.{remedy}", file=sys.stderr)
+            status = 1
+    return status
 
 
 def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
@@ -120,10 +218,15 @@ def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
     parts = [pattern.rpartition("=") for pattern in patterns]  # patterns hold no "="
     named: dict[str, Axes] = {key: pattern for key, _, pattern in parts}
     if len(named) < len(patterns) or ("" in named and len(named) > 1):
-        raise ValueError(
-            f"--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got {', '.join(map(repr, patterns))}."
-        )
+        given = ", ".join(map(repr, patterns))
+        raise UsageError(f"--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got {given}.")
     return named.get("", named)
+
+
+def _where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    if len(dict(given)) < len(given):
+        raise UsageError(f"--where must be given once for each leaf: got {', '.join('='.join(pair) for pair in given)}.")
+    return dict(given)
 
 
 def _described(fitted: Normalizer) -> Iterator[str]:
@@ -135,22 +238,42 @@ def _described(fitted: Normalizer) -> Iterator[str]:
 
 def _size(text: str) -> tuple[str, int]:
     name, _, size = text.partition("=")
-    if not name.isidentifier() or not size.isdecimal():
+    if not name.isidentifier() or not size.isdecimal() or not int(size):
         raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
     return name, int(size)
+
+
+def _key_and_mask(text: str) -> tuple[str, str]:
+    key, _, mask = text.partition("=")
+    if not key or not mask:
+        raise argparse.ArgumentTypeError(f"must be KEY=MASK_KEY: got {text!r}.")
+    return key, mask
+
+
+def _check_out(path: Path) -> None:
+    try:
+        files.known(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm fit",
         description="Fits mean, deviation, minimum and maximum of the features of a data set larger than memory, in one pass.",
-        epilog="Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' --out stats.safetensors",
+        epilog="Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' --out stats.safetensors. "
+        "Then: jaxnorm show stats.safetensors",
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILES", help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns")
     help_pattern = "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; by default the first axis"
     add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
     add("--size", action="append", default=[], type=_size, metavar="NAME=SIZE", help="the size of a split axis in a pattern")
+    help_where = (
+        "the array MASK_KEY of the same files, boolean or weights, says which elements of KEY count; its axes are the first of KEY's"
+    )
+    add("--where", action="append", default=[], type=_key_and_mask, metavar="KEY=MASK_KEY", help=help_where)
+    add("--skip-nan", action="store_true", help="leave out elements that are NaN")
     add("--engine", default="local", choices=ENGINES, help="local by default")
     add("--out", default=Path("stats.safetensors"), type=Path, metavar="FILE", help=".safetensors or .json; stats.safetensors by default")
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")

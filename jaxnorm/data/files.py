@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")
 LOW = "low_mean"  # which older files lack
 SUFFIXES = (".safetensors", ".json")
+
+
+class _ContentError(ValueError):
+    """What is wrong within a file, as a phrase."""
 
 
 def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -> None:
@@ -35,10 +39,18 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
         data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"jaxnorm": json.dumps(facts)})
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a full disk is known before the old file is replaced
         partial.replace(path)
+    except OSError as error:
+        reason = f"{path} must be written: {error.strerror or error}"
+        remedy = "Make room there, or name a file elsewhere. What was there before is as it was"
+        raise OSError(error.errno, f"{reason}. {remedy}.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -50,7 +62,8 @@ def parsed(path: str | os.PathLike) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} must be a Normalizer's file: {type(error).__name__}, {error}. Save it again.") from error
+        reason = str(error) if isinstance(error, _ContentError) else f"{type(error).__name__}, {error}"
+        raise ValueError(f"{path} must be a Normalizer's file: {reason}. Fit it again, or name another one.") from error
 
 
 def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
@@ -59,7 +72,7 @@ def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
     suffix, data = known(path), path.read_bytes()
     facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
     if facts["format"] > FORMAT:
-        raise ValueError(f"it has format {facts['format']}, and this version reads {FORMAT}")
+        raise _ContentError(f"it has format {facts['format']}, and this version reads {FORMAT}")
     return facts, arrays
 
 
@@ -75,12 +88,12 @@ def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
 def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
     """The summary of a leaf, from the arrays of a file."""
     if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
-        raise ValueError(f"it does not hold {missing[0]!r}")
+        raise _ContentError(f"it does not hold {missing[0]!r}")
     found = [arrays[_named(leaf, field)] for field in FIELDS]
     count, mean, var, low, high = found
     low_mean = arrays.get(_named(leaf, LOW), np.zeros_like(mean))
     if shapes := {array.shape for array in (*found, low_mean)} - {mean.shape}:
-        raise ValueError(f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}")
+        raise _ContentError(f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}")
     return Summary(Moments(count, mean, var, low_mean), low, high)
 
 
@@ -94,6 +107,10 @@ def writable(path: str | os.PathLike) -> None:
     known(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} must lie in a folder that exists: {path.parent} is none. Make it first.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} must be a file: it is a folder. Name another one.")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path} must lie in a folder that may be written to: {path.parent} may not. Name another one.")
 
 
 def known(path: Path) -> str:
@@ -108,15 +125,27 @@ def known(path: Path) -> str:
 
 
 def _from_safetensors(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    arrays = load(data)
+    try:
+        arrays = load(data)
+    except SafetensorError:
+        raise _ContentError("it is no safetensors file, or cut off") from None
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    if "jaxnorm" not in header.get("__metadata__", {}):
+        held = f", {min(arrays)!r}" if arrays else ""
+        raise _ContentError(f"it holds other arrays{held}")
     return json.loads(header["__metadata__"]["jaxnorm"]), arrays
 
 
 def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
-    read = json.loads(data)
+    try:
+        read = json.loads(data)
+    except ValueError:
+        raise _ContentError("it is no JSON, or cut off") from None
+    if not isinstance(read, dict) or not {"jaxnorm", "arrays"} <= set(read):
+        raise _ContentError("it holds other JSON")
     arrays = {name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"]) for name, a in read["arrays"].items()}
     return read["jaxnorm"], arrays
 

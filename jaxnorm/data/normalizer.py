@@ -229,13 +229,7 @@ class Normalizer:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a ``.safetensors`` or ``.json`` file, replacing what is there in one step."""
-        facts = {
-            "axes": files.encode(self.axes),
-            "sizes": self.sizes,
-            "batches": self.batches,
-            "structure": files.encode(self._state.structure),
-        }
-        files.write(path, facts, files.named_arrays(self._state.summaries))
+        files.write(path, *self._saved())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Normalizer":
@@ -262,6 +256,16 @@ class Normalizer:
         new = Normalizer(self.axes, **self.sizes)
         new._state = state
         return new
+
+    def _saved(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """Return facts and arrays for a file."""
+        facts = {
+            "axes": files.encode(self.axes),
+            "sizes": self.sizes,
+            "batches": self.batches,
+            "structure": files.encode(self._state.structure),
+        }
+        return facts, files.named_arrays(self._state.summaries)
 
     def _described(self) -> str:
         axes = self.axes[""] if list(self.axes) == [""] else self.axes

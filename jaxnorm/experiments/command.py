@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)  # which __main__.py runs by itself
+    commands.add_parser("show", help="print the statistics that fit found", add_help=False)  # and this one
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",

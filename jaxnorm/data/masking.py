@@ -1,0 +1,101 @@
+"""Masks of the leaves in files: elements that are NaN, and leaves that say which elements of another count."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxnorm.axes import Axes
+from jaxnorm.data import sources
+from jaxnorm.data.sources import Batch, Piece, SourceError
+from jaxnorm.data.trees import of_prefix
+
+
+class Masked(NamedTuple):
+    """A piece whose masks leave out more than what is missing in the file.
+
+    Attributes:
+      piece: the part of a file.
+      where: pairs of a leaf and the leaf that masks it.
+      skip_nan: whether NaN is left out.
+      dropped: leaves of masks that are not fitted themselves.
+    """
+
+    piece: Piece
+    where: tuple[tuple[str, str], ...]
+    skip_nan: bool
+    dropped: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        return self.piece.path
+
+    def read(self) -> Any:
+        batch = self.piece.read()
+        given = sources.masks(batch) or {}
+        if not isinstance(batch, Mapping):
+            return _Array(batch, _valid(batch, given.get("")) if self.skip_nan else given.get(""))
+        masks = dict(given)
+        for leaf, by in self.where:
+            masks[leaf] = _joined(given.get(leaf), self._mask(batch, leaf, by))
+        leaves = [leaf for leaf in batch if leaf not in self.dropped]
+        if self.skip_nan:
+            masks |= {leaf: _valid(batch[leaf], masks.get(leaf)) for leaf in leaves}
+        kept = {leaf: mask for leaf, mask in masks.items() if leaf in leaves and mask is not None}
+        return Batch({leaf: batch[leaf] for leaf in leaves}, kept)
+
+    def _mask(self, batch, leaf: str, by: str) -> np.ndarray:
+        """The mask, whose axes are the leading ones of the leaf; nulls in it mask out."""
+        x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
+        leading = x.shape[: mask.ndim]
+        if mask.ndim > x.ndim or any(own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)):
+            must = f"{self.path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
+            raise SourceError(f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}.")
+        mask = mask if mask.dtype == bool else mask.astype(np.float64)
+        if (known := (sources.masks(batch) or {}).get(by)) is not None:
+            mask = np.where(known, mask, mask.dtype.type(0))
+        return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+
+
+class _Array(np.ndarray):
+    """An array with its mask, as a batch that is no tree."""
+
+    masks: Any
+
+    def __new__(cls, array, masks) -> "_Array":
+        new = np.asarray(array).view(cls)
+        new.masks = masks
+        return new
+
+
+def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool) -> list:
+    """Return the pieces with the masks that are asked for."""
+    if not where and not skip_nan:
+        return list(found)
+    dropped = tuple(by for by in where.values() if of_prefix(axes, by) is None)
+    return [Masked(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
+
+
+def with_masks(axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]) -> dict[str, Axes]:
+    """Return axes by which the leaves of masks are read and cut as those that they mask."""
+    reading = dict(axes)
+    for leaf, by in where.items():
+        kept = " ".join(f"k{axis}" for axis in range(along[leaf]))
+        reading.setdefault(by, f"{kept} [n ...]".strip())
+    return reading
+
+
+def _valid(x, mask) -> Any:
+    """The mask without the elements that are NaN."""
+    x = np.asarray(x)
+    if x.dtype.kind in "biu":
+        return mask
+    return _joined(mask, ~np.isnan(x))
+
+
+def _joined(mask, other: np.ndarray) -> np.ndarray:
+    """A mask or weights for what both leave."""
+    if mask is None:
+        return other
+    masks = sorted((np.asarray(mask), other), key=lambda each: each.dtype != bool)
+    return np.where(masks[0], masks[1], masks[1].dtype.type(0))
