@@ -84,7 +84,7 @@ def test_inf_is_not_skipped(x, capsys):
     x[0, 0], x[1, 1] = np.inf, np.nan
     np.savez("a.npz", x=x, n=np.arange(ROWS))
     assert fit("a.npz", "--skip-nan") == 1
-    assert capsys.readouterr().err == "jaxnorm: 1 feature of x hold Inf, and have no mean.\n"
+    assert capsys.readouterr().err == "jaxnorm: 1 feature of x holds Inf, and has no mean.\n"
     assert Normalizer.load("stats.safetensors").moments["n"].mean.tolist() == [199.5]
 
 

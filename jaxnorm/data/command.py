@@ -66,7 +66,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     _check_out(options.out)
     found = sources.pieces(options.files, empty.axes, empty.sizes)
     for name, kind in sources.left_out(options.files[0], empty.axes).items():
-        print(f"jaxnorm: {name!r} is left out, as it holds no numbers: {kind}.", file=sys.stderr)
+        held = re.sub(r"[<>|=]?[SU]\d+", "strings", kind)  # NumPy's names
+        print(f"jaxnorm: {name!r} is left out, as it holds no numbers: {held}.", file=sys.stderr)
     if where:
         empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -203,10 +204,10 @@ def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
     for leaf, summary in fitted.summaries.items():
         moments = summary.moments
         if broken := int((~np.isfinite(moments.mean) | ~np.isfinite(moments.var)).sum()):
-            held = "hold Inf" if skip_nan else "hold NaN or Inf"
-            features = "1 feature" if broken == 1 else f"{broken} features"
+            what = "Inf" if skip_nan else "NaN or Inf"
+            features, hold, have = ("1 feature", "holds", "has") if broken == 1 else (f"{broken} features", "hold", "have")
             remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
-            print(f"jaxnorm: {features} of {leaf or 'the array'} {held}, and have no mean.{remedy}", file=sys.stderr)
+            print(f"jaxnorm: {features} of {leaf or 'the array'} {hold} {what}, and {have} no mean.{remedy}", file=sys.stderr)
             status = 1
     return status
 
@@ -233,7 +234,10 @@ def _described(fitted: Normalizer) -> Iterator[str]:
     for leaf, summary in fitted.summaries.items():
         size = summary.moments.mean.size
         features = f"{size} feature" if size == 1 else f"{size} features"
-        yield f"{leaf or 'an array'}: {features}, {int(summary.moments.count.max(initial=0))} elements each"
+        count = summary.moments.count
+        most = int(count.max(initial=0))
+        bound = "" if (count == most).all() else "up to "
+        yield f"{leaf or 'an array'}: {features}, {bound}{most} elements each"
 
 
 def _size(text: str) -> tuple[str, int]:
