@@ -5,15 +5,19 @@ the last line.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import Piece, SourceError, masks
+from jaxnorm.data.sources import SourceError, masks
 
 Part = Normalizer | SourceError
 
 
-def fit_piece(piece: Piece, empty: Normalizer) -> Part:
-    """Return the Normalizer of one piece, or why it cannot be fitted."""
+def fit_piece(piece: Any, empty: Normalizer) -> Part:
+    """Return the Normalizer of one piece, or why it cannot be fitted.
+
+    A piece has a ``path`` and is ``read``. It has no type here, since Beam takes types for promises.
+    """
     try:
         batch = piece.read()
         new = Normalizer(empty.axes, **empty.sizes)
