@@ -8,10 +8,11 @@ import numpy as np
 from jaxnorm.axes import Axes
 from jaxnorm.data import sources
 from jaxnorm.data.sources import Batch, Piece, SourceError
+from jaxnorm.data.sources.readers import Masked
 from jaxnorm.data.trees import of_prefix
 
 
-class Masked(NamedTuple):
+class MaskedPiece(NamedTuple):
     """A piece whose masks leave out more than what is missing in the file.
 
     Attributes:
@@ -31,20 +32,23 @@ class Masked(NamedTuple):
         return self.piece.path
 
     def read(self) -> Any:
-        batch = self.piece.read()
-        given = sources.masks(batch) or {}
-        if not isinstance(batch, Mapping):
-            return _Array(batch, _valid(batch, given.get("")) if self.skip_nan else given.get(""))
-        masks = dict(given)
+        read = self.piece.read()
+        batch = read if isinstance(read, Mapping) else {"": read}
+        missing = sources.masks(read) or {}
+        masks: dict[str, Any] = dict(missing)
         for leaf, by in self.where:
-            masks[leaf] = _joined(given.get(leaf), self._mask(batch, leaf, by))
+            masks[leaf] = _joined(missing.get(leaf), self._mask(batch, missing, leaf, by))
         leaves = [leaf for leaf in batch if leaf not in self.dropped]
         if self.skip_nan:
-            masks |= {leaf: _valid(batch[leaf], masks.get(leaf)) for leaf in leaves}
-        kept = {leaf: mask for leaf, mask in masks.items() if leaf in leaves and mask is not None}
-        return Batch({leaf: batch[leaf] for leaf in leaves}, kept)
+            masks |= {leaf: _without_nan(batch[leaf], masks.get(leaf)) for leaf in leaves}
+        masks = {leaf: masks[leaf] for leaf in leaves if masks.get(leaf) is not None}
+        if batch is read:
+            return Batch({leaf: batch[leaf] for leaf in leaves}, masks)
+        bare = np.asarray(read).view(Masked)
+        bare.masks = masks
+        return bare
 
-    def _mask(self, batch, leaf: str, by: str) -> np.ndarray:
+    def _mask(self, batch: Mapping, missing: Mapping, leaf: str, by: str) -> np.ndarray:
         """The mask, whose axes are the leading ones of the leaf; nulls in it mask out."""
         x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
         leading = x.shape[: mask.ndim]
@@ -52,20 +56,9 @@ class Masked(NamedTuple):
             must = f"{self.path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
             raise SourceError(f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}.")
         mask = mask if mask.dtype == bool else mask.astype(np.float64)
-        if (known := (sources.masks(batch) or {}).get(by)) is not None:
-            mask = np.where(known, mask, mask.dtype.type(0))
+        if by in missing:
+            mask = np.where(missing[by], mask, mask.dtype.type(0))
         return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-
-
-class _Array(np.ndarray):
-    """An array with its mask, as a batch that is no tree."""
-
-    masks: Any
-
-    def __new__(cls, array, masks) -> "_Array":
-        new = np.asarray(array).view(cls)
-        new.masks = masks
-        return new
 
 
 def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool) -> list:
@@ -73,7 +66,7 @@ def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str,
     if not where and not skip_nan:
         return list(found)
     dropped = tuple(by for by in where.values() if of_prefix(axes, by) is None)
-    return [Masked(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
+    return [MaskedPiece(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
 
 
 def with_masks(axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]) -> dict[str, Axes]:
@@ -85,7 +78,7 @@ def with_masks(axes: Mapping[str, Axes], where: Mapping[str, str], along: Mappin
     return reading
 
 
-def _valid(x, mask) -> Any:
+def _without_nan(x, mask) -> Any:
     """The mask without the elements that are NaN."""
     x = np.asarray(x)
     if x.dtype.kind in "biu":
