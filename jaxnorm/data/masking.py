@@ -1,4 +1,4 @@
-"""Masks of the leaves in files: elements that are NaN, and leaves that say which elements of another count."""
+"""Masks of leaves in files: NaN, and leaves that say which elements of another count."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

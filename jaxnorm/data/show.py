@@ -19,7 +19,10 @@ COLUMNS = ("count", "mean", "deviation", "min", "max")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command, and return its exit status: 0, 1 for a file that cannot be shown, 2 for wrong usage."""
+    """Run the command, and return its exit status.
+
+    That is 0, 1 for a file that cannot be shown, 2 for wrong usage.
+    """
     options = _parser().parse_args(arguments)
     try:
         files.known(options.stats)
@@ -67,7 +70,10 @@ def _print_table(path: Path, summaries: dict[str, Summary]) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Labels and numbers: of one feature without a label, of many the first, the last, and all together."""
+    """Yield a label and the numbers of features: the first, the last, and all together.
+
+    One feature has no label.
+    """
     shape = [size for size in summary.min.shape if size > 1]
     columns = [np.ravel(leaf) for leaf in _columns(summary)]
     features = columns[0].size

@@ -1,4 +1,4 @@
-"""The state of a fit of files that has not come to its end: in a file of its own, which outlives whatever ends the process."""
+"""The state of a fit of files that has not come to its end, in a file that outlives the process."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ class Unfinished:
         self.path.unlink(missing_ok=True)
 
     def _held(self) -> int:
-        """How many pieces the state holds that is there; 0 if the files are others now, or it cannot be read."""
+        """Return how many pieces a state holds: 0 if the files have changed, or it cannot be read."""
         try:
             return self.resumed().batches
         except (SourceError, ValueError, OSError):
