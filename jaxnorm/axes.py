@@ -18,8 +18,6 @@ from functools import lru_cache, partial
 from operator import index
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from jaxnorm.keywords import OPTIONS, did_you_mean
-
 Axes: TypeAlias = int | Iterable[int] | str
 
 MANY_MORE = 1 << 20  # what a symbolic size counts as
@@ -93,8 +91,7 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
         given = dict(sorted((sizes or {}).items()))
         return _resolve_pattern(axes, tuple(shape), tuple(given), *given.values())
     if sizes:
-        names, hint = ", ".join(sorted(sizes)), did_you_mean(sizes, OPTIONS)
-        raise TypeError(f"{names} must be an argument, or the size of a name in a pattern: got the axes {axes!r}.{hint}")
+        raise TypeError(f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: got the axes {axes!r}.")
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
@@ -220,7 +217,7 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
 def _check_sizes(known: dict[str, int], names: set[str], pattern: str, report: Report) -> None:
     for name, size in known.items():
         if name not in names:
-            raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {pattern!r}.{did_you_mean([name], OPTIONS)}")
+            raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {pattern!r}.")
         if integer(size, f"the size of {name!r} must be an integer") < 1:
             raise report(f"the size of {name!r} must be at least 1: got {size}.")
 

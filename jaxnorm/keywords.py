@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import ParamSpec, TypeVar, get_args
+from typing import NoReturn, ParamSpec, TypeVar, get_args
+
+from jaxnorm.axes import Axes, Reduction, resolve
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -45,24 +47,30 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
     return f" Did you mean {' and '.join(dict.fromkeys(found))}?" if found else ""
 
 
-def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> None:
-    """Raise where a name is none of the accepted ones.
+def resolve_sizes(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Reduction:
+    """Return :func:`jaxnorm.axes.resolve`, whose error about an unknown size gets a hint: it may be a misspelled option."""
+    try:
+        return resolve(axes, shape, sizes)
+    except TypeError as error:
+        raise TypeError(f"{error}{did_you_mean(sizes, OPTIONS)}") from None
 
-    Raises:
-      TypeError: one is not.
-    """
-    if unknown := sorted(set(names) - set(accepted)):
-        hint = did_you_mean(unknown, accepted)
-        raise TypeError(f"{', '.join(unknown)} must be an argument of {called}, which takes {', '.join(accepted)}.{hint}")
+
+def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> NoReturn:
+    """Raise a TypeError about the names that are none of the accepted ones."""
+    unknown = sorted(set(names) - set(accepted))
+    hint = did_you_mean(unknown, accepted)
+    raise TypeError(f"{', '.join(unknown)} must be an argument of {called}, which takes {', '.join(accepted)}.{hint}")
 
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make the call of a module answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
     accepted = [name for name in signature(call).parameters if name != "self"]
+    known = frozenset(accepted)
 
     @wraps(call)
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
-        refuse_unknown(f"a call of {type(given[0]).__name__}", options, accepted)
+        if not options.keys() <= known:
+            refuse_unknown(f"a call of {type(given[0]).__name__}", options, accepted)
         return call(*given, **options)
 
     return checked
@@ -75,6 +83,7 @@ def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     positional = [name for name in kinds if name not in named]
     accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]  # all but x
+    known = frozenset(accepted)
     called = function.__name__
     example = f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
 
@@ -85,7 +94,8 @@ def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
                 f"{called} takes {', '.join(positional)} by position: got {len(given)} such arguments. "
                 f"Give {', '.join(named)} by keyword: {example}."
             )
-        refuse_unknown(called, options, accepted)
+        if not options.keys() <= known:
+            refuse_unknown(called, options, accepted)
         return function(*given, **options)
 
     return call

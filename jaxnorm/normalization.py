@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Reduction, resolve
+from jaxnorm.axes import Axes, Reduction
 from jaxnorm.blocks import blocks_along
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
@@ -21,6 +21,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.features import aligned
+from jaxnorm.keywords import resolve_sizes
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
 
@@ -190,7 +191,7 @@ def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, 
     """What :func:`fused` takes."""
     x = validation.floating(x)
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    return _operands(x, resolve(axes, x.shape, sizes), scale, bias, **options)
+    return _operands(x, resolve_sizes(axes, x.shape, sizes), scale, bias, **options)
 
 
 def _operands(

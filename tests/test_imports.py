@@ -20,7 +20,7 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "validation", "dtypes", "options"],
-    ["host", "engine.collectives", "engine.segments", "engine.sharding", "engine.xla"],
+    ["keywords", "host", "engine.collectives", "engine.segments", "engine.sharding", "engine.xla"],
     ["engine.spec", "engine.words"],
     ["engine.groups"],
     ["engine.reference"],
@@ -169,7 +169,7 @@ def test_public_functions_name_their_options(module):
     typed = {"sizes": int, "options": Unpack[jaxnorm.NormOptions]}
     for name in module.__all__:
         if inspect.isfunction(function := getattr(module, name)) and name != "plan":
-            assert function.__code__.co_name == name
+            assert inspect.unwrap(function).__code__.co_name == name
             others = [p for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
             assert all(p.annotation == typed[p.name] for p in others), name
 
