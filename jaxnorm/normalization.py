@@ -279,7 +279,8 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         offset = hidden_from_folding(offset)
         stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
-        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias), None)  # noqa: E731
+        known = (n > 0) | (var > 0)  # Moments of nothing have no deviation to divide by
+        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias, known), None)  # noqa: E731
         return masked(spec, operands, applied)[0]
 
     return _by_compiler(run, operands)(operands, moments)

@@ -46,6 +46,10 @@ WAYS = {  # statistics of x, and a function of x and these
     "scale's gradient": (whole, lambda x, m: jax.grad(lambda s: (jn.normalize(x, m, scale=s)[::7] ** 2).mean())(1.0)),
     "back again": (stream, lambda x, m: online.denormalize(online.normalize(x, m), m)),
     "merge": (whole, lambda x, m: jn.merge(m, jn.moments(x + 1, 0)).low.mean),
+    "merge by ids": (
+        lambda x: jn.moments(x.reshape(-1, 2), "n [h]"),
+        lambda x, m: m.merge("[n] h", segments=(x[::2] > 0).astype(int), num_segments=2).low.mean,
+    ),
     "follow": (stream, lambda x, m: online.update(m, x + 1).low.mean),
 }
 

@@ -54,12 +54,10 @@ def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
-    """Statistics whose variance is larger by a traced epsilon, in the units of their frame, but where a group holds nothing."""
+    """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
     if epsilon is None:
         return stats
-    n, power = stats.frame.n, stats.frame.power
-    var = stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), power), power)
-    return stats._replace(var=jnp.where((n > 0) | (stats.var > 0), var, 0) if isinstance(n, jax.Array) else var)
+    return stats._replace(var=stats.var + scale_down(scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

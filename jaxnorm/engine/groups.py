@@ -246,9 +246,8 @@ def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _rstd(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
-    """:func:`inverse_root` of the variance that the spec asks for, and 0 for a group of nothing, which has no deviation."""
-    root = inverse_root(var * _unbias(spec, var, count), epsilon, positive=spec.epsilon > 0, epsilon_in=spec.epsilon_in)
-    return root if isinstance(count, float) else jnp.where((count > 0) | (var > 0), root, 0)
+    """:func:`inverse_root` of the variance that the spec asks for."""
+    return inverse_root(var * _unbias(spec, var, count), epsilon, positive=spec.epsilon > 0, epsilon_in=spec.epsilon_in)
 
 
 @_rstd.defjvp

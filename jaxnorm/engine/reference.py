@@ -134,10 +134,11 @@ def estimate_tangent(spec: Spec, x, frame: Frame, offset, dx) -> tuple[jax.Array
     return mean(spec, du, frame, nonconstant) if spec.centered else jnp.zeros_like(offset), dvar
 
 
-def apply(spec: Spec, x, stats: Stats, scale, bias) -> jax.Array:
-    """The output: normalized, scaled and shifted."""
+def apply(spec: Spec, x, stats: Stats, scale, bias, known: jax.Array | None = None) -> jax.Array:
+    """The output: normalized, scaled and shifted; the bias where statistics that were given are not known."""
     frame, offset, var = stats
     r = rstd(spec, frame, var)
+    r = r if known is None else jnp.where(known, r, 0)
     y = elements(spec, x, frame, offset)
     y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
     y = y if frame.places is None else hide(y, frame.where)  # the NaN of no segment, before it meets scale
