@@ -28,6 +28,10 @@ MEANT: Mapping[str, tuple[str, ...]] = {
     "dim": ("axes", "feature_axes"),
     "normalized_shape": ("axes",),
     "groups": ("num_groups",),
+    "lengths": ("seq_lengths",),
+    "seq_lengths": ("lengths",),
+    "segments": ("segment_ids",),
+    "initial_state": ("initial", "initial_carry"),
 }
 
 
@@ -63,14 +67,15 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
 
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make the call of a module answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
+    """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
     accepted = [name for name in signature(call).parameters if name != "self"]
     known = frozenset(accepted)
 
     @wraps(call)
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
         if not options.keys() <= known:
-            refuse_unknown(f"a call of {type(given[0]).__name__}", options, accepted)
+            called = call.__name__ if call.__name__ != "__call__" else f"a call of {type(given[0]).__name__}"
+            refuse_unknown(called, options, accepted)
         return call(*given, **options)
 
     return checked

@@ -310,7 +310,8 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     def averages(*values: jax.Array) -> list[jax.Array]:
         return across(lax.psum, [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values], spec.axis_name)
 
-    pivots, lows = lax.stop_gradient(averages(parts.mean, parts.var)), parts.low[1:]
+    pivots = lax.stop_gradient(averages(parts.mean, parts.var))
+    lows: tuple[jax.Array, ...] = parts.low[1:]
     if spec.axis_name is not None or places is not None:  # pivots may then be no constants, though the parts are
         lows = tuple(map(hidden_from_folding, lows))
     shifted = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, lows, strict=True)]

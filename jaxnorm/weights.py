@@ -18,10 +18,12 @@ from jaxnorm.engine.reference import times
 from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
 from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
+from jaxnorm.keywords import known_keywords
 from jaxnorm.normalization import fused, make_spec
 from jaxnorm.options import Param
 
 
+@known_keywords
 def weight_norm(
     kernel: ArrayLike,
     /,
@@ -76,6 +78,7 @@ def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tupl
     return () if feature_axes is None or np.size(feature_axes) == 0 else canonical_axes(feature_axes, rank, "feature_axes")
 
 
+@known_keywords
 def spectral_norm(
     kernel: ArrayLike, /, u: ArrayLike, *, n_steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

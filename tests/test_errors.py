@@ -67,6 +67,10 @@ WRONG = [
     (lambda: jn.group_norm(X, 2, X[0]), TypeError, "group_norm takes x, num_groups by position: got 3 such arguments."),
     (lambda: init(linen.LayerNorm(), where=X > 0), TypeError, "where must be an argument of a call of LayerNorm, which takes x, mask, "),
     (lambda: nnx.RMSNorm(6, rngs=RNGS)(X, where=X > 0), TypeError, "which takes x, mask. Did you mean mask?"),
+    (lambda: jn.weight_norm(X, eps=1e-5), TypeError, "eps must be an argument of weight_norm, which takes "),
+    (lambda: jn.recurrent.lstm(IMAGES[0], {}, mask=X), TypeError, "Did you mean where?"),
+    (lambda: init(linen.LSTM(4), IMAGES[0], where=X), TypeError, "where must be an argument of a call of LSTM, which takes inputs, "),
+    (lambda: nnx.GRU(6, 4, rngs=RNGS)(IMAGES[0], lengths=X), TypeError, "Did you mean seq_lengths?"),
     (lambda: nnx.BatchNorm(6, rngs=RNGS)(X, weights=X), TypeError, "Did you mean mask?"),
     (
         lambda: jn.layer_norm(X, where=np.ones(4, bool)),

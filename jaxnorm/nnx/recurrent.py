@@ -11,6 +11,7 @@ from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm import validation
+from jaxnorm.keywords import known_keywords
 from jaxnorm.options import Param
 from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
 from jaxnorm.recurrent.options import CallOptions, Carry, CarryLike, Pair, S
@@ -205,6 +206,7 @@ class _Layer(nnx.Module):
     def __call__(
         self, inputs: jax.Array, *, return_carry: bool | None = None, **options: Unpack[_CallOptions]
     ) -> jax.Array | tuple[Carry, jax.Array]: ...
+    @known_keywords
     def __call__(
         self,
         inputs: jax.Array,

@@ -12,6 +12,7 @@ from jaxnorm import validation
 from jaxnorm.dtypes import compute_dtype, promoted
 from jaxnorm.engine.plan import select
 from jaxnorm.engine.sharding import sharded_by_compiler
+from jaxnorm.keywords import known_keywords
 from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
@@ -31,6 +32,7 @@ def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False,
 def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
 @overload
 def rnn(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
+@known_keywords
 def rnn(
     x: ArrayLike,
     params: Params,
@@ -80,6 +82,7 @@ def gru(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False,
 def gru(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
 @overload
 def gru(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
+@known_keywords
 def gru(
     x: ArrayLike,
     params: Params,
@@ -131,6 +134,7 @@ def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False
 def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[LSTMOptions]) -> ResultWithMoments[Pair]: ...
 @overload
 def lstm(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[LSTMOptions]) -> EitherResult[Pair]: ...
+@known_keywords
 def lstm(
     x: ArrayLike,
     params: Params,
