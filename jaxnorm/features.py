@@ -18,8 +18,7 @@ def aligned(shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLi
 def _align(name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[int, ...]) -> jax.Array:
     """The parameter with the rank of ``shape``: its own rank alone says how it is meant, so that no size changes the meaning."""
     sizes = tuple(shape[axis] for axis in features)
-    if value.ndim == len(features) and value.shape == sizes:
-        value = value.transpose(sorted(range(value.ndim), key=features.__getitem__))
+    if value.shape == sizes:
         return value.reshape([size if axis in features else 1 for axis, size in enumerate(shape)])
     pairs = enumerate(zip(value.shape, shape, strict=False))
     fits = all(given == size or (given == 1 and axis not in features) for axis, (given, size) in pairs)

@@ -1,12 +1,11 @@
 """Hints for arguments that other libraries name otherwise, or that were misspelled."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import NoReturn, ParamSpec, TypeVar, get_args
-
-from jaxnorm.axes import Axes, Reduction, resolve
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -15,27 +14,30 @@ Result = TypeVar("Result")
 MEANT: Mapping[str, tuple[str, ...]] = {
     "eps": ("epsilon",),
     "variance_epsilon": ("epsilon",),
-    "weight": ("scale",),
-    "gamma": ("scale",),
+    "weight": ("scale", "use_scale"),
+    "gamma": ("scale", "use_scale"),
     "gain": ("scale",),
-    "beta": ("bias",),
+    "beta": ("bias", "use_bias"),
     "shift": ("bias",),
     "offset": ("bias",),
     "mask": ("where",),
     "weights": ("where", "mask"),
     "where": ("mask",),
     "axis": ("axes", "feature_axes"),
-    "dim": ("axes", "feature_axes"),
-    "normalized_shape": ("axes",),
+    "dim": ("axes", "feature_axes", "axis"),
+    "normalized_shape": ("axes", "num_features", "reduction_axes"),
+    "affine": ("use_scale",),
+    "elementwise_affine": ("use_scale",),
+    "bias": ("use_bias",),
+    "hidden_size": ("hidden_features", "features"),
+    "input_size": ("in_features",),
+    "track_running_stats": ("use_running_average",),
     "groups": ("num_groups",),
     "lengths": ("seq_lengths",),
     "seq_lengths": ("lengths",),
     "segments": ("segment_ids",),
     "initial_state": ("initial", "initial_carry"),
 }
-
-
-OPTIONS = ("scale", "bias", "epsilon", "where", "centered", "correction", "axis_name", "dtype")  # of functions with axes or a pattern
 
 
 def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
@@ -51,12 +53,13 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
     return f" Did you mean {' and '.join(dict.fromkeys(found))}?" if found else ""
 
 
-def resolve_sizes(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Reduction:
-    """Return :func:`jaxnorm.axes.resolve`, whose error about an unknown size gets a hint: it may be a misspelled option."""
+@contextmanager
+def sizes_may_be_options(sizes: Mapping[str, int], accepted: Collection[str]) -> Iterator[None]:
+    """Add a hint to an error about sizes of a pattern that no pattern names: they may be misspelled options of a function."""
     try:
-        return resolve(axes, shape, sizes)
+        yield
     except TypeError as error:
-        raise TypeError(f"{error}{did_you_mean(sizes, OPTIONS)}") from None
+        raise TypeError(f"{error}{did_you_mean(sizes, accepted)}") from None
 
 
 def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> NoReturn:
@@ -79,6 +82,23 @@ def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
         return call(*given, **options)
 
     return checked
+
+
+def known_fields(module: type) -> None:
+    """Make the constructor of a module answer unknown keywords with a hint, unless it hands on any keyword."""
+    make = module.__init__  # type: ignore[misc]
+    parameters = signature(make).parameters
+    accepted = [name for name in parameters if name != "self"]
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+
+    @wraps(make)
+    def checked(self: Any, *given: Any, **options: Any) -> None:
+        if not options.keys() <= parameters.keys():
+            refuse_unknown(module.__name__, options, accepted)
+        make(self, *given, **options)
+
+    module.__init__ = checked  # type: ignore[misc]
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

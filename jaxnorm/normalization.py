@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Reduction
+from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.blocks import blocks_along
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
@@ -21,10 +21,11 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.features import aligned
-from jaxnorm.keywords import resolve_sizes
+from jaxnorm.keywords import sizes_may_be_options
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
 
+UNCOUNTED = 1e30  # elements, for a variance whose elements were not counted: no correction changes it
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -82,7 +83,8 @@ def normalize(
     """
     x = validation.floating(x)
     moments = applicable("moments", moments, x)
-    blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
+    with sizes_may_be_options(sizes, ("scale", "bias", "epsilon", "where", "correction", "segments", "axes")):
+        blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
     spec, traced_epsilon = make_spec(blocks, x, scale, bias, segments=along, **options)
@@ -187,11 +189,16 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     return _selected(*_validated(**given.arguments))
 
 
+OF_STANDARDIZE = [name for name in signature(standardize).parameters if name not in ("x", "sizes")]
+
+
 def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes."""
     x = validation.floating(x)
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    return _operands(x, resolve_sizes(axes, x.shape, sizes), scale, bias, **options)
+    with sizes_may_be_options(sizes, OF_STANDARDIZE):
+        reduction = resolve(axes, x.shape, sizes)
+    return _operands(x, reduction, scale, bias, **options)
 
 
 def _operands(
@@ -280,6 +287,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         offset = hidden_from_folding(offset)
         stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
         known = (n > 0) | (var > 0)  # Moments of nothing have no deviation to divide by
+        stats = stats._replace(frame=stats.frame._replace(n=jnp.where(n > 0, n, UNCOUNTED)))
         applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias, known), None)  # noqa: E731
         return masked(spec, operands, applied)[0]
 

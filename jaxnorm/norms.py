@@ -5,8 +5,9 @@
     rms        layer, not centered  positional layer over the channels, "n h w [c]", with its Moments
     switchable a blend of instance, layer and batch (switchable.py)
 
-Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes,
-wherever those stand; or the rank of ``x``, against which they then broadcast (adaptive norms: a scale ``(n, 1, 1, c)``).
+Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes, in the
+order in which ``x`` has them, wherever those stand; or the rank of ``x``, against which they then broadcast (adaptive norms: a
+scale ``(n, 1, 1, c)``).
 """
 
 from typing import Unpack
@@ -45,7 +46,7 @@ def batch_norm(
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
       scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
       bias: shift of the same shape and dtypes.
-      feature_axes: the axes that are not reduced.
+      feature_axes: the axes that are not reduced; their order does not matter, ``scale`` has that of ``x``.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.

@@ -13,7 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, unsplit
+from jaxnorm.axes import Axes, resolve, unsplit
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import Frame, count_elements, hide, hide_split, in_segments, over_groups, scale_down, spread_stats, total_weight
@@ -23,7 +23,7 @@ from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, 
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.engine.xla import hidden_from_folding
-from jaxnorm.keywords import resolve_sizes
+from jaxnorm.keywords import sizes_may_be_options
 from jaxnorm.options import AxisName, Param
 
 
@@ -91,9 +91,10 @@ class Moments:
           TypeError: ids that are no integers.
           ValueError: the axes or the ids do not fit.
         """
+        check_moments("what is merged", self)
         mean = validation.floating(self.mean, "mean")
         shape = shape_of(self)
-        reduction = unsplit(shape, ()) if axes == () and axis_name is not None and segments is None else resolve_sizes(axes, shape, sizes)
+        reduction = unsplit(shape, ()) if axes == () and axis_name is not None and segments is None else resolve(axes, shape, sizes)
         spec, ids = Spec(reduction, axis_name).along(segments, num_segments)
         return _merged(spec, replace(self, mean=mean), ids)
 
@@ -168,7 +169,9 @@ def moments(
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    spec, ids = Spec(resolve_sizes(axes, x.shape, sizes), axis_name, centered).along(segments, num_segments)
+    with sizes_may_be_options(sizes, ("axes", "where", "centered", "axis_name", "segments", "num_segments")):
+        reduction = resolve(axes, x.shape, sizes)
+    spec, ids = Spec(reduction, axis_name, centered).along(segments, num_segments)
     return moments_of(spec, x, where, ids)
 
 

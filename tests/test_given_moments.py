@@ -129,6 +129,8 @@ def test_a_fresh_running_average_is_the_identity():
     fresh = jn.Moments(jnp.zeros(()), jnp.zeros((1, 2)), jnp.ones((1, 2)))
     np.testing.assert_array_equal(jn.normalize(x, fresh, epsilon=0.0), x)
     np.testing.assert_array_equal(jax.jit(lambda x, e: jn.normalize(x, fresh, epsilon=e))(x, 0.0), x)
+    for epsilon_in in ("var", "std"):  # nothing was counted, so that no correction is known
+        np.testing.assert_array_equal(jn.normalize(x, fresh, epsilon=0.0, correction=1, epsilon_in=epsilon_in), x)
     state = nnx.BatchNorm(2, use_running_average=True, epsilon=0.0, rngs=Rngs(0))
     np.testing.assert_array_equal(state(x), x)
 

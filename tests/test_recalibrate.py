@@ -346,7 +346,10 @@ def test_frozen_norms_are_recalibrated_where_all_are_or_they_are_named(ordinary_
     other = PairTwin()
     jnnx.recalibrate(other, parts, only="frozen")
     assert (other.frozen.mean[...].tolist(), other.early.mean[...].tolist()) == ([2.0], [0.0])
-    with pytest.raises(ValueError, match=r"only must name norms with running statistics: got 'block' for early, frozen, late\."):
+    with pytest.raises(
+        ValueError,
+        match=r"only must name norms with running statistics, by their paths from the top: got 'block' for early, frozen, late\.",
+    ):
         jnnx.recalibrate(other, parts, only="block")
     with pytest.raises(ValueError, match=r"only must leave norms to calibrate: it takes none of early, frozen, late\."):
         jnnx.population(other, parts, only=lambda path: False)

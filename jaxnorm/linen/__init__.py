@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise ImportError("jaxnorm.linen needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
 
 import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
+from jaxnorm.keywords import known_fields
 from jaxnorm.linen import layers
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
@@ -42,3 +43,6 @@ __all__ = [
     "stop_accumulating",
 ]
 __all__ += layers.__all__
+
+for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:
+    known_fields(_module)

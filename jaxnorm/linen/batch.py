@@ -12,6 +12,7 @@ from jax.nn import initializers
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.keywords import known_keywords
 from jaxnorm.linen.layers import across, operands
+from jaxnorm.modules.arguments import flag
 from jaxnorm.modules.running import collect
 from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.running import ema
@@ -72,7 +73,7 @@ class BatchNorm(nn.BatchNorm):
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
+        evaluating = flag("use_running_average", nn.merge_param("use_running_average", self.use_running_average, use_running_average))
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
@@ -120,7 +121,7 @@ class SwitchableNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        evaluating = nn.merge_param("use_running_average", self.use_running_average, use_running_average)
+        evaluating = flag("use_running_average", nn.merge_param("use_running_average", self.use_running_average, use_running_average))
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
         x, params, dtype = operands(self, x, mask, features)

@@ -51,6 +51,18 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
     return channels // checked_divisor("group_size", group_size, channels)
 
 
+def flag(name: str, value: Any) -> Any:
+    """A boolean, or what equals one; PyTorch's users pass a number of features, or a mask, in its place.
+
+    Raises:
+      TypeError: it is none.
+    """
+    if isinstance(value, bool) or (not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)):
+        return value
+    kind = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
+    raise TypeError(f"{name} must be True or False: got {kind}. Masks are passed as mask=, and linen infers the number of features.")
+
+
 def inexact(x, dtype) -> jax.Array:
     """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
     x = as_array(x)

@@ -71,7 +71,10 @@ def chosen(only: Only, paths: Iterable[str]) -> set[str]:
         named = [only] if isinstance(only, str) else list(only)
         below = {name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named}
         if unknown := [name for name, some in below.items() if not some]:
-            raise ValueError(f"only must name norms with running statistics: got {', '.join(map(repr, unknown))} for {', '.join(paths)}.")
+            raise ValueError(
+                f"only must name norms with running statistics, by their paths from the top: got {', '.join(map(repr, unknown))} for "
+                f"{', '.join(paths)}."
+            )
         found = set().union(*below.values())
     if not found:
         raise ValueError(f"only must leave norms to calibrate: it takes none of {', '.join(paths)}.")

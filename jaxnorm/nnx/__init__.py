@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
     raise ImportError("jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
 
 import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
+from jaxnorm.keywords import known_fields
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
@@ -44,3 +45,6 @@ __all__ = [
     "stop_accumulating",
 ]
 __all__ += layers.__all__
+
+for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:
+    known_fields(_module)

@@ -14,6 +14,7 @@ from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.keywords import known_keywords
+from jaxnorm.modules.arguments import flag
 from jaxnorm.modules.running import collect
 from jaxnorm.nnx.flax_versions import get_value, set_value
 from jaxnorm.nnx.layers import across, check_features, operands
@@ -39,7 +40,7 @@ def with_keywords_of(function: Callable, other: Callable) -> Signature:
 def _is_evaluating(module: Any, at_call: bool | None) -> bool:
     for choice in (at_call, module.use_running_average):
         if choice is not None:
-            return choice
+            return flag("use_running_average", choice)
     raise ValueError(
         f"use_running_average must be given to the constructor of {type(module).__name__} or to the call: got None for both. "
         "model.train() and model.eval() set it too."
@@ -96,6 +97,8 @@ class BatchNorm(nnx.BatchNorm):
         """Takes the arguments of :class:`flax.nnx.BatchNorm`, and two of its own."""
         super().__init__(num_features, **options)
         self.unbiased, self.skip_constant = unbiased, skip_constant
+
+    unbiased = skip_constant = False  # of what was pickled before these were there
 
     __init__.__signature__ = with_keywords_of(__init__, nnx.BatchNorm.__init__)  # type: ignore[attr-defined]
 
