@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
 
@@ -33,6 +33,14 @@ def versions():
     """Of all that is installed: where a package is there twice, the one that Python finds."""
     importlib.invalidate_caches()
     return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
+
+
+def installed():
+    """Not whether Python finds a module: a folder ``jaxnorm`` beside the notebook, such as a clone, counts as one."""
+    try:
+        return bool(metadata.version("jaxnorm"))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def uploaded():
@@ -48,12 +56,17 @@ def uploaded():
     raise SystemExit("Nothing was uploaded: run this cell again.")
 
 
-if util.find_spec("jaxnorm") is None:
-    place, before = ADDRESS or os.environ.get("JAXNORM") or uploaded(), versions()
+if not installed():
+    place, before = ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(), versions()
+    if not re.match(r"https?://|git\+\w+://|(?!.*://).*\.whl$", place):
+        raise SystemExit(
+            "ADDRESS must be an address that begins with http://, https:// or git+https://, or the path of a file that ends in .whl: "
+            f"it is {place!r}. Correct it, and run this cell again."
+        )
     address = place if "://" in place else Path(place).resolve().as_uri()
     command = [sys.executable, "-m", "pip", "install", "-q", f"jaxnorm[experiments] @ {address}"]
     if subprocess.run(command).returncode:
-        raise SystemExit(f"pip cannot install {place}: the reason stands above.")
+        raise SystemExit(f"pip cannot install {place}: see pip's message above.")
     after = versions()
     replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
     if replaced:

@@ -1,7 +1,7 @@
 """The cell by which each notebook installs the library on Colab, with pip and Colab's module played."""
 
 import sys
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,11 +18,16 @@ def colab(monkeypatch, tmp_path):
     """``colab(pip=...)``: runs the cell where ``pip`` makes what is installed, or returns its status; gives the commands."""
     installed, commands = dict(HAS), []
     del installed["jaxnorm"]
+
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXNORM", raising=False)
-    monkeypatch.setattr(metadata, "version", installed.__getitem__)
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed])
-    monkeypatch.setattr(util, "find_spec", lambda name: installed.get(name))
 
     def start(address="", status=0, **makes):
         def run(command):
@@ -58,6 +63,28 @@ def test_an_address(colab, capsys):
     assert capsys.readouterr().out.startswith("jaxnorm 0.1.0, jax 0.7.2")
 
 
+def test_a_folder_of_that_name_is_not_an_installation(colab, monkeypatch, tmp_path):
+    (tmp_path / "jaxnorm").mkdir()  # a clone beside the notebook
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "jaxnorm", raising=False)
+    (command,) = colab(WHEEL, jaxnorm="0.1.0")
+    assert command[-1] == f"jaxnorm[experiments] @ {(tmp_path / WHEEL).as_uri()}"
+
+
+def test_spaces_around_an_address(colab):
+    assert colab(f"  https://host/{WHEEL} \n", jaxnorm="0.1.0")[0][-1] == f"jaxnorm[experiments] @ https://host/{WHEEL}"
+
+
+def test_a_repository(colab):
+    assert colab("git+https://host/jaxnorm", jaxnorm="0.1.0")[0][-1] == "jaxnorm[experiments] @ git+https://host/jaxnorm"
+
+
+@pytest.mark.parametrize("address", ["jaxnorm", "host/jaxnorm", "ftp://host/jaxnorm.whl", "jaxnorm-0.1.0.tar.gz"])
+def test_what_is_neither_an_address_nor_a_wheel(colab, address):
+    with pytest.raises(SystemExit, match=f"ADDRESS must be an address that begins with .* in .whl: it is '{address}'. Correct it"):
+        colab(address)
+
+
 def test_a_path_from_the_environment(colab, monkeypatch, tmp_path):
     monkeypatch.setenv("JAXNORM", WHEEL)
     assert colab(jaxnorm="0.1.0")[0][-1] == f"jaxnorm[experiments] @ {(tmp_path / WHEEL).as_uri()}"
@@ -87,7 +114,7 @@ def test_what_pip_replaces_takes_a_restart(colab):
 
 
 def test_pip_fails(colab):
-    with pytest.raises(SystemExit, match=f"pip cannot install {WHEEL}: the reason stands above"):
+    with pytest.raises(SystemExit, match=f"pip cannot install {WHEEL}: see pip's message above"):
         colab(WHEEL, status=1)
 
 
