@@ -1,5 +1,6 @@
 """Zarr: what xarray writes is decoded, plain arrays are read as they are, pieces are small."""
 
+import base64
 import json
 import os
 import tracemalloc
@@ -52,6 +53,27 @@ class TestXarray:
         np.testing.assert_allclose(mean, np.nanmean(x, 0), atol=1e-3)
         assert count == [100, 96]
         np.testing.assert_array_equal(read("a.zarr")["t"], found)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+    @pytest.mark.parametrize("fill", [-999.0, 1e20, 0.1])
+    def test_fill_values_of_any_kind_are_missing(self, zarr_format, dtype, fill):
+        """xarray writes those of floats as an attribute, beside the array's own, which is NaN."""
+        packed = {"scale_factor": 0.5} if dtype == "int16" else {}
+        fill = int(max(-999, min(fill, 999))) if packed else fill
+        x = np.array([[1.0, 2.0], [np.nan, 4.0], [3.0, np.nan]])
+        encoding = {"t": {"dtype": dtype, "_FillValue": fill} | packed}
+        found = write_xarray(zarr_format, encoding, t=x)["t"].values
+        assert np.isnan(found).tolist() == np.isnan(x).tolist()
+        assert fitted() == {"t": ([2, 3], [2, 2])}
+
+    def test_nan_is_missing_beside_another_fill_value(self, zarr_format):
+        x = np.array([1.0, np.nan, -999.0, 5.0])
+        attributes = {"_FillValue": -999.0} if zarr_format == 2 else {}
+        if zarr_format == 3:
+            attributes["_FillValue"] = base64.b64encode(np.float64(-999)).decode()
+        options = {"chunks": (2,), "fill_value": np.nan, "attributes": attributes}
+        zarr.create_array("a.zarr", data=x, zarr_format=zarr_format, **options)
+        assert fitted() == {"": ([3], [2])}
 
     def test_chunks_that_were_never_written(self, zarr_format):
         x = np.full((100, 2), np.nan)

@@ -143,7 +143,9 @@ def _attributes(array) -> dict[str, Any]:
         (found["_FillValue"],) = struct.unpack("<d", base64.b64decode(text))
     fill = array.fill_value
     of_xarray = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in given
-    if fill is not None and (of_xarray or np.isnan(fill)):
+    if fill is not None and np.isnan(fill):
+        found.setdefault("_FillValue", fill)  # NaN is missing beside another one too
+    elif fill is not None and of_xarray:
         found["_FillValue"] = fill
     return found
 
