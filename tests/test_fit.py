@@ -218,8 +218,8 @@ def damaged(path, arrays):
 
 WRONG = {
     "none.npy must exist: there is no such file.": lambda arrays: ["none.npy"],
-    "cut.npy cannot be read, it may be damaged: ValueError": lambda arrays: damaged("cut.npy", arrays) or ["cut.npy"],
-    "text.npz cannot be read, it may be damaged: BadZipFile": lambda arrays: Path("text.npz").write_text("x") and ["text.npz"],
+    "cut.npy cannot be read, it may be damaged or no .npy file: ValueError": lambda arrays: damaged("cut.npy", arrays) or ["cut.npy"],
+    "text.npz cannot be read, it may be damaged or no .npz file: BadZipFile": lambda arrays: Path("text.npz").write_text("x") and ["text.npz"],
     "empty.npy must hold data: it is empty.": lambda arrays: Path("empty.npy").touch() or ["empty.npy"],
     "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr": lambda arrays: Path("a.txt").write_text("x") and ["a.txt"],
     "the files must hold elements: zero.npy holds none.": lambda arrays: np.save("zero.npy", np.ones((0, 3))) or ["zero.npy"],

@@ -1,13 +1,14 @@
 """Files that cannot be read or fitted: each is refused in one sentence, which names the file."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from reading import X, cut, read, refused, write_zarr
 
-from jaxnorm.data.sources import left_out
+from jaxnorm.data.sources import SourceError, left_out
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,78 @@ def test_damaged_files_are_named(name):
         pytest.importorskip(module)
     said = refused(path := DAMAGED[name]())
     said = said.replace("must hold data: it is empty.", "cannot be read, it may be damaged: ")
+    said = said.replace(f" or no {Path(path).suffix} file", "")
     assert said.startswith(f"{path} cannot be read, it may be damaged: ")
+    assert len(said) < 300
+
+
+def entries(data):
+    """Where the entries of an archive's directory begin."""
+    return [at for at in range(len(data)) if data.startswith(b"PK\1\2", at)]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_each_flipped_bit_of_a_directory_is_refused_or_changes_nothing(save):
+    """It may not drop an array: its name, and the lengths by which the next entry is found."""
+    save("whole.npz", a=X[:, 0], b=X[:, 1])
+    whole = Path("whole.npz").read_bytes()
+    expected = read("whole.npz")
+    first, second = entries(whole)
+    flipped = [at * 8 + bit for at in range(first + 28, second) for bit in range(8)]
+    dropped = []
+    for flip in flipped:
+        data = bytearray(whole)
+        data[flip // 8] ^= 1 << flip % 8
+        Path("a.npz").write_bytes(data)
+        os.utime("a.npz", ns=(flip, flip))
+        try:
+            found = read("a.npz")
+        except SourceError as error:
+            assert len(str(error)) < 300
+            assert "\\x" not in str(error)
+        else:
+            if any(not np.array_equal(found.get(name), x) for name, x in expected.items()):
+                dropped.append((flip // 8 - first, flip % 8))
+    assert dropped == []
+
+
+def test_archives_with_a_comment_and_other_members_are_read():
+    np.savez("a.npz", a=X)
+    with zipfile.ZipFile("a.npz", "a") as archive:
+        archive.comment = b"a comment\0\0"
+        archive.writestr("README.txt", "text")
+    np.testing.assert_array_equal(read("a.npz")["a"], X)
+
+
+def test_an_archive_that_has_lost_an_entry():
+    np.savez("a.npz", a=X, b=X)
+    data = bytearray(Path("a.npz").read_bytes())
+    first, second = entries(data)
+    data[first + 32] = len(data[second:-22])  # the length of its comment
+    Path("a.npz").write_bytes(data)
+    assert refused("a.npz") == (
+        "a.npz cannot be read, it may be damaged or no .npz file: "
+        "BadZipFile, its directory must list 2 members: it lists 1."
+    )
+
+
+def test_an_archive_whose_names_differ():
+    np.savez("a.npz", a=X, b=X)
+    data = bytearray(Path("a.npz").read_bytes())
+    data[entries(data)[0] + 46 + len("a.np")] ^= 1
+    Path("a.npz").write_bytes(data)
+    assert refused("a.npz") == (
+        "a.npz cannot be read, it may be damaged or no .npz file: "
+        "BadZipFile, File name in directory 'a.npx' and header other bytes differ."
+    )
+
+
+def test_text_is_no_archive():
+    Path("text.npz").write_text("some text")
+    assert refused("text.npz") == (
+        "text.npz cannot be read, it may be damaged or no .npz file: "
+        "BadZipFile, File is not a zip file."
+    )
 
 
 @pytest.mark.parametrize(

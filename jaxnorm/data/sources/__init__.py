@@ -1,6 +1,8 @@
 """Data sets in files, read piece by piece: NumPy's, Parquet and Zarr, here or at an address."""
 
 import os
+import re
+import textwrap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -267,9 +269,14 @@ def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
 
 
 def _damaged(path: str, error: Exception) -> SourceError:
+    suffix = PurePath(path).suffix.lower()
+    other = f" or no {suffix} file" if suffix in READERS and not is_folder(path) else ""
     said = f"{type(error).__name__}, {_one_line(error)}"
-    return SourceError(f"{path} cannot be read, it may be damaged: {said}.")
+    return SourceError(f"{path} cannot be read, it may be damaged{other}: {said}.")
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    """What a library says, short, and without the bytes that it found."""
+    text = re.sub(r"""\bb('[^']*'|"[^"]*")""", "other bytes", str(error))
+    text = re.sub(r"\\x[0-9a-f]{2}|[^\w\s!-~]", "?", text)
+    return textwrap.shorten(text, 160, placeholder=" …").rstrip(".")

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -16,6 +17,7 @@ from jaxnorm.data.sources.addresses import SourceError, local, opened_file
 from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, part, rows_of
 
 BLOCK = 1 << 20  # bytes that are passed over or summed up at a time
+END, COMMENT = 22, 0xFFFF  # bytes of the record at the end of an archive, and behind it at most
 
 
 class Header(NamedTuple):
@@ -190,11 +192,12 @@ def npz(path: str) -> Arrays:
     headers: dict[str, Header] = {}
     members: dict[str, Mapped | Stream] = {}
     with zipfile.ZipFile(found or opened_file(path)) as archive:
+        _check_number(archive)
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
-            if name == member.filename:  # no array
-                continue
-            with archive.open(member) as array:
+            with archive.open(member) as array:  # which checks the name, too
+                if name == member.filename:  # no array
+                    continue
                 headers[name] = header = read_header(array)
                 offset = array.tell()
             if header.dtype.hasobject:
@@ -206,6 +209,19 @@ def npz(path: str) -> Arrays:
                 check = Checksum(path, file, start, member)
                 members[name] = Mapped(file, start + offset, header, check)
     return Arrays(headers, members)
+
+
+def _check_number(archive: zipfile.ZipFile) -> None:
+    """Refuse a directory that has swallowed an entry: zipfile goes on to where the next begins."""
+    file: Any = archive.fp
+    file.seek(-min(file.seek(0, 2), END + COMMENT), 2)
+    tail = file.read()
+    last = tail[-END:].startswith(b"PK\5\6") and tail.endswith(b"\0\0")
+    end = len(tail) - END if last else tail.rfind(b"PK\5\6")  # as zipfile finds it
+    (number,) = struct.unpack_from("<H", tail, end + 10)
+    found = len(archive.infolist())
+    if number != min(found, 0xFFFF):  # more stand elsewhere
+        raise zipfile.BadZipFile(f"its directory must list {number} members: it lists {found}")
 
 
 def _open_at(path: str, start: int) -> Any:
