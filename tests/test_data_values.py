@@ -181,3 +181,15 @@ def test_integers_at_the_end_of_their_range_come_back(dtype):
     x = np.array([most - i for i in range(4)], dtype)
     fitted = Normalizer.fit([x])
     np.testing.assert_array_equal(fitted.denormalize(fitted.normalize(x), dtype=dtype), x)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int8, np.uint16, np.int16, np.int32, np.float16, np.float32])
+def test_what_is_asked_for_in_float64_is_computed_in_it(dtype, rng):
+    x = rng.integers(0, 2 if dtype is bool else 100, (500, 3)).astype(dtype)
+    fitted = Normalizer.fit([x])
+    wide = x.astype(np.float64)
+    found = fitted.normalize(x, dtype=np.float64)
+    np.testing.assert_allclose(found, (wide - wide.mean(0)) / wide.std(0), rtol=1e-13, atol=1e-14)
+    restored = fitted.denormalize(found.astype(np.float32), dtype=np.float64)
+    exact = found.astype(np.float32) * wide.std(0) + wide.mean(0)
+    np.testing.assert_allclose(restored, exact, rtol=1e-13, atol=1e-12)

@@ -40,8 +40,6 @@ def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: f
 def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype) -> Any:
     """``y * max(deviation, floor) + mean``; an integer dtype has the nearest number that it holds."""
     xp, y, wide, own = _opened(y, dtype)
-    if own == np.float64:
-        wide = _widest(xp)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
     scaled = y.astype(wide).reshape(shape) * fit.deviation
     if own.kind in "iu":
@@ -70,6 +68,8 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
         raise TypeError(f"dtype must be floating point or integer: got {own}.")
     if xp is not np and own.itemsize > 4:
         own = np.dtype(xp.zeros((), own).dtype)  # without x64 the half of it, of which JAX warns
+    if own == np.float64:
+        wide = _widest(xp)
     return xp, x, wide, own
 
 
