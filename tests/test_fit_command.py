@@ -84,7 +84,7 @@ def test_inf_is_not_skipped(x, capsys):
     x[0, 0], x[1, 1] = np.inf, np.nan
     np.savez("a.npz", x=x, n=np.arange(ROWS))
     assert fit("a.npz", "--skip-nan") == 1
-    assert capsys.readouterr().err == "jaxnorm: 1 feature of x holds Inf, and has no mean.\n"
+    assert capsys.readouterr().err == "jaxnorm: 1 feature of x (0) holds Inf, and has no mean.\n"
     assert Normalizer.load("stats.safetensors").moments["n"].mean.tolist() == [199.5]
 
 
@@ -403,6 +403,44 @@ def test_show_prints_a_table(capsys, monkeypatch):
     assert ["all", "2000", "999.5", "577.35", "0", "1999"] in rows
     assert max(map(len, out.splitlines())) <= 80
     assert len(rows) < 30
+
+
+def test_show_tells_numbers_apart_that_are_far_from_zero(capsys):
+    x = np.array([[1e6 - 1.79, 0.25], [1e6 + 2.21, 0.25]])
+    Normalizer.fit([x]).save("stats.json")
+    rows = [line.split() for line in show(capsys, "stats.json")[1].splitlines()]
+    assert ["0", "2", "1000000.21", "2", "999998.21", "1000002.21"] in rows
+    assert ["1", "2", "0.25", "0", "0.25", "0.25"] in rows
+
+
+def test_show_gives_counts_as_integers():
+    from jaxnorm.data.show import _count
+
+    assert [_count(12e9), _count(1234567.0), _count(0.5)] == ["12000000000", "1234567", "0.5"]
+
+
+def test_show_gives_features_that_are_not_finite(capsys):
+    x = np.arange(2000.0).reshape(2, 1000)
+    x[0, 500], x[1, 701] = np.nan, np.inf
+    Normalizer.fit([{"x": x, "y": x[:, :20]}]).save("stats.json")
+    lines = show(capsys, "stats.json")[1].splitlines()
+    rows = [line.split() for line in lines]
+    assert ["500", "2", "nan", "nan", "nan", "nan"] in rows
+    assert [row[:3] for row in rows if row[:1] == ["701"]] == [["701", "2", "nan"]]
+    assert [row for row in rows if row[:1] == ["…"]] == [
+        ["…", "497", "more"],
+        ["…", "200", "more"],
+        ["…", "295", "more"],
+    ]
+    assert ["10", "2", "510", "500", "10", "1010"] in rows  # of y, whose features are all shown
+
+
+def test_fit_names_features_that_are_not_finite(x, capsys):
+    many = np.zeros((4, 3, 4))
+    many[0, 1] = many[0, 2, 1:] = np.nan
+    np.savez("a.npz", many=many)
+    assert fit("a.npz") == 1
+    assert "jaxnorm: 7 features of many (1,0; 1,1; 1,2; 1,3; 2,1; …) hold NaN or Inf" in (capsys.readouterr().err)
 
 
 def test_show_of_images_has_a_row_for_each_channel(capsys):

@@ -109,7 +109,7 @@ def test_each_flipped_bit_of_a_directory_is_refused_or_changes_nothing(save):
     expected = read("whole.npz")
     first, second = entries(whole)
     flipped = [at * 8 + bit for at in range(first + 28, second) for bit in range(8)]
-    dropped = []
+    said, dropped = [], []
     for flip in flipped:
         data = bytearray(whole)
         data[flip // 8] ^= 1 << flip % 8
@@ -118,12 +118,12 @@ def test_each_flipped_bit_of_a_directory_is_refused_or_changes_nothing(save):
         try:
             found = read("a.npz")
         except SourceError as error:
-            assert len(str(error)) < 300
-            assert "\\x" not in str(error)
+            said.append(str(error))
         else:
             if any(not np.array_equal(found.get(name), x) for name, x in expected.items()):
                 dropped.append((flip // 8 - first, flip % 8))
     assert dropped == []
+    assert [text for text in said if len(text) > 300 or "\\x" in text] == []
 
 
 def test_archives_with_a_comment_and_other_members_are_read():
@@ -141,8 +141,7 @@ def test_an_archive_that_has_lost_an_entry():
     data[first + 32] = len(data[second:-22])  # the length of its comment
     Path("a.npz").write_bytes(data)
     assert refused("a.npz") == (
-        "a.npz cannot be read, it may be damaged or no .npz file: "
-        "BadZipFile, its directory must list 2 members: it lists 1."
+        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, its directory must list 2 members: it lists 1."
     )
 
 
@@ -152,17 +151,13 @@ def test_an_archive_whose_names_differ():
     data[entries(data)[0] + 46 + len("a.np")] ^= 1
     Path("a.npz").write_bytes(data)
     assert refused("a.npz") == (
-        "a.npz cannot be read, it may be damaged or no .npz file: "
-        "BadZipFile, File name in directory 'a.npx' and header other bytes differ."
+        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File name in directory 'a.npx' and header other bytes differ."
     )
 
 
 def test_text_is_no_archive():
     Path("text.npz").write_text("some text")
-    assert refused("text.npz") == (
-        "text.npz cannot be read, it may be damaged or no .npz file: "
-        "BadZipFile, File is not a zip file."
-    )
+    assert refused("text.npz") == ("text.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File is not a zip file.")
 
 
 @pytest.mark.parametrize(

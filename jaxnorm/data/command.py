@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxnorm.axes import Axes
 from jaxnorm.data import files, masking, progress, sources
+from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.sources import PatternError, SourceError
 from jaxnorm.data.unfinished import Unfinished
@@ -22,6 +23,7 @@ from jaxnorm.data.unfinished import Unfinished
 ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}  # and the module that each needs
 ROUND = 16  # pieces that an engine fits first; further rounds take about progress.SECONDS
 EVERY = 100  # pieces between two savings, if they take less than that
+NAMED = 5  # features that are not finite
 INTERRUPTED = 130
 
 
@@ -203,13 +205,23 @@ def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
     status = 0
     for leaf, summary in fitted.summaries.items():
         moments = summary.moments
-        if broken := int((~np.isfinite(moments.mean) | ~np.isfinite(moments.var)).sum()):
+        found = np.flatnonzero(~np.isfinite(moments.mean) | ~np.isfinite(moments.var))
+        if broken := len(found):
             what = "Inf" if skip_nan else "NaN or Inf"
             features, hold, have = ("1 feature", "holds", "has") if broken == 1 else (f"{broken} features", "hold", "have")
             remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
-            print(f"jaxnorm: {features} of {leaf or 'the array'} {hold} {what}, and {have} no mean.{remedy}", file=sys.stderr)
+            named = _labels(moments.mean.shape, found)
+            print(f"jaxnorm: {features} of {leaf or 'the array'}{named} {hold} {what}, and {have} no mean.{remedy}", file=sys.stderr)
             status = 1
     return status
+
+
+def _labels(shape: tuple[int, ...], features: np.ndarray) -> str:
+    """The indices of the first few features, in brackets."""
+    some = [label(shape, int(feature)) for feature in features[:NAMED]]
+    more = ["…"] if len(features) > NAMED else []
+    between = "; " if any("," in name for name in some) else ", "
+    return f" ({between.join(some + more)})" if any(some) else ""
 
 
 def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:

@@ -77,6 +77,16 @@ def check_shape(path: str, old: Summary | None, new: Summary) -> None:
         raise ValueError(f"{must}: got {shapes}.")
 
 
+def label(shape: tuple[int, ...], feature: int) -> str:
+    """Return the indices of a feature, without those of reduced axes.
+
+    >>> label((1, 3, 4), 6)
+    '1,2'
+    """
+    sizes = [size for size in shape if size > 1]
+    return ",".join(map(str, np.unravel_index(feature, sizes)))
+
+
 def floors(floor, floor_relative, paths: Mapping[str, Any]) -> dict[str, Floor]:
     """Return the floor of each leaf: of a mapping from paths of leaves or trees, or one for all.
 

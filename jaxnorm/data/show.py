@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxnorm.data import files
+from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.host.statistics import Moments, Summary
 
-SHOWN = 6  # features of a leaf, or the first and the last half of them
+SHOWN = 20  # features of a leaf: all of them, or as many that are not finite, and
+ENDS = 3  # the first and the last
 COLUMNS = ("count", "mean", "deviation", "min", "max")
 
 
@@ -59,10 +61,10 @@ def _print_table(path: Path, summaries: dict[str, Summary]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for leaf, summary in summaries.items():
         name = Text(f"{leaf or 'the array'} ", "bold").append(_shape(summary.min.shape), "dim")
-        for number, (label, values) in enumerate(_rows(summary)):
-            if label and number == 0:
+        for number, (feature, values) in enumerate(_rows(summary)):
+            if feature and number == 0:
                 table.add_row(name)
-            table.add_row(Text(f"  {label}") if label else name, *map(Text, values))
+            table.add_row(Text(f"  {feature}") if feature else name, *map(Text, values))
         table.add_section()
     if not summaries:
         table.add_row("nothing was fitted")
@@ -70,25 +72,34 @@ def _print_table(path: Path, summaries: dict[str, Summary]) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Yield a label and the numbers of features: the first, the last, and all together.
+    """Yield a label and the numbers of features, some for many, and of all together.
 
     One feature has no label.
     """
-    shape = [size for size in summary.min.shape if size > 1]
     columns = [np.ravel(leaf) for leaf in _columns(summary)]
     features = columns[0].size
     if features == 1:
-        yield "", [_number(column[0]) for column in columns]
+        yield "", _numbers(columns, 0)
         return
-    half = SHOWN // 2
-    shown = range(features) if features <= SHOWN else [*range(half), *range(features - half, features)]
-    for at, feature in enumerate(shown):
-        if features > SHOWN and at == half:
-            yield f"… {features - SHOWN} more", []
-        label = ",".join(map(str, np.unravel_index(feature, shape)))
-        yield label, [_number(column[feature]) for column in columns]
+    broken = ~np.all(np.isfinite(columns), axis=0)
+    before = -1
+    for feature in _shown(broken):
+        if between := feature - before - 1:
+            lost = int(broken[before + 1 : feature].sum())
+            yield f"… {between} more" + (f", {lost} not finite" if lost else ""), []
+        yield label(summary.min.shape, feature), _numbers(columns, feature)
+        before = feature
     if features:
-        yield "all", [_number(np.ravel(column)[0]) for column in _columns(_together(summary))]
+        yield "all", _numbers([np.ravel(column) for column in _columns(_together(summary))], 0)
+
+
+def _shown(broken: np.ndarray) -> list[int]:
+    """All features that are not too many, or the ends, and those that are not finite."""
+    features = range(len(broken))
+    if len(features) <= SHOWN:
+        return list(features)
+    named = np.flatnonzero(broken)[:SHOWN].tolist()
+    return sorted({*features[:ENDS], *features[-ENDS:], *named})
 
 
 def _together(summary: Summary) -> Summary:
@@ -102,13 +113,30 @@ def _columns(summary: Summary) -> tuple[np.ndarray, ...]:
     return moments.count, moments.mean, np.sqrt(moments.var), summary.min, summary.max
 
 
-def _number(value: float) -> str:
+def _numbers(columns: list[np.ndarray], feature: int) -> list[str]:
+    count, *others = (float(column[feature]) for column in columns)
+    deviation = others[1]
+    return [_count(count), *(_number(value, deviation) for value in others)]
+
+
+def _count(value: float) -> str:
+    return str(int(value)) if value.is_integer() else f"{value:.9g}"  # of weights
+
+
+def _number(value: float, deviation: float) -> str:
+    """A number, to a thousandth of the deviation or 6 digits, whichever are more.
+
+    >>> _number(1000000.2134, 2.0), _number(0.123456789, 1.0), _number(float("nan"), 1.0)
+    ('1000000.21', '0.123457', 'nan')
     """
-    >>> _number(1234567.0), _number(0.123456789), _number(float("nan"))
-    ('1234567', '0.123457', 'nan')
-    """
-    whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
-    return str(int(value)) if whole else f"{value:.6g}"
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e9:
+        return str(int(value))
+    digits = 9  # which tell all of float32 apart
+    if deviation and math.isfinite(deviation):
+        digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(deviation)) + 3
+    return f"{value:.{min(max(digits, 6), 17)}g}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -134,8 +162,8 @@ def _failed(text: str, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm show",
-        description="Prints count, mean, deviation, minimum and maximum of each leaf in a file of statistics, for the first and last "
-        "of its features and for all of them together.",
+        description="Prints count, mean, deviation, minimum and maximum of each leaf in a file of statistics, for its features "
+        "(of more than 20, the first, the last, and those that are not finite) and for all of them together.",
     )
     parser.add_argument("stats", type=Path, metavar="STATS", help="what `jaxnorm fit` or Normalizer.save wrote")
     parser.add_argument("--json", action="store_true", help="print all features, for programs; NaN and Inf are strings")
