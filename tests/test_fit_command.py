@@ -88,12 +88,14 @@ def test_inf_is_not_skipped(x, capsys):
     assert Normalizer.load("stats.safetensors").moments["n"].mean.tolist() == [199.5]
 
 
-@pytest.mark.parametrize("kind", ["bool", "float32", "int64"])
+@pytest.mark.parametrize("kind", ["bool", "float32", "0 and 1"])
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 6), (ROWS, 6, 1), (ROWS, 1, 2)])
 def test_a_leaf_masks_another(kind, shape, rng):
     state = rng.standard_normal((ROWS, 6, 2))
     keep = rng.random(shape) < 0.6
-    keep = keep if kind == "bool" else (keep * rng.integers(1, 4, shape)).astype(kind)
+    if kind == "float32":
+        keep = (keep * rng.integers(1, 4, shape)).astype(kind)
+    keep = keep.astype(np.int8) if kind == "0 and 1" else keep
     full = np.broadcast_to(keep.reshape(shape + (1,) * (3 - len(shape))), state.shape).astype(np.float64)
     state[full == 0] = np.nan
     np.savez("a.npz", state=state, keep=keep, other=np.arange(ROWS))
@@ -105,6 +107,41 @@ def test_a_leaf_masks_another(kind, shape, rng):
     np.testing.assert_allclose(fitted.moments["state"].count[0, 0], full.sum((0, 1)), rtol=1e-14)
     np.testing.assert_allclose(fitted.moments["state"].mean[0, 0], mean, atol=1e-14)
     np.testing.assert_allclose(fitted.moments["state"].var[0, 0], (full * (filled - mean) ** 2).sum((0, 1)) / full.sum((0, 1)), rtol=1e-12)
+
+
+def test_integers_that_are_no_booleans_mask_nothing(x, capsys):
+    """They may be labels; as weights they would change the statistics without a word."""
+    np.savez("a.npz", x=x, label=np.arange(ROWS) % 7)
+    assert fit("a.npz", "--where", "x=label") == 2
+    assert capsys.readouterr().err.startswith(
+        "jaxnorm: a.npz must hold booleans or float weights in 'label', as it masks: "
+        "it holds the integer 2. Write it as booleans or floats.\n"
+    )
+
+
+def test_strings_mask_nothing(x, capsys):
+    np.savez("a.npz", x=x, name=np.array(["a"] * ROWS))
+    assert fit("a.npz", "--where", "x=name") == 2
+    said = "jaxnorm: the mask 'name' holds strings: give booleans or weights.\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert fit("a.npz", "--where", "x=name", "--pattern", "x=[n]") == 2
+    assert capsys.readouterr().err.endswith(said)
+    np.savez("a.npz", x=x, one=np.array(1.0))
+    assert fit("a.npz", "--where", "x=one") == 2
+    said = "jaxnorm: the mask 'one' holds one number: give booleans or weights.\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_a_mask_of_another_shape_is_wrong_usage(x, capsys):
+    np.savez("a.npz", x=x, image=np.ones((ROWS, 5, 5)))
+    assert fit("a.npz", "--where", "x=image") == 2
+    assert "must hold a mask of the leading axes of 'x' in 'image'" in capsys.readouterr().err
+
+
+def test_a_pattern_of_what_holds_no_numbers_is_wrong_usage(x, capsys):
+    np.savez("a.npz", x=x, s=np.array(["a"] * ROWS))
+    assert fit("a.npz", "--pattern", "s=[n]") == 2
+    assert "must hold numbers in 's': it holds <U1" in capsys.readouterr().err
 
 
 def test_without_a_pattern_masks_are_not_fitted(x):
@@ -162,7 +199,7 @@ def test_columns_that_hold_no_numbers_are_left_out_and_said(capsys):
     ]
     fitted = Normalizer.load("stats.safetensors")
     assert {leaf: found.moments.mean.item() for leaf, found in fitted.summaries.items()} == {"x": 2, "done": 0.5}
-    assert fit("a.parquet", "--pattern", "name=[n]") == 1
+    assert fit("a.parquet", "--pattern", "name=[n]") == 2
     said = capsys.readouterr().err
     assert "a.parquet must hold numbers in 'name': it holds string. Name what is fitted: --pattern 'x=[n]'." in said
 
@@ -192,7 +229,7 @@ def test_what_does_not_fit_the_files_is_wrong_usage_in_words_of_the_command(text
 
 def test_masks_that_do_not_fit_name_the_file(x, capsys):
     np.savez("a.npz", x=x, keep=np.ones((ROWS, 2), bool), less=np.full(ROWS, -1.0))
-    assert fit("a.npz", "--pattern", "x=[n] f", "--where", "x=keep") == 1
+    assert fit("a.npz", "--pattern", "x=[n] f", "--where", "x=keep") == 2
     assert "a.npz must hold a mask of the leading axes of 'x' in 'keep': 'x' has shape (" in capsys.readouterr().err
     assert fit("a.npz", "--pattern", "x=[n] f", "--where", "x=less") == 1
     assert "a.npz: leaf 'x': where, for x of shape" in capsys.readouterr().err

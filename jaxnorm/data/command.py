@@ -67,8 +67,9 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     empty = _empty(axes, dict(options.size))
     _check_out(options.out)
     found = sources.pieces(options.files, empty.axes, empty.sizes)
-    for name, kind in sources.left_out(options.files[0], empty.axes).items():
-        held = re.sub(r"[<>|=]?[SU]\d+", "strings", kind)  # NumPy's names
+    if where:
+        _check_masks(options.files[0], where)
+    for name, held in _left_out(options.files[0], empty.axes).items():
         print(f"jaxnorm: {name!r} is left out, as it holds no numbers: {held}.", file=sys.stderr)
     if where:
         empty, found = _with_masks(options, empty, found, where)
@@ -85,6 +86,18 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         raise
     task.state.remove()
     return fitted
+
+
+def _left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
+    found = sources.left_out(path, axes)
+    strings = r"[<>|=]?[SU]\d+"  # NumPy's names
+    return {name: re.sub(strings, "strings", kind) for name, kind in found.items()}
+
+
+def _check_masks(path: str, where: Mapping[str, str]) -> None:
+    for name, held in _left_out(path, {"": 0}).items():
+        if name in where.values():
+            raise UsageError(f"the mask {name!r} holds {held}: give booleans or weights.")
 
 
 def _fit_pieces(options: argparse.Namespace, task: _Task, resume_command: str) -> Normalizer:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxnorm.axes import Axes
 from jaxnorm.data import sources
-from jaxnorm.data.sources import Batch, Piece, SourceError
+from jaxnorm.data.sources import Batch, PatternError, Piece
 from jaxnorm.data.sources.readers import Masked
 from jaxnorm.data.trees import of_prefix
 
@@ -54,11 +54,21 @@ class MaskedPiece(NamedTuple):
         leading = x.shape[: mask.ndim]
         if mask.ndim > x.ndim or any(own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)):
             must = f"{self.path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
-            raise SourceError(f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}.")
+            raise PatternError(f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}.")
+        if mask.dtype.kind in "iu":
+            mask = self._of_integers(mask, by)
         mask = mask if mask.dtype == bool else mask.astype(np.float64)
         if by in missing:
             mask = np.where(missing[by], mask, mask.dtype.type(0))
         return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+
+    def _of_integers(self, mask: np.ndarray, by: str) -> np.ndarray:
+        """Booleans that were written as 0 and 1; others may as well be labels."""
+        unlike = mask[(mask != 0) & (mask != 1)]
+        if unlike.size:
+            must = f"{self.path} must hold booleans or float weights in {by!r}, as it masks"
+            raise PatternError(f"{must}: it holds the integer {unlike[0]}. Write it as booleans or floats.")
+        return mask.astype(bool)
 
 
 def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool) -> list:

@@ -164,7 +164,7 @@ def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
     if other is None:
         return SourceError(said)
     way = f"Name what is fitted: axes={{{other!r}: 0}}, or --pattern {f'{other}=[n]'!r}"
-    return SourceError(f"{said} {way}.")
+    return PatternError(f"{said} {way}.")
 
 
 def _check_same(first: str, expected: dict, path: str, unreduced: dict) -> None:
