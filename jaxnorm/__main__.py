@@ -1,5 +1,6 @@
 """``python -m jaxnorm``: the command lines of data sets, ``fit`` and ``show``, and of the experiments."""
 
+import difflib
 import importlib.util
 import sys
 
@@ -7,6 +8,7 @@ from jaxnorm import __version__
 from jaxnorm.experiments import interrupts
 
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}  # module -> package
+COMMANDS = ("fit", "show", "compare", "explain", "axes")
 HELP = """usage: jaxnorm COMMAND ...
 
   fit      fit the statistics of a data set in files
@@ -22,6 +24,11 @@ def main() -> int:
         return 0
     if sys.argv[1:2] in (["fit"], ["show"]):  # need nothing of what the experiments do, not even JAX
         return interrupts.command(_fit if sys.argv[1] == "fit" else _show)
+    if sys.argv[1:] and (word := sys.argv[1]) not in COMMANDS and not word.startswith("-"):
+        close = difflib.get_close_matches(word, COMMANDS, 1)
+        meant = f": did you mean {close[0]}?" if close else "."
+        print(f"jaxnorm: {word!r} is no command{meant} jaxnorm --help lists them.", file=sys.stderr)
+        return 2
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing and set(sys.argv[1:]) <= {"-h", "--help"}:
         print(HELP)

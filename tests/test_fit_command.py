@@ -124,7 +124,7 @@ def test_strings_mask_nothing(x, capsys):
     assert fit("a.npz", "--where", "x=name") == 2
     said = "jaxnorm: the mask 'name' holds strings: give booleans or weights.\n"
     assert capsys.readouterr().err.endswith(said)
-    assert fit("a.npz", "--where", "x=name", "--pattern", "x=[n]") == 2
+    assert fit("a.npz", "--where", "x=name", "--pattern", "x=[n] f") == 2
     assert capsys.readouterr().err.endswith(said)
     np.savez("a.npz", x=x, one=np.array(1.0))
     assert fit("a.npz", "--where", "x=one") == 2
@@ -236,6 +236,28 @@ def test_masks_that_do_not_fit_name_the_file(x, capsys):
     np.save("b.npy", x)
     assert fit("b.npy", "--where", "x=keep") == 2
     assert "--where must name an array of the files: b.npy holds one array, which has no name." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["dask", "beam", "ray"])
+def test_an_engine_that_is_not_installed_is_the_first_that_is_said(engine, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, {"beam": "apache_beam"}.get(engine, engine), None)
+    monkeypatch.delitem(sys.modules, f"jaxnorm.data.{engine}", raising=False)
+    assert fit("none.npy", "--engine", engine) == 1
+    assert f"is not installed: pip install 'jaxnorm[{engine}]'." in capsys.readouterr().err
+
+
+def test_a_file_without_a_name_is_wrong_usage(capsys):
+    assert fit("") == 2
+    assert capsys.readouterr().err == "jaxnorm: FILES must be names: got ''.\n"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("shwo", "show"), ("fits", "fit")])
+def test_an_unknown_command_is_wrong_usage(word, meant, monkeypatch, capsys):
+    from jaxnorm import __main__
+
+    monkeypatch.setattr(sys, "argv", ["jaxnorm", word, "stats.json"])
+    assert __main__.main() == 2
+    assert capsys.readouterr().err == (f"jaxnorm: {word!r} is no command: did you mean {meant}? jaxnorm --help lists them.\n")
 
 
 # what is kept ------------------------------------------------------------------------------------

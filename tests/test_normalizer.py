@@ -388,3 +388,22 @@ def test_on_a_terminal_the_bar_says_how_far_it_is(rng, monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     Normalizer.fit(list(batches(rng)), AXES, show_progress=True)
     assert "7/7" in capsys.readouterr().err
+
+
+def test_mean_stands_beside_the_others():
+    x = np.array([[1.0, 2.0], [3.0, 6.0]])
+    fitted = Normalizer.fit([{"x": x}])
+    assert fitted.mean["x"].tolist() == [[2.0, 4.0]]
+    assert fitted.mean["x"].shape == fitted.std["x"].shape
+
+
+def test_fit_without_a_batch_is_refused(tmp_path):
+    words = "batches must hold one batch at least: there was none"
+    with pytest.raises(ValueError, match=words):
+        Normalizer.fit([])
+    batches = iter([np.ones((2, 3))])
+    state = tmp_path / "state.json"
+    Normalizer.fit(batches, state=state)
+    with pytest.raises(ValueError, match=words):
+        Normalizer.fit(batches)
+    assert Normalizer().extend([]).batches == 0

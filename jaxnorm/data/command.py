@@ -63,6 +63,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
+    if options.engine != "local":
+        import_module(f"jaxnorm.data.{options.engine}")  # before anything is said
+    if "" in options.files:
+        raise UsageError("FILES must be names: got ''.")
     axes, where = _axes(options.pattern), _where(options.where)
     empty = _empty(axes, dict(options.size))
     _check_out(options.out)

@@ -69,9 +69,16 @@ class Normalizer:
         threads: int | None = None,
         **sizes: int,
     ) -> "Normalizer":
-        """The Normalizer of all batches, in one pass. The arguments are those of the class and of :meth:`extend`."""
+        """The Normalizer of all batches, in one pass. The arguments are those of the class and of :meth:`extend`.
+
+        Raises:
+          ValueError: there is no batch, and no state to go on with.
+        """
         new = cls(axes, **sizes)
-        return new.extend(batches, where=where, state=state, every=every, show_progress=show_progress, threads=threads)
+        new.extend(batches, where=where, state=state, every=every, show_progress=show_progress, threads=threads)
+        if not new.batches:
+            raise ValueError("batches must hold one batch at least: there was none. Was a generator used before?")
+        return new
 
     def extend(
         self,
@@ -173,6 +180,11 @@ class Normalizer:
     def moments(self) -> Any:
         """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree as of a batch, named tuples and dataclasses as dicts."""
         return self._tree(lambda summary: summary.moments)
+
+    @property
+    def mean(self) -> Any:
+        """The mean of each feature, in such a tree."""
+        return self._tree(lambda summary: summary.moments.mean)
 
     @property
     def std(self) -> Any:
