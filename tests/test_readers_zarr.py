@@ -104,9 +104,22 @@ class TestXarray:
         root = xarray.Dataset(data, coords={"time": ("time", days)})
         tree = xarray.DataTree.from_dict({"/": root, "/inner": xarray.Dataset({"u": ("time", np.ones(4))})})
         tree.to_zarr("a.zarr", zarr_format=zarr_format)
-        assert fitted() == {"inner/u": ([1], [4]), "t": ([1.5], [4]), "time": ([1.5], [4])}
-        assert left_out("a.zarr", {"": 0}).keys() == {"crs", "name"}
+        assert fitted() == {"inner/u": ([1], [4]), "t": ([1.5], [4])}
+        assert left_out("a.zarr", {"": 0}).keys() == {"crs", "name", "time"}
         assert refused("a.zarr", {"crs": 0}).startswith("a.zarr must hold numbers in 'crs': it holds one number. Name what is fitted: ")
+
+    def test_coordinates_are_fitted_where_they_are_named(self, zarr_format, capsys):
+        from jaxnorm.data.command import main
+
+        data = xarray.Dataset({"t": (("lat", "x"), np.ones((4, 2)))}, {"lat": np.arange(4.0)})
+        data.to_zarr("a.zarr", zarr_format=zarr_format, consolidated=False)
+        assert fitted() == {"t": ([1, 1], [4, 4])}
+        assert fitted({"lat": 0}) == {"lat": ([1.5], [4])}
+        assert left_out("a.zarr", {"": 0}) == {"lat": "a coordinate"}
+        assert left_out("a.zarr", {"": 0, "lat": 0}) == {}
+        assert main(["a.zarr"]) == 0
+        said = "jaxnorm: 'lat' is left out, as it holds a coordinate of the others.\n"
+        assert capsys.readouterr().err == said
 
     def test_at_an_address(self, zarr_format):
         fsspec = pytest.importorskip("fsspec")

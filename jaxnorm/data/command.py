@@ -74,7 +74,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     if where:
         _check_masks(options.files[0], where)
     for name, held in _left_out(options.files[0], empty.axes).items():
-        print(f"jaxnorm: {name!r} is left out, as it holds no numbers: {held}.", file=sys.stderr)
+        why = f"no numbers: {held}" if held != sources.COORDINATE else f"{held} of the others"
+        print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
     if where:
         empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def _left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
 
 def _check_masks(path: str, where: Mapping[str, str]) -> None:
     for name, held in _left_out(path, {"": 0}).items():
-        if name in where.values():
+        if name in where.values() and held != sources.COORDINATE:
             raise UsageError(f"the mask {name!r} holds {held}: give booleans or weights.")
 
 

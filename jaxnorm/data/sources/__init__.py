@@ -37,6 +37,7 @@ __all__ = [
     "pieces",
 ]
 
+COORDINATE = "a coordinate"
 PIECE = 64 << 20  # bytes of a piece, or so
 READERS = {
     ".npy": "numpy_files.npy",
@@ -81,7 +82,7 @@ def masks(batch) -> dict[str, Any] | None:
 def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     """Return the leaves of a file that :func:`pieces` leaves out, and what each holds instead.
 
-    They hold no arrays of numbers, and the axes name the tree that they are in, not themselves.
+    They hold no arrays of numbers, or coordinates of others, and the axes name the tree that they are in, not themselves.
 
     Raises:
       SourceError: the file is missing or damaged.
@@ -90,9 +91,10 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     for one in expanded([path])[:1]:
         leaves = _guarded(one, lambda reader: reader.leaves)
         found = {
-            name: leaf.unsupported
+            name: leaf.unsupported or COORDINATE
             for name, leaf in leaves.items()
-            if leaf.unsupported and name not in axes and of_prefix(axes, name) is not None
+            if name not in axes and of_prefix(axes, name) is not None
+            if leaf.unsupported or leaf.is_coordinate
         }
     return found
 
@@ -138,7 +140,7 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
     named = {name: leaf for name, leaf in leaves.items() if of_prefix(axes, name) is not None}
-    fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported}
+    fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported and (name in axes or not leaf.is_coordinate)}
     if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
         wanted = ", ".join(map(repr, missing))
         raise PatternError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
@@ -159,7 +161,7 @@ def _names(prefix: str, leaves: Mapping[str, Leaf]) -> bool:
 
 def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
     held = f"{path} must hold numbers{f' in {name!r}' if name else ''}"
-    said = f"{held}: it holds {leaves[name].unsupported}."
+    said = f"{held}: it holds {leaves[name].unsupported or COORDINATE}."
     other = next((leaf for leaf in leaves if leaf and not leaves[leaf].unsupported), None)
     if other is None:
         return SourceError(said)

@@ -36,6 +36,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     is_number: bool = True
+    is_coordinate: bool = False  # it says where the others lie: fitted only where it is named
 
     @property
     def unsupported(self) -> str:

@@ -23,7 +23,9 @@ class Zarr:
         root = _opened(path)
         found = {"": root} if hasattr(root, "chunks") else dict(_members(root))
         self.arrays = {name: Array(array) for name, array in found.items()}
-        self.leaves = {name: array.leaf for name, array in self.arrays.items()}
+        self.leaves = {
+            name: array.leaf._replace(is_coordinate=_dimensions(array.array) == [_last(name)]) for name, array in self.arrays.items()
+        }
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
         """The first one; of an array alone that whose chunks, side by side, are the least."""
@@ -127,6 +129,16 @@ class Array:
         if not self.attributes.keys() & set(PACKED):
             values = raw  # integers with all of their digits
         return values, ~missing if missing.any() else None
+
+
+def _dimensions(array) -> list[str]:
+    """The names of an array's axes, as xarray writes them."""
+    format_3 = getattr(array.metadata, "dimension_names", None)
+    return list(format_3 or array.attrs.get("_ARRAY_DIMENSIONS", ()))
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _attributes(array) -> dict[str, Any]:
