@@ -58,7 +58,7 @@ INTACT = {  # files that are whole, and the exact words
         "a.parquet must hold .parquet files: there are none."
     ),
     ("folder", lambda: folder_of("a", "b.npy")): (
-        "a must hold .parquet files or be a Zarr, as it is a folder: it holds neither. Name other files one by one."
+        "a is a folder without .parquet files and no Zarr store. For .npy or .npz write a/*.npz."
     ),
     ("text", lambda: wrong("a.txt")): ("a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, by its suffix."),
     ("protocol", lambda: "nosuch://a.npy"): ("nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."),
@@ -189,3 +189,8 @@ def test_leaves_that_are_no_arrays_of_numbers_are_left_out_unless_they_are_named
         "a.npz must hold numbers in 'name': it holds <U1. Name what is fitted: axes={'x': 0}, or --pattern 'x=[n]'."
     )
     assert refused("a.npz", {"z": 0}) == ("a.npz must hold 'z': it holds 'x', 'step', 'name', 'flag'.")
+
+
+def test_an_array_alone_has_no_name():
+    np.save("a.npy", X)
+    assert refused("a.npy", {"a": "[n] c"}) == ("a.npy holds one array, which has no name: give --pattern '[n] c' without 'a='.")

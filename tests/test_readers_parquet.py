@@ -249,3 +249,13 @@ def test_pieces_are_as_large_as_their_numbers():
     """Not as large as what they are packed in."""
     write({"x": np.zeros(4000), "text": ["long"] * 4000}, rows=100)
     assert len(opened("a.parquet", size=8 * 1000)) == 4
+
+
+def test_ragged_lists_among_other_columns_say_how_the_others_are_fitted():
+    x = {"r": [[1.0], [1.0, 2.0]], "x": [1.0, 2.0], "s": ["a", "b"], "y": [[1.0, 2.0]] * 2}
+    parquet.write_table(pa.table(x), "a.parquet")
+    assert refused("a.parquet") == (
+        "a.parquet must hold lists of one length in 'r': there are lengths 1, 2. Pad them, or "
+        "leave the column out: --pattern 'x=[n]' --pattern 'y=[n] a'."
+    )
+    assert read("a.parquet", {"x": "[n]", "y": "[n] a"})["y"].shape == (2, 2)

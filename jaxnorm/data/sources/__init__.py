@@ -142,6 +142,9 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     named = {name: leaf for name, leaf in leaves.items() if of_prefix(axes, name) is not None}
     fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported and (name in axes or not leaf.is_coordinate)}
     if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
+        if list(leaves) == [""]:
+            way = f"give --pattern {axes[missing[0]]!r} without '{missing[0]}='"
+            raise PatternError(f"{path} holds one array, which has no name: {way}.")
         wanted = ", ".join(map(repr, missing))
         raise PatternError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
     for prefix in axes:
@@ -233,8 +236,8 @@ def _suffix(path: str) -> str:
     if any(name.lower().endswith((".parquet", ".pq")) for name in names):
         return ".parquet"
     if folder:
-        said = f"{path} must hold .parquet files or be a Zarr, as it is a folder: it holds neither"
-        raise SourceError(f"{said}. Name other files one by one.")
+        said = f"{path} is a folder without .parquet files and no Zarr store"
+        raise SourceError(f"{said}. For .npy or .npz write {path.rstrip('/')}/*.npz.")
     raise SourceError(f"{path} must be one of {', '.join(READERS)}, by its suffix.")
 
 

@@ -125,7 +125,14 @@ class Parquet:
             return columns.values(column.combine_chunks(), self.leaves[name].shape[1:])
         except columns.RaggedError as error:
             said = f"{self.path} must hold lists of one length in {name!r}: {error}"
-            raise SourceError(f"{said}. Pad them, or leave the column out.") from None
+            raise SourceError(f"{said}. Pad them, or {self._without(name)}.") from None
+
+    def _without(self, column: str) -> str:
+        """How to fit the other columns."""
+        shapes = {name: leaf.shape for name, leaf in self.leaves.items() if not leaf.unsupported}
+        axes = {name: " ".join(["[n]", *"abcdefgh"[: len(shapes[name]) - 1]]) for name in shapes}
+        others = [f"--pattern {f'{name}={axes[name]}'!r}" for name in axes if name != column]
+        return f"leave the column out{': ' if others else ''}{' '.join(others)}"
 
 
 def _dataset(path: str) -> Any:
