@@ -51,12 +51,11 @@ def ema(running: Moments, /, batch: Moments, *, momentum: ArrayLike = 0.99, unbi
     check_moments("batch", batch)
     momentum = validation.momentum(momentum)
     _same_shape(running, batch)
-    return _ema((bool(unbiased), bool(skip_constant)), running, batch, momentum, 1 - momentum)
+    return _ema(bool(unbiased), bool(skip_constant), running, batch, momentum, 1 - momentum)
 
 
-@partial(jax.jit, static_argnums=0)
-def _ema(choices: tuple[bool, bool], running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
-    unbiased, skip_constant = choices
+@partial(jax.jit, static_argnums=(0, 1))
+def _ema(unbiased: bool, skip_constant: bool, running: Moments, batch: Moments, momentum: ArrayLike, weight: ArrayLike) -> Moments:
     count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
     spread = var > 0 if skip_constant else True
     if unbiased:

@@ -70,10 +70,7 @@ class Parquet:
             parts.append(self._table(file, fields))
         table = pa.concat_tables(parts)
         found = {name: self._values(name, table.column(name)) for name in along}
-        return Batch(
-            {name: values for name, (values, _) in found.items()},
-            {name: mask for name, (_, mask) in found.items() if mask is not None},
-        )
+        return Batch.of(found)
 
     def _table(self, file, fields: Mapping[str, Any]) -> Any:
         import pyarrow as pa

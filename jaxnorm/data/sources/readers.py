@@ -20,6 +20,12 @@ class Batch(dict):
         super().__init__(arrays)
         self.masks = dict(masks or {})
 
+    @classmethod
+    def of(cls, found: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> "Batch":
+        """Return the batch of pairs: the values of each leaf, and their mask if something is missing."""
+        masks = {leaf: mask for leaf, (_, mask) in found.items() if mask is not None}
+        return cls({leaf: values for leaf, (values, _) in found.items()}, masks)
+
 
 class Masked(np.ndarray):
     """A bare array in which something is missing, with its mask."""

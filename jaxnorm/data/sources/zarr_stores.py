@@ -50,10 +50,7 @@ class Zarr:
 
     def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
         found = {leaf: self.arrays[leaf].read(axis, cut) for leaf, axis in along.items()}
-        return Batch(
-            {leaf: values for leaf, (values, _) in found.items()},
-            {leaf: mask for leaf, (_, mask) in found.items() if mask is not None},
-        )
+        return Batch.of(found)
 
 
 class Array:
