@@ -44,9 +44,7 @@ class MaskedPiece(NamedTuple):
         masks = {leaf: masks[leaf] for leaf in leaves if masks.get(leaf) is not None}
         if batch is read:
             return Batch({leaf: batch[leaf] for leaf in leaves}, masks)
-        bare = np.asarray(read).view(Masked)
-        bare.masks = masks
-        return bare
+        return Masked.of(np.asarray(read), masks)
 
     def _mask(self, batch: Mapping, missing: Mapping, leaf: str, by: str) -> np.ndarray:
         """The mask, whose axes are the leading ones of the leaf; nulls in it mask out."""

@@ -21,7 +21,7 @@ from jaxnorm.data.sources.addresses import (
     names_in,
     version,
 )
-from jaxnorm.data.sources.readers import Batch, Cut, Leaf, Masked, Reader
+from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, ZARR_METADATA, Batch, Cut, Leaf, Masked, Reader
 from jaxnorm.data.trees import of_prefix, sizes_in
 
 __all__ = [
@@ -67,11 +67,7 @@ class Piece(NamedTuple):
         batch = _guarded(self.path, lambda reader: reader.read(dict(self.along), self.cut))
         if list(batch) != [""]:
             return batch
-        if not batch.masks:
-            return batch[""]
-        bare = batch[""].view(Masked)
-        bare.masks = batch.masks
-        return bare
+        return Masked.of(batch[""], batch.masks) if batch.masks else batch[""]
 
 
 def masks(batch) -> dict[str, Any] | None:
@@ -231,9 +227,9 @@ def _suffix(path: str) -> str:
     if suffix in READERS:
         return suffix
     names = names_in(path) if folder else []
-    if any(name in ("zarr.json", ".zgroup", ".zarray") for name in names):
+    if any(name in ZARR_METADATA for name in names):
         return ".zarr"
-    if any(name.lower().endswith((".parquet", ".pq")) for name in names):
+    if any(name.lower().endswith(PARQUET_SUFFIXES) for name in names):
         return ".parquet"
     if folder:
         said = f"{path} is a folder without .parquet files and no Zarr store"

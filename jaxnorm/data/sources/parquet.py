@@ -8,9 +8,7 @@ import numpy as np
 
 from jaxnorm.data.sources import columns
 from jaxnorm.data.sources.addresses import SourceError, is_folder, local, names_in, remote
-from jaxnorm.data.sources.readers import Batch, Cut, Leaf, nbytes
-
-SUFFIXES = (".parquet", ".pq")
+from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, Batch, Cut, Leaf, nbytes
 
 
 class Group(NamedTuple):
@@ -139,7 +137,7 @@ def _dataset(path: str) -> Any:
     found = local(path)
     system, base = (LocalFileSystem(use_mmap=True), str(found)) if found else remote(path)
     if is_folder(path):
-        names = [name for name in names_in(path) if name.lower().endswith(SUFFIXES)]
+        names = [name for name in names_in(path) if name.lower().endswith(PARQUET_SUFFIXES)]
         base = base.rstrip("/")
         # what Spark and Hive write beside the data: _temporary/, .part.crc
         hidden = [name for name in names if any(part[0] in "_." for part in name.split("/"))]

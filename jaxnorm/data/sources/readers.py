@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxnorm.host.arguments import is_extended
 
+PARQUET_SUFFIXES = (".parquet", ".pq")
+ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")  # files by which a folder is a Zarr store
 Cut = tuple[int, int]  # first and last
 
 
@@ -31,6 +33,12 @@ class Masked(np.ndarray):
     """A bare array in which something is missing, with its mask."""
 
     masks: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, array: np.ndarray, masks: Mapping[str, np.ndarray]) -> "Masked":
+        bare = array.view(cls)
+        bare.masks = dict(masks)
+        return bare
 
 
 class Leaf(NamedTuple):

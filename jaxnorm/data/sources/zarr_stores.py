@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.data.sources.addresses import SourceError, is_folder, local, remote
-from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, nbytes, part, rows_of
+from jaxnorm.data.sources.readers import ZARR_METADATA, Batch, Cut, Leaf, cuts_of, leaf_of, nbytes, part, rows_of
 
-METADATA = ("zarr.json", ".zgroup", ".zarray")
 PACKED = ("scale_factor", "add_offset", "_Unsigned")  # by the conventions for Climate and Forecast
 MISSING = ("_FillValue", "missing_value")
 UNPACKED = 64 << 20  # bytes that are unpacked at a time
@@ -174,7 +173,7 @@ def _opened(path: str) -> Any:
     try:
         return zarr.open(store, mode="r")
     except FileNotFoundError:
-        raise SourceError(f"{path} must be a Zarr: it holds no {', no '.join(METADATA)}.") from None
+        raise SourceError(f"{path} must be a Zarr: it holds no {', no '.join(ZARR_METADATA)}.") from None
 
 
 def _members(group, prefix: str = "") -> Iterator[tuple[str, Any]]:
