@@ -54,6 +54,12 @@ class Reduction:
         left = iter(self.split_stats_shape)
         return tuple(math.prod(next(left) for _ in sizes) for sizes in self.parts)
 
+    @property
+    def unsplit_reduced(self) -> list[int]:
+        """The axes of ``shape`` that are reduced as a whole."""
+        reduced = [self.whole_axis(axis) for axis in self.axes]
+        return [axis for axis in reduced if len(self.parts[axis]) == 1]
+
     def whole_axis(self, axis: int) -> int:
         """The axis of ``shape`` that an axis of ``split_shape`` is a part of."""
         return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]

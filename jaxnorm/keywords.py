@@ -1,7 +1,6 @@
 """Hints for arguments that other libraries name otherwise, or that were misspelled."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
@@ -53,13 +52,12 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
     return f" Did you mean {' and '.join(dict.fromkeys(found))}?" if found else ""
 
 
-@contextmanager
-def sizes_may_be_options(sizes: Mapping[str, int], accepted: Collection[str]) -> Iterator[None]:
-    """Add a hint to an error about sizes of a pattern that no pattern names: they may be misspelled options of a function."""
+def with_hint(accepted: Collection[str], function: Callable[..., Result], *given: Any) -> Result:
+    """Return ``function(*given)``, the last of which are sizes of a pattern; they may be misspelled options, of which the error hints."""
     try:
-        yield
+        return function(*given)
     except TypeError as error:
-        raise TypeError(f"{error}{did_you_mean(sizes, accepted)}") from None
+        raise TypeError(f"{error}{did_you_mean(given[-1], accepted)}") from None
 
 
 def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> NoReturn:
@@ -71,13 +69,17 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
-    accepted = [name for name in signature(call).parameters if name != "self"]
+    return _checked(call, [name for name in signature(call).parameters if name != "self"])
+
+
+def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable[Arguments, Result]:
     known = frozenset(accepted)
 
     @wraps(call)
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
         if not options.keys() <= known:
-            called = call.__name__ if call.__name__ != "__call__" else f"a call of {type(given[0]).__name__}"
+            module = type(given[0]).__name__ if given else ""
+            called = {"__call__": f"a call of {module}", "__init__": module}.get(call.__name__, call.__name__)
             refuse_unknown(called, options, accepted)
         return call(*given, **options)
 
@@ -88,17 +90,8 @@ def known_fields(module: type) -> None:
     """Make the constructor of a module answer unknown keywords with a hint, unless it hands on any keyword."""
     make = module.__init__  # type: ignore[misc]
     parameters = signature(make).parameters
-    accepted = [name for name in parameters if name != "self"]
-    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-
-    @wraps(make)
-    def checked(self: Any, *given: Any, **options: Any) -> None:
-        if not options.keys() <= parameters.keys():
-            refuse_unknown(module.__name__, options, accepted)
-        make(self, *given, **options)
-
-    module.__init__ = checked  # type: ignore[misc]
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        module.__init__ = _checked(make, [name for name in parameters if name != "self"])  # type: ignore[misc]
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -108,8 +101,7 @@ def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     positional = [name for name in kinds if name not in named]
     accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]  # all but x
-    known = frozenset(accepted)
-    called = function.__name__
+    called, named_right = function.__name__, _checked(function, accepted)
     example = f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
 
     @wraps(function)
@@ -119,8 +111,6 @@ def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
                 f"{called} takes {', '.join(positional)} by position: got {len(given)} such arguments. "
                 f"Give {', '.join(named)} by keyword: {example}."
             )
-        if not options.keys() <= known:
-            refuse_unknown(called, options, accepted)
-        return function(*given, **options)
+        return named_right(*given, **options)
 
     return call

@@ -21,7 +21,7 @@ from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.features import aligned
-from jaxnorm.keywords import sizes_may_be_options
+from jaxnorm.keywords import with_hint
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
 
@@ -83,8 +83,7 @@ def normalize(
     """
     x = validation.floating(x)
     moments = applicable("moments", moments, x)
-    with sizes_may_be_options(sizes, ("scale", "bias", "epsilon", "where", "correction", "segments", "axes")):
-        blocks, along, ids = blocks_along(shape_of(moments), x.shape, segments, axes, sizes)
+    blocks, along, ids = with_hint(OF_NORMALIZE, blocks_along, shape_of(moments), x.shape, segments, axes, sizes)
     options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
     spec, traced_epsilon = make_spec(blocks, x, scale, bias, segments=along, **options)
@@ -189,15 +188,16 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     return _selected(*_validated(**given.arguments))
 
 
-OF_STANDARDIZE = [name for name in signature(standardize).parameters if name not in ("x", "sizes")]
+OF_NORMALIZE, OF_STANDARDIZE = (
+    [name for name in signature(function).parameters if name not in ("x", "sizes")] for function in (normalize, standardize)
+)
 
 
 def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
     """What :func:`fused` takes."""
     x = validation.floating(x)
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    with sizes_may_be_options(sizes, OF_STANDARDIZE):
-        reduction = resolve(axes, x.shape, sizes)
+    reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
     return _operands(x, reduction, scale, bias, **options)
 
 

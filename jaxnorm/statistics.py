@@ -23,8 +23,10 @@ from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, 
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.engine.xla import hidden_from_folding
-from jaxnorm.keywords import sizes_may_be_options
+from jaxnorm.keywords import with_hint
 from jaxnorm.options import AxisName, Param
+
+OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segments")  # options of moments
 
 
 class Low(NamedTuple):
@@ -169,8 +171,7 @@ def moments(
     """
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
-    with sizes_may_be_options(sizes, ("axes", "where", "centered", "axis_name", "segments", "num_segments")):
-        reduction = resolve(axes, x.shape, sizes)
+    reduction = with_hint(OF_MOMENTS, resolve, axes, x.shape, sizes)
     spec, ids = Spec(reduction, axis_name, centered).along(segments, num_segments)
     return moments_of(spec, x, where, ids)
 

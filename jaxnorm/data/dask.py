@@ -91,8 +91,6 @@ def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
     axes = empty.axes[str(of_prefix(empty.axes, name))]
     shape = tuple(1 if math.isnan(size) else size for size in array.shape)  # NaN where the lengths of chunks are not known
     reduction = resolve(axes, shape, sizes_in(axes, empty.sizes))
-    starts = [sum(map(len, reduction.parts[:axis])) for axis in range(array.ndim)]
-    found = [axis for axis, start in enumerate(starts) if len(reduction.parts[axis]) == 1 and start in reduction.axes]
-    if not found:
+    if not (found := reduction.unsplit_reduced):
         raise ValueError(f"one axis must be reduced as a whole, to be read in pieces: {axes!r} has none.")
     return found

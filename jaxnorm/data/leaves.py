@@ -8,7 +8,7 @@ import numpy as np
 from jaxnorm.axes import Axes, resolve
 from jaxnorm.data.transform import Floor, nonnegative, positive
 from jaxnorm.data.trees import flatten, of_prefix, sizes_in
-from jaxnorm.host.arguments import is_extended, mask, numbers
+from jaxnorm.host.arguments import is_real_number, mask, numbers
 from jaxnorm.host.statistics import Summary, merge, summarize
 
 
@@ -37,15 +37,11 @@ def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
     if kind not in tuple("SUTOMm"):
         return error
-    fit = [other for other, dtype in dtypes.items() if dtype is None or _is_number(dtype)]
+    fit = [other for other, dtype in dtypes.items() if dtype is None or (isinstance(dtype, np.dtype) and is_real_number(dtype))]
     given = ", ".join(f"{other!r}: 0" for other in fit or ["x"])
     text = str(error).partition(" Cast it")[0]
     cast = " Cast it to numbers, or leave it out" if kind in "OMm" else " Leave it out"
     return TypeError(f"{text}{cast}: name the leaves to fit, axes={{{given}}}.")
-
-
-def _is_number(dtype) -> bool:
-    return isinstance(dtype, np.dtype) and (dtype.kind in "biuf" or is_extended(dtype))
 
 
 def joined(old: Summary | None, new: Summary) -> Summary:

@@ -20,6 +20,11 @@ def is_extended(dtype: np.dtype) -> bool:
     return dtype.kind == "V" and dtype.names is None and np.can_cast(dtype, np.float64)
 
 
+def is_real_number(dtype: np.dtype) -> bool:
+    """Whether elements of this dtype are real numbers, or booleans, which count as 0 and 1."""
+    return dtype.kind in "biuf" or is_extended(dtype)
+
+
 def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
     """A boolean mask or non-negative float weights that broadcast against ``shape``."""
     if where is None:

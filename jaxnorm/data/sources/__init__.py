@@ -190,12 +190,7 @@ def _reduction(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: 
 
 def _whole(path: str, reduction, axes: Axes) -> list[int]:
     """The axes that are reduced as a whole."""
-    whole, start = [], 0
-    for axis, part in enumerate(reduction.parts):
-        if len(part) == 1 and start in reduction.axes:
-            whole.append(axis)
-        start += len(part)
-    if not whole:
+    if not (whole := reduction.unsplit_reduced):
         said = "one axis must be reduced as a whole, to be read in pieces"
         raise PatternError(f"{path}: {said}: {axes!r} has none.")
     return whole

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxnorm.host.arguments import is_extended
+from jaxnorm.host.arguments import is_real_number
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")  # files by which a folder is a Zarr store
@@ -66,7 +66,7 @@ def leaf_of(shape: tuple[int, ...], dtype: np.dtype) -> Leaf:
         return Leaf(shape, "strings", is_number=False)
     if dtype.hasobject:
         return Leaf(shape, "Python's objects", is_number=False)
-    return Leaf(shape, str(dtype), dtype.kind in "biuf" or is_extended(dtype))
+    return Leaf(shape, str(dtype), is_real_number(dtype))
 
 
 class Reader(Protocol):
