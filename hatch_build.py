@@ -1,8 +1,10 @@
-"""Builds wheels: hatchling's, with the CPU kernels inside for Linux on the machines of compiler.LEVELS.
+"""Builds wheels: hatchling's, with the CPU kernels inside for Linux on the machines of
+compiler.LEVELS.
 
-This file is both the build back-end, which asks for the headers that the kernels are compiled against, and hatchling's hook that
-compiles them. $CXX may name a cross compiler: the wheel is for the machine that it makes code for. JAXNORM_WHEEL says which wheel
-is made, "kernels" or "pure"; by default one with kernels, if there is a compiler, but a pure one where pip installs from sources:
+This file is both the build back-end, which asks for the headers that the kernels are compiled
+against, and hatchling's hook that compiles them. $CXX may name a cross compiler: the wheel is for
+the machine that it makes code for. JAXNORM_WHEEL says which wheel is made, "kernels" or "pure"; by
+default one with kernels, if there is a compiler, but a pure one where pip installs from sources:
 `python -m jaxnorm.kernels` builds for that processor alone, in a third of the time.
 """
 
@@ -19,21 +21,28 @@ from hatchling.build import *  # noqa: F403  (what is not said below)
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-# Its own copy of the C++ library: none of a system, older or newer, is needed. Of both what nothing calls is left out.
+# Its own copy of the C++ library: none of a system, older or newer, is needed. Of both what nothing
+# calls is left out.
 LINKED = "-s -static-libstdc++ -Wl,--exclude-libs,ALL,--gc-sections"
 
 
 def load_compiler():
     """jaxnorm/kernels/compiler.py, without importing jaxnorm, which needs JAX."""
-    spec = importlib.util.spec_from_file_location("compiler", ROOT / "jaxnorm" / "kernels" / "compiler.py")
+    spec = importlib.util.spec_from_file_location(
+        "compiler", ROOT / "jaxnorm" / "kernels" / "compiler.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def oldest_jaxlib() -> str:
-    """The version of the oldest jaxlib that is supported, whose headers are taken: XLA refuses kernels of headers newer than itself."""
-    for requirement in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+    """The version of the oldest jaxlib that is supported, whose headers are taken: XLA refuses
+    kernels of headers newer than itself.
+    """
+    for requirement in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]:
         if found := re.fullmatch(r"jax>=([\d.]+)", requirement):
             return found[1]
     raise ValueError("pyproject.toml must name the oldest JAX that is supported, as jax>=0.7.2.")
@@ -41,11 +50,17 @@ def oldest_jaxlib() -> str:
 
 def machine(compiler) -> str | None:
     """The machine for which a wheel with kernels is to be made; None: a pure one."""
-    choice = os.environ.get("JAXNORM_WHEEL") or ("pure" if "PIP_BUILD_TRACKER" in os.environ else "kernels")
+    choice = os.environ.get("JAXNORM_WHEEL") or (
+        "pure" if "PIP_BUILD_TRACKER" in os.environ else "kernels"
+    )
     if choice not in ("kernels", "pure"):
         raise ValueError(f"JAXNORM_WHEEL must be kernels or pure: got {choice!r}.")
     name, _, system = compiler.target().partition("-")
-    return name if choice == "kernels" and name in compiler.LEVELS and system.endswith("linux-gnu") else None
+    return (
+        name
+        if choice == "kernels" and name in compiler.LEVELS and system.endswith("linux-gnu")
+        else None
+    )
 
 
 def get_requires_for_build_wheel(config_settings=None) -> list[str]:
@@ -64,8 +79,12 @@ class Kernels(BuildHookInterface):
         if not name:
             return
         if (installed := metadata.version("jaxlib")) != oldest_jaxlib():
-            raise ValueError(f"kernels of a wheel are compiled against jaxlib {oldest_jaxlib()}: {installed} is installed.")
-        self.place = tempfile.TemporaryDirectory()  # until the wheel is written, and this object is gone
+            raise ValueError(
+                f"kernels of a wheel are compiled against jaxlib {oldest_jaxlib()}: {installed} is "
+                "installed."
+            )
+        # until the wheel is written, and this object is gone
+        self.place = tempfile.TemporaryDirectory()
         try:
             libraries = [self.compile(compiler, name, level) for level in compiler.LEVELS[name]]
         except compiler.BuildError as error:
@@ -81,11 +100,15 @@ class Kernels(BuildHookInterface):
         folder.mkdir()
         path, flags = folder / f"cpu-{level}.so", f"{compiler.flags(name, level)} {LINKED}"
         include = Path(importlib.util.find_spec("jaxlib").submodule_search_locations[0]) / "include"
-        compiler.compile_kernels(path, flags, str(include), lambda line: self.app.display_info(f"{level}: {line}"))
+        compiler.compile_kernels(
+            path, flags, str(include), lambda line: self.app.display_info(f"{level}: {line}")
+        )
         compiler.write_check(path, {"flags": flags, "jaxlib": oldest_jaxlib()})
         return path
 
 
 def glibc(library: Path) -> int:
-    """Minor number of the C library that it needs: the newest of the versions that its symbols name."""
+    """Minor number of the C library that it needs: the newest of the versions that its symbols
+    name.
+    """
     return max(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes()))

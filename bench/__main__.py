@@ -1,10 +1,10 @@
 """How fast the norms are, beside everyone else's.
 
-    python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--platform PLATFORM] [--resume]
-    python -m bench --check
+    python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--platform PLATFORM]
+    [--resume] python -m bench --check
 
-The first measures and writes results.json, a table and pictures; the second compares counters, which do not vary from
-run to run, with bench/bounds.json.
+The first measures and writes results.json, a table and pictures; the second compares counters,
+which do not vary from run to run, with bench/bounds.json.
 """
 
 import argparse
@@ -38,17 +38,21 @@ def main() -> int:
         jax.config.update("jax_platforms", PLATFORMS[options.platform])
     try:
         platform = jax.default_backend()
-    except (RuntimeError, AssertionError) as error:  # the latter, without a text, of what is not installed
+    # the latter, without a text, of what is not installed
+    except (RuntimeError, AssertionError) as error:
         where = options.platform or "what JAX_PLATFORMS says"
         print(
-            f"bench: JAX cannot run here on {where}: {str(error) or 'it has no such device, or is installed without it'}", file=sys.stderr
+            f"bench: JAX cannot run here on {where}: "
+            f"{str(error) or 'it has no such device, or is installed without it'}",
+            file=sys.stderr,
         )
         return 1
     if platform == "cpu":
         _build(console)
     if options.check or options.write_bounds:
         return check(console, options.write_bounds)
-    elsewhere = () if platform == "cpu" else ("torch", speed_report.PLAIN)  # one is measured on the CPU, the other differs there alone
+    # one is measured on the CPU, the other differs there alone
+    elsewhere = () if platform == "cpu" else ("torch", speed_report.PLAIN)
     peers = tuple(peer for peer in options.peers if peer not in elsewhere)
     shapes = options.shapes or (tuple(SHAPES) if platform == "cpu" else (*LARGE, *SHAPES))
     settings = speed.Settings(options.only, shapes, options.dtypes, peers, options.rounds)
@@ -66,7 +70,15 @@ def main() -> int:
     }
     try:
         facts |= {"resume": options.resume, "resume_command": to_resume()}
-        results = carry_out(settings, ("norm", "shape", "dtype"), measure, speed_report.summarize, options.out, console, **facts)
+        results = carry_out(
+            settings,
+            ("norm", "shape", "dtype"),
+            measure,
+            speed_report.summarize,
+            options.out,
+            console,
+            **facts,
+        )
     except report.ResultsError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -76,7 +88,10 @@ def main() -> int:
     (options.out / "README.md").write_text(text)
     files = speed_report.plot(options.out, results)
     console.print(speed_report.summary(results), markup=False)
-    console.print(f"Written: {', '.join(str(path) for path in (options.out / report.RESULTS, options.out / 'README.md', *files))}")
+    console.print(
+        "Written: "
+        f"{', '.join(str(path) for path in (options.out / report.RESULTS, options.out / 'README.md', *files))}"
+    )
     return 0
 
 
@@ -91,8 +106,12 @@ def check(console: Console, write: bool) -> int:
         for peer in ("jaxnorm, plain JAX", "jaxnorm"):
             if peer == "jaxnorm" and not kernels.built():
                 continue
-            numbers, _ = speed.counters(speed.JAX_PEERS[peer]()[case.norm], *jax.eval_shape(partial(speed.arrays, case)))
-            found[f"{peer}: {case.norm} {case.shape} {case.dtype}"] = {name: round(numbers[name] + 0.005, 2) for name in COUNTERS}
+            numbers, _ = speed.counters(
+                speed.JAX_PEERS[peer]()[case.norm], *jax.eval_shape(partial(speed.arrays, case))
+            )
+            found[f"{peer}: {case.norm} {case.shape} {case.dtype}"] = {
+                name: round(numbers[name] + 0.005, 2) for name in COUNTERS
+            }
     if write:
         BOUNDS.write_text(json.dumps(found, indent=1) + "\n")
         console.print(f"Written: {BOUNDS}")
@@ -120,10 +139,14 @@ def _build(console: Console) -> None:
 
 def _some_of(known):
     def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(";" if ";" in text else ",")))
+        names = tuple(
+            dict.fromkeys(name.strip() for name in text.split(";" if ";" in text else ","))
+        )
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise argparse.ArgumentTypeError(f"unknown {', '.join(map(repr, unknown))}: choose from {'; '.join(known)}.")
+            raise argparse.ArgumentTypeError(
+                f"unknown {', '.join(map(repr, unknown))}: choose from {'; '.join(known)}."
+            )
         return names
 
     return parse
@@ -133,14 +156,49 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     usual = speed.Settings()
-    add("--only", metavar="NORMS", type=_some_of(speed.NORMS), default=usual.norms, help=f"of {', '.join(speed.NORMS)}")
+    add(
+        "--only",
+        metavar="NORMS",
+        type=_some_of(speed.NORMS),
+        default=usual.norms,
+        help=f"of {', '.join(speed.NORMS)}",
+    )
     shapes = "; ".join(f"{name} ({shape.where})" for name, shape in (SHAPES | LARGE).items())
-    add("--shapes", type=_some_of((*SHAPES, *LARGE)), help=f"of {shapes}; by default all but the last two, which are for accelerators")
-    add("--dtypes", type=_some_of(speed.DTYPES), default=usual.dtypes, help=f"of {', '.join(speed.DTYPES)}")
-    add("--peers", type=_some_of(speed.PEERS), default=usual.peers, help=f"with semicolons between them, of {'; '.join(speed.PEERS)}")
-    add("--rounds", type=int, default=usual.rounds, help=f"measured rounds; {usual.rounds} by default")
-    add("--platform", choices=PLATFORMS, help="what JAX runs on, by default what it chooses; PyTorch is measured on the CPU alone")
-    add("--out", metavar="DIR", type=Path, default=Path("runs/speed"), help="folder for results and pictures; runs/speed by default")
+    add(
+        "--shapes",
+        type=_some_of((*SHAPES, *LARGE)),
+        help=f"of {shapes}; by default all but the last two, which are for accelerators",
+    )
+    add(
+        "--dtypes",
+        type=_some_of(speed.DTYPES),
+        default=usual.dtypes,
+        help=f"of {', '.join(speed.DTYPES)}",
+    )
+    add(
+        "--peers",
+        type=_some_of(speed.PEERS),
+        default=usual.peers,
+        help=f"with semicolons between them, of {'; '.join(speed.PEERS)}",
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=usual.rounds,
+        help=f"measured rounds; {usual.rounds} by default",
+    )
+    add(
+        "--platform",
+        choices=PLATFORMS,
+        help="what JAX runs on, by default what it chooses; PyTorch is measured on the CPU alone",
+    )
+    add(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        default=Path("runs/speed"),
+        help="folder for results and pictures; runs/speed by default",
+    )
     add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
     add("--check", action="store_true", help="compare counters with their bounds instead")
     add("--write-bounds", action="store_true", help="make the counters the bounds instead")

@@ -1,10 +1,11 @@
-"""What norms cost an accelerator, as counted in programs compiled for one ahead of time, which takes none.
+"""What norms cost an accelerator, as counted in programs compiled for one ahead of time, which
+takes none.
 
-    pip install 'jax[tpu]'; python -m bench.ahead tpu
-    pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 nvidia-nvjitlink-cu12; python -m bench.ahead gpu
+    pip install 'jax[tpu]'; python -m bench.ahead tpu pip install --no-deps jax-cuda12-plugin
+    jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 nvidia-nvjitlink-cu12; python -m bench.ahead gpu
 
-write bench/results/tpu.json and tpu.md, gpu.json and gpu.md. Arrays are larger than what is kept beside the cores, so that each pass
-over one is a transfer.
+write bench/results/tpu.json and tpu.md, gpu.json and gpu.md. Arrays are larger than what is kept
+beside the cores, so that each pass over one is a transfer.
 """
 
 import argparse
@@ -62,7 +63,8 @@ unless another is named.
 {collectives}
 """
 SHAPES = {norm: Shape.sizes(name) for name, shape in LARGE.items() for norm in shape.norms}
-PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer))  # kernels are for CPUs
+# kernels are for CPUs
+PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer))
 H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -78,7 +80,9 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description
 
 @dataclass(frozen=True)
 class Target:
-    """What is compiled for: how JAX describes some of them, what it compiles with, and what else a program says of its cost."""
+    """What is compiled for: how JAX describes some of them, what it compiles with, and what else a
+    program says of its cost.
+    """
 
     topology: dict
     compiler: str
@@ -105,9 +109,14 @@ TARGETS = {
 }
 
 
-def types_of(shape: tuple[int, ...], dtype: str, of_x: Sharding, of_params: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
+def types_of(
+    shape: tuple[int, ...], dtype: str, of_x: Sharding, of_params: Sharding
+) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Those of x, scale, bias and the cotangent of y."""
-    x, param = jax.ShapeDtypeStruct(shape, dtype, sharding=of_x), jax.ShapeDtypeStruct(shape[-1:], dtype, sharding=of_params)
+    x, param = (
+        jax.ShapeDtypeStruct(shape, dtype, sharding=of_x),
+        jax.ShapeDtypeStruct(shape[-1:], dtype, sharding=of_params),
+    )
     return x, param, param, x
 
 
@@ -116,22 +125,35 @@ def compiled(function: Callable, *types) -> jax.stages.Compiled:
 
 
 def in_two(norm: Callable, x, scale, bias, dy) -> tuple[str, str]:
-    """Two programs: output and residuals, but for those that are arguments; and the gradients from residuals and dy."""
+    """Two programs: output and residuals, but for those that are arguments; and the gradients from
+    residuals and dy.
+    """
 
     def forward(*given):
         return jax.vjp(norm, *given)
 
     traced = jax.make_jaxpr(forward)(x, scale, bias).jaxpr
-    made = [place for place, of in enumerate(traced.outvars) if not isinstance(of, Literal) and of not in traced.invars]
-    first = compiled(lambda *given: [jax.tree.leaves(forward(*given))[place] for place in made], x, scale, bias)
+    made = [
+        place
+        for place, of in enumerate(traced.outvars)
+        if not isinstance(of, Literal) and of not in traced.invars
+    ]
+    first = compiled(
+        lambda *given: [jax.tree.leaves(forward(*given))[place] for place in made], x, scale, bias
+    )
     y, pullback = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=x.sharding), jax.eval_shape(forward, x, scale, bias)
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=x.sharding),
+        jax.eval_shape(forward, x, scale, bias),
     )
     return first.as_text(), compiled(lambda pullback, dy: pullback(dy), pullback, y).as_text()
 
 
-def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list, cost: Callable[[str], int]) -> dict:
-    """Of the output, and of it with all gradients; of these also the collectives where x is sharded, by the axis."""
+def count(
+    norm: Callable, shape: tuple[int, ...], dtype: str, devices: list, cost: Callable[[str], int]
+) -> dict:
+    """Of the output, and of it with all gradients; of these also the collectives where x is
+    sharded, by the axis.
+    """
     one = SingleDeviceSharding(devices[0])
     types = types_of(shape, dtype, one, one)
     size = types[0].size * types[0].dtype.itemsize
@@ -141,13 +163,19 @@ def count(norm: Callable, shape: tuple[int, ...], dtype: str, devices: list, cos
         "passes": [transferred(text) / size for text in texts],
         "apart": [transferred(text) / size for text in in_two(norm, *types)],
         "cost": list(map(cost, texts)),
-        "temporaries": [program.memory_analysis().temp_size_in_bytes / size for program in programs],
+        "temporaries": [
+            program.memory_analysis().temp_size_in_bytes / size for program in programs
+        ],
         "collectives": {},
     }
     mesh = Mesh(np.array(devices), ("chips",))
     for name, axis in (("first", 0), ("last", len(shape) - 1)):
-        of_x = NamedSharding(mesh, P(*("chips" if at == axis else None for at in range(len(shape)))))
-        program = compiled(with_gradients(norm), *types_of(shape, dtype, of_x, NamedSharding(mesh, P())))
+        of_x = NamedSharding(
+            mesh, P(*("chips" if at == axis else None for at in range(len(shape))))
+        )
+        program = compiled(
+            with_gradients(norm), *types_of(shape, dtype, of_x, NamedSharding(mesh, P()))
+        )
         found["collectives"][name] = Counter(re.findall(COLLECTIVE, program.as_text()))
     return found
 
@@ -159,7 +187,9 @@ def table(rows: list[dict], cell: Callable[[dict, dict | None], str]) -> str:
     for norm, dtype in dict.fromkeys((row["norm"], row["dtype"]) for row in rows):
         found = {row["peer"]: row for row in rows if (row["norm"], row["dtype"]) == (norm, dtype)}
         cells = [cell(found[peer], found.get("flax")) if peer in found else "" for peer in peers]
-        lines.append(f"| {norm} {'x'.join(map(str, SHAPES[norm]))} {dtype} | " + " | ".join(cells) + " |")
+        lines.append(
+            f"| {norm} {'x'.join(map(str, SHAPES[norm]))} {dtype} | " + " | ".join(cells) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -171,13 +201,23 @@ def tables(rows: list[dict], relative: bool) -> dict[str, str]:
     def cost(own: dict, flax: dict | None) -> str:
         if not relative:
             return " / ".join(map(str, own["cost"]))
-        return " / ".join(f"{one / other:.2f}" for one, other in zip(own["cost"], flax["cost"], strict=True)) if flax else ""
+        return (
+            " / ".join(
+                f"{one / other:.2f}" for one, other in zip(own["cost"], flax["cost"], strict=True)
+            )
+            if flax
+            else ""
+        )
 
     return {
-        "passes": table(rows, lambda own, _: " / ".join(f"{passes:.1f}" for passes in own["passes"])),
+        "passes": table(
+            rows, lambda own, _: " / ".join(f"{passes:.1f}" for passes in own["passes"])
+        ),
         "apart": table(rows, lambda own, _: " + ".join(f"{passes:.1f}" for passes in own["apart"])),
         "cost": table(rows, cost),
-        "collectives": table(rows, lambda own, _: " / ".join(map(format_counts, own["collectives"].values()))),
+        "collectives": table(
+            rows, lambda own, _: " / ".join(map(format_counts, own["collectives"].values()))
+        ),
     }
 
 
@@ -189,24 +229,47 @@ def page(command: str, target: Target, facts: dict, rows: list[dict]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.ahead", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ahead", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("target", choices=tuple(TARGETS), help="a TPU v5e, or an NVIDIA H100")
-    parser.add_argument("--only", nargs="+", choices=tuple(SHAPES), default=tuple(SHAPES), metavar="NORM", help="of %(choices)s")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=tuple(SHAPES),
+        default=tuple(SHAPES),
+        metavar="NORM",
+        help="of %(choices)s",
+    )
     options = parser.parse_args()
     target = TARGETS[options.target]
     try:
         jax.devices()  # looks for plug-ins
         devices = topologies.get_topology_desc(**target.topology).devices
     except (RuntimeError, ValueError) as error:
-        how = next(line.strip().split("; ")[0] for line in __doc__.split("\n") if line.endswith(f"bench.ahead {options.target}"))
+        how = next(
+            line.strip().split("; ")[0]
+            for line in __doc__.split("\n")
+            if line.endswith(f"bench.ahead {options.target}")
+        )
         print(f"bench.ahead: no compiler for a {options.target} ({how}): {error}", file=sys.stderr)
         return 1
-    cases = [(norm, dtype, peer) for norm in options.only for dtype in DTYPES for peer in PEERS if norm in JAX_PEERS[peer]()]
+    cases = [
+        (norm, dtype, peer)
+        for norm in options.only
+        for dtype in DTYPES
+        for peer in PEERS
+        if norm in JAX_PEERS[peer]()
+    ]
     rows = []
     for norm, dtype, peer in track(cases, "Compiling"):
         found = count(JAX_PEERS[peer]()[norm], SHAPES[norm], dtype, devices, target.cost)
         rows.append({"norm": norm, "dtype": dtype, "peer": peer} | found)
-    packages = {"jax": jax.__version__, **versions(), target.compiler: importlib.metadata.version(target.compiler)}
+    packages = {
+        "jax": jax.__version__,
+        **versions(),
+        target.compiler: importlib.metadata.version(target.compiler),
+    }
     facts = {
         "name": options.target.upper(),
         "device": devices[0].device_kind,

@@ -2,10 +2,11 @@
 
     python -m bench.flat_regions --data-dir DIR
 
-DIR holds Keras' mnist.npz. Over the channels of one black pixel nothing varies at first: the biases are all 0, and the
-derivative of the normalization is 1 / sqrt(epsilon). Prints, and writes to bench/results/flat-regions.md, the length of
-the gradient of the first bias and of all parameters, at the start, for one batch of 128, and the loss that 200 steps of
-gradient descent at 0.1 end with (mean of the last 20).
+DIR holds Keras' mnist.npz. Over the channels of one black pixel nothing varies at first: the biases
+are all 0, and the derivative of the normalization is 1 / sqrt(epsilon). Prints, and writes to
+bench/results/flat-regions.md, the length of the gradient of the first bias and of all parameters,
+at the start, for one batch of 128, and the loss that 200 steps of gradient descent at 0.1 end with
+(mean of the last 20).
 """
 
 import argparse
@@ -32,7 +33,9 @@ class Network(nn.Module):
         for features in (6, 16):
             x = nn.Conv(features, (5, 5), padding="VALID")(x)
             if self.axes is not None:
-                x = jn.LayerNorm(epsilon=self.epsilon, reduction_axes=self.axes, feature_axes=self.axes)(x)
+                x = jn.LayerNorm(
+                    epsilon=self.epsilon, reduction_axes=self.axes, feature_axes=self.axes
+                )(x)
             x = pool(nn.tanh(x))
         return nn.Dense(10)(x.reshape(len(x), -1))
 
@@ -56,11 +59,19 @@ def loss_of(model: Network, images, labels):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.flat_regions", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.flat_regions", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--data-dir", help="folder of mnist.npz")
     data = mnist(parser.parse_args().data_dir)
     images, labels = data.train_inputs, data.train_labels
-    titles = "norm after the convolutions", "epsilon", "gradient of the first bias", "of all parameters", "loss after 200 steps"
+    titles = (
+        "norm after the convolutions",
+        "epsilon",
+        "gradient of the first bias",
+        "of all parameters",
+        "loss after 200 steps",
+    )
     rows = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     cases = [("none", None, 0.0), ("layer, over height, width, channels", IMAGE, 1e-6)]
     cases += [("layer, over channels", (-1,), epsilon) for epsilon in (1e-6, 1e-4, 1e-2)]
@@ -68,8 +79,16 @@ def main() -> None:
         model = Network(axes, epsilon)
         params = model.init(jax.random.key(0), images[:2])["params"]
         gradient = jax.grad(loss_of(model, images[:128], labels[:128]))(params)
-        numbers = norm(gradient["Conv_0"]["bias"]), norm(gradient), trained(model, params, images, labels)
-        rows.append(f"| {name} | {f'{epsilon:g}' if axes else ''} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |")
+        numbers = (
+            norm(gradient["Conv_0"]["bias"]),
+            norm(gradient),
+            trained(model, params, images, labels),
+        )
+        rows.append(
+            f"| {name} | {f'{epsilon:g}' if axes else ''} | "
+            + " | ".join(f"{number:.3g}" for number in numbers)
+            + " |"
+        )
     text = "\n".join(rows)
     (Path(__file__).parent / "results" / "flat-regions.md").write_text(text + "\n")
     print(text)

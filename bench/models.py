@@ -1,10 +1,12 @@
-"""Training steps of whole models with our modules, with Flax's and without norms: time, CPU time, temporaries.
+"""Training steps of whole models with our modules, with Flax's and without norms: time, CPU time,
+temporaries.
 
     python -m bench.models [--rounds 21] [--out bench/results/models]
 
-writes models.json and models.md there. All have the same layers and data; steps are jitted, with gradients of all
-parameters and plain gradient descent, in one process, in an order that is drawn anew each round. Compared are the steps of
-one round, since a machine changes its pace within a run. What is left without norms is what no norm can save.
+writes models.json and models.md there. All have the same layers and data; steps are jitted, with
+gradients of all parameters and plain gradient descent, in one process, in an order that is drawn
+anew each round. Compared are the steps of one round, since a machine changes its pace within a run.
+What is left without norms is what no norm can save.
 """
 
 import argparse
@@ -71,7 +73,11 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        norm = partial(self.norms.BatchNorm, use_running_average=False) if self.kind == "batch" else partial(self.norms.GroupNorm, 32)
+        norm = (
+            partial(self.norms.BatchNorm, use_running_average=False)
+            if self.kind == "batch"
+            else partial(self.norms.GroupNorm, 32)
+        )
         for _ in range(self.blocks):
             h = nn.relu(norm()(nn.Conv(self.features, (3, 3), use_bias=False)(x)))
             x = nn.relu(x + norm()(nn.Conv(self.features, (3, 3), use_bias=False)(h)))
@@ -96,8 +102,14 @@ class LeNet(nn.Module):
 
 MODELS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "transformer, 4 blocks of 256, 16 x 64 tokens": (Transformer, (16, 64, 256)),
-    "ResNet stage, batch norm, 16 x 32 x 32 x 64": (partial(ResNet, kind="batch"), (16, 32, 32, 64)),
-    "ResNet stage, group norm, 16 x 32 x 32 x 64": (partial(ResNet, kind="group"), (16, 32, 32, 64)),
+    "ResNet stage, batch norm, 16 x 32 x 32 x 64": (
+        partial(ResNet, kind="batch"),
+        (16, 32, 32, 64),
+    ),
+    "ResNet stage, group norm, 16 x 32 x 32 x 64": (
+        partial(ResNet, kind="group"),
+        (16, 32, 32, 64),
+    ),
     "LeNet on digits, batch 128": (LeNet, (128, 8, 8, 1)),
 }
 
@@ -130,26 +142,36 @@ def measure(name: str, rounds: int, console: Console) -> dict:
     samples: dict[str, list] = {kind: [] for kind in calls}
     order, rng = list(calls), random.Random(0)
     for _ in track(range(rounds), name, console=console):
-        rng.shuffle(order)  # what one leaves behind, in caches and threads, is not always the same one's to bear
+        # what one leaves behind, in caches and threads, is not always the same one's to bear
+        rng.shuffle(order)
         for kind in order:
             samples[kind].append(sample(calls[kind], repeats[kind]))
     found, measured = {}, {kind: np.array(rows, float) for kind, rows in samples.items()}
     for kind, rows in measured.items():
         wall, cpu, faults = np.median(rows, axis=0)
         ratios = np.quantile(measured["flax"][:, 0] / rows[:, 0], (0.25, 0.5, 0.75)).tolist()
-        found[kind] = {"ms": 1e3 * wall, "cpu_ms": 1e3 * cpu, "faults": faults, "temporaries_mib": temporaries[kind], "gains": ratios}
+        found[kind] = {
+            "ms": 1e3 * wall,
+            "cpu_ms": 1e3 * cpu,
+            "faults": faults,
+            "temporaries_mib": temporaries[kind],
+            "gains": ratios,
+        }
     return {"model": name, "kinds": found}
 
 
 def table(rows: list[dict]) -> str:
     others = [kind for kind in KINDS if kind != "flax"]
     lines = [
-        "| training step, ms (CPU ms; temporaries, MiB) | " + " | ".join([*KINDS, *(f"Flax / {kind}" for kind in others)]) + " |",
+        "| training step, ms (CPU ms; temporaries, MiB) | "
+        + " | ".join([*KINDS, *(f"Flax / {kind}" for kind in others)])
+        + " |",
         "|---|" + "---|" * (len(KINDS) + len(others)),
     ]
     for row in rows:
         cells = [
-            f"{row['kinds'][kind]['ms']:.1f} ({row['kinds'][kind]['cpu_ms']:.1f}; {row['kinds'][kind]['temporaries_mib']:.1f})"
+            f"{row['kinds'][kind]['ms']:.1f} ({row['kinds'][kind]['cpu_ms']:.1f}; "
+            f"{row['kinds'][kind]['temporaries_mib']:.1f})"
             for kind in KINDS
         ]
         for kind in others:
@@ -173,9 +195,13 @@ def page(results: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.models", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.models", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--rounds", type=int, default=21, help="measured rounds, 21 by default")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/models"), help="results, without suffix")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench/results/models"), help="results, without suffix"
+    )
     options = parser.parse_args()
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]

@@ -1,11 +1,13 @@
-"""Fitting a data set that outgrows memory: accuracy, time and memory of ours and of others, over one file of float32.
+"""Fitting a data set that outgrows memory: accuracy, time and memory of ours and of others, over
+one file of float32.
 
     python -m bench.normalizers [--gib 4]
 
-writes bench/results/normalizers.json and normalizers.md. The file is made of seeded normal numbers (mean 1000, deviation 1, 256
-features), read chunk by chunk, and removed. Each peer runs in a process of its own; reading is not part of its time. Memory is
-the most that the process holds beyond what it held before the first chunk, without the pages of files. Keras adapts to chunks only where
-TensorFlow is installed, with whatever backend (`pip install tensorflow-cpu`).
+writes bench/results/normalizers.json and normalizers.md. The file is made of seeded normal numbers
+(mean 1000, deviation 1, 256 features), read chunk by chunk, and removed. Each peer runs in a
+process of its own; reading is not part of its time. Memory is the most that the process holds
+beyond what it held before the first chunk, without the pages of files. Keras adapts to chunks only
+where TensorFlow is installed, with whatever backend (`pip install tensorflow-cpu`).
 """
 
 import argparse
@@ -36,7 +38,9 @@ class Chunks:
     def __iter__(self) -> Iterator[np.ndarray]:
         for start in range(0, os.path.getsize(self.path), CHUNK):
             began, cpu = time.perf_counter(), time.thread_time()
-            chunk = np.fromfile(self.path, np.float32, CHUNK // 4, offset=start).reshape(-1, FEATURES)
+            chunk = np.fromfile(self.path, np.float32, CHUNK // 4, offset=start).reshape(
+                -1, FEATURES
+            )
             self.seconds += time.perf_counter() - began
             self.cpu_seconds += time.thread_time() - cpu
             yield chunk
@@ -46,7 +50,10 @@ class Chunks:
 def write(path: str, chunks: int) -> None:
     with open(path, "wb") as file:
         for seed in range(chunks):
-            (np.random.default_rng(seed).standard_normal((ROWS, FEATURES), np.float32) + np.float32(MEAN)).tofile(file)
+            (
+                np.random.default_rng(seed).standard_normal((ROWS, FEATURES), np.float32)
+                + np.float32(MEAN)
+            ).tofile(file)
 
 
 Found = tuple[np.ndarray, np.ndarray]  # mean and variance
@@ -148,13 +155,21 @@ def measure(peer: str, path: str) -> dict:
     mean, var = run(chunks)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     done.set()
-    facts = {"seconds": seconds - chunks.seconds, "cpu_seconds": cpu - chunks.cpu_seconds, "chunks_held": (most[0] - before) / CHUNK}
+    facts = {
+        "seconds": seconds - chunks.seconds,
+        "cpu_seconds": cpu - chunks.cpu_seconds,
+        "chunks_held": (most[0] - before) / CHUNK,
+    }
     return facts | {"mean": mean.astype(float).tolist(), "var": var.astype(float).tolist()}
 
 
 def _held() -> int:
     """Bytes of memory of this process that no file backs."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -163,22 +178,41 @@ def summarize(runs: list[dict], truth: dict) -> dict:
     mean, var = (np.array(truth[name]) for name in ("mean", "var"))
     if len(runs[0]["mean"]) == 1:  # one group of all features
         mean, var = mean.mean(keepdims=True), (var + (mean - mean.mean()) ** 2).mean(keepdims=True)
-    errors = {name: float(np.abs(np.array(runs[0][name]) / exact - 1).max()) for name, exact in (("mean", mean), ("var", var))}
-    medians = {name: float(np.median([run[name] for run in runs])) for name in ("seconds", "cpu_seconds")}
-    return {f"{name}_error": error for name, error in errors.items()} | medians | {"chunks_held": max(run["chunks_held"] for run in runs)}
+    errors = {
+        name: float(np.abs(np.array(runs[0][name]) / exact - 1).max())
+        for name, exact in (("mean", mean), ("var", var))
+    }
+    medians = {
+        name: float(np.median([run[name] for run in runs])) for name in ("seconds", "cpu_seconds")
+    }
+    return (
+        {f"{name}_error": error for name, error in errors.items()}
+        | medians
+        | {"chunks_held": max(run["chunks_held"] for run in runs)}
+    )
 
 
 def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
-    lines = ["| | mean's error | variance's error | seconds | CPU seconds | memory, chunks | runs |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| | mean's error | variance's error | seconds | CPU seconds | memory, chunks | runs |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in rows.items():
         wrong = "no digit right" if row["var_error"] > 0.5 else f"{row['var_error']:.0e}"
         times = f"{row['seconds']:.1f} | {row['cpu_seconds']:.1f}"
-        lines.append(f"| {name} | {row['mean_error']:.0e} | {wrong} | {times} | {row['chunks_held']:.1f} | {row['runs']} |")
+        lines.append(
+            f"| {name} | {row['mean_error']:.0e} | {wrong} | {times} | {row['chunks_held']:.1f} | "
+            f"{row['runs']} |"
+        )
     head = (
-        f"Fitting {gib:g} GiB of float32, mean 1000, deviation 1, 256 features, in chunks of 64 MiB (python -m bench.normalizers).\n"
-        "Errors: the largest of all features, relative to two passes in float64. Time: without reading, "
-        f"median of the runs, beside other work on the machine, which CPU seconds show less of; {facts['processor']}, "
-        f"{facts['cores']} cores. Memory: the most beyond what was held before the first chunk, the chunk itself included, in chunks.\n"
+        f"Fitting {gib:g} GiB of float32, mean 1000, deviation 1, 256 features, in chunks of 64 "
+        "MiB (python -m bench.normalizers).\n"
+        "Errors: the largest of all features, relative to two passes in float64. Time: without "
+        "reading, "
+        "median of the runs, beside other work on the machine, which CPU seconds show less of; "
+        f"{facts['processor']}, "
+        f"{facts['cores']} cores. Memory: the most beyond what was held before the first chunk, "
+        "the chunk itself included, in chunks.\n"
     )
     return head + "\n" + "\n".join(lines) + "\n"
 
@@ -187,8 +221,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--only", nargs="+", choices=PEERS, metavar="PEER", help="measure these anew; the rows of others stay as they are")
-    parser.add_argument("--peer", choices=PEERS, help="measure this one over --file, in this process")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PEERS,
+        metavar="PEER",
+        help="measure these anew; the rows of others stay as they are",
+    )
+    parser.add_argument(
+        "--peer", choices=PEERS, help="measure this one over --file, in this process"
+    )
     parser.add_argument("--file", help="the data: kept, and not written again if it is there")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -206,7 +248,10 @@ def main() -> None:
     result = options.out / "normalizers.json"
     rows = json.loads(result.read_text())["rows"] if options.only else {}
     truth = runs[TRUTH][0]
-    rows |= {name: summarize(found, truth) | {"commit": commit(), "runs": options.runs} for name, found in runs.items()}
+    rows |= {
+        name: summarize(found, truth) | {"commit": commit(), "runs": options.runs}
+        for name, found in runs.items()
+    }
     facts = machine() | versions() | {"gib": options.gib}
     options.out.mkdir(exist_ok=True)
     result.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
@@ -221,8 +266,22 @@ def measure_in_turn(peers: list[str], path: str, times: int) -> dict[str, list[d
     for _ in range(times):
         for name, found in runs.items():
             command = [sys.executable, "-m", "bench.normalizers", "--peer", name, "--file", path]
-            found.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]))
-            print(name, {key: round(value, 2) for key, value in found[-1].items() if isinstance(value, float)}, flush=True)
+            found.append(
+                json.loads(
+                    subprocess.run(
+                        command, capture_output=True, text=True, check=True
+                    ).stdout.splitlines()[-1]
+                )
+            )
+            print(
+                name,
+                {
+                    key: round(value, 2)
+                    for key, value in found[-1].items()
+                    if isinstance(value, float)
+                },
+                flush=True,
+            )
     return runs
 
 

@@ -1,9 +1,11 @@
-"""A page for each committed experiment: the claim of its source, the command, our figures, and what they say.
+"""A page for each committed experiment: the claim of its source, the command, our figures, and what
+they say.
 
     python -m bench.pages [--check]
 
-writes bench/results/NAME/README.md from results.json there and from the texts of bench/findings.py, and the pages of speeds
-and of whole models from what was measured for them; or says whether they are so.
+writes bench/results/NAME/README.md from results.json there and from the texts of bench/findings.py,
+and the pages of speeds and of whole models from what was measured for them; or says whether they
+are so.
 """
 
 import json
@@ -39,12 +41,18 @@ def page(name: str, finding: Finding) -> str:
 
 def pages() -> dict[Path, str]:
     """The texts by file."""
-    found = {RESULTS / name / "README.md": page(name, finding) for name, finding in FINDINGS.items()}
+    found = {
+        RESULTS / name / "README.md": page(name, finding) for name, finding in FINDINGS.items()
+    }
     for name in ("speed", "speed-zen4", "speed-pages", "speed-xeon", "speed-gpu"):
         folder = RESULTS / name
-        found[folder / "README.md"] = speed_report.page(report.read(folder), folder.relative_to(RESULTS.parents[1]))
+        found[folder / "README.md"] = speed_report.page(
+            report.read(folder), folder.relative_to(RESULTS.parents[1])
+        )
     for name in ("models", "models-pages"):
-        found[RESULTS / f"{name}.md"] = models.page(json.loads((RESULTS / f"{name}.json").read_text()))
+        found[RESULTS / f"{name}.md"] = models.page(
+            json.loads((RESULTS / f"{name}.json").read_text())
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The same norms elsewhere: each peer is ``norm name -> f(x, scale, bias)`` with epsilon 1e-5, channels last.
+"""The same norms elsewhere: each peer is ``norm name -> f(x, scale, bias)`` with epsilon 1e-5,
+channels last.
 
 Scale and bias are ``(channels,)``; RMS norm takes no bias anywhere.
 """
@@ -27,18 +28,30 @@ def ours() -> Norms:
     """Those with statistics of their own take ``where`` too."""
     equal = jnp.zeros(3)
     return {
-        "layer": lambda x, scale, bias, **mask: jn.layer_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask),
+        "layer": lambda x, scale, bias, **mask: jn.layer_norm(
+            x, scale=scale, bias=bias, epsilon=EPSILON, **mask
+        ),
         "rms": lambda x, scale, bias, **mask: jn.rms_norm(x, scale=scale, epsilon=EPSILON, **mask),
-        "batch": lambda x, scale, bias, **mask: jn.batch_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask)[0],
-        "instance": lambda x, scale, bias, **mask: jn.instance_norm(x, scale=scale, bias=bias, epsilon=EPSILON, **mask),
-        "group": lambda x, scale, bias, **mask: jn.group_norm(x, GROUPS, scale=scale, bias=bias, epsilon=EPSILON, **mask),
-        "switchable": lambda x, scale, bias: jn.switchable_norm(x, equal, equal, scale=scale, bias=bias, epsilon=EPSILON)[0],
+        "batch": lambda x, scale, bias, **mask: jn.batch_norm(
+            x, scale=scale, bias=bias, epsilon=EPSILON, **mask
+        )[0],
+        "instance": lambda x, scale, bias, **mask: jn.instance_norm(
+            x, scale=scale, bias=bias, epsilon=EPSILON, **mask
+        ),
+        "group": lambda x, scale, bias, **mask: jn.group_norm(
+            x, GROUPS, scale=scale, bias=bias, epsilon=EPSILON, **mask
+        ),
+        "switchable": lambda x, scale, bias: jn.switchable_norm(
+            x, equal, equal, scale=scale, bias=bias, epsilon=EPSILON
+        )[0],
     }
 
 
 @contextmanager
 def wished(implementation: str | None) -> Iterator[None]:
-    """Within it, calls that are made, or traced, take this implementation, wherever they can; None selects as usual."""
+    """Within it, calls that are made, or traced, take this implementation, wherever they can; None
+    selects as usual.
+    """
     before = os.environ.pop(plan.VARIABLE, None)
     if implementation is not None:
         os.environ[plan.VARIABLE] = implementation
@@ -130,7 +143,9 @@ def haiku() -> Norms:
 
     def call(make, **options):
         def norm(x, scale, bias):
-            function = hk.transform_with_state(lambda x: make()(x, **options, scale=scale, offset=bias))
+            function = hk.transform_with_state(
+                lambda x: make()(x, **options, scale=scale, offset=bias)
+            )
             return function.apply(*function.init(jax.random.key(0), x), None, x)[0]
 
         return norm
@@ -144,7 +159,9 @@ def haiku() -> Norms:
         "rms": rms,
         "batch": call(lambda: hk.BatchNorm(False, False, 0.99, eps=EPSILON), is_training=True),
         "instance": call(lambda: hk.InstanceNorm(False, False, eps=EPSILON)),
-        "group": call(lambda: hk.GroupNorm(GROUPS, create_scale=False, create_offset=False, eps=EPSILON)),
+        "group": call(
+            lambda: hk.GroupNorm(GROUPS, create_scale=False, create_offset=False, eps=EPSILON)
+        ),
     }
 
 
@@ -153,12 +170,18 @@ def equinox() -> Norms:
     import equinox as eqx
 
     def group(x, scale, bias):
-        norm = eqx.tree_at(lambda m: (m.weight, m.bias), eqx.nn.GroupNorm(GROUPS, x.shape[-1], eps=EPSILON), (scale, bias))
+        norm = eqx.tree_at(
+            lambda m: (m.weight, m.bias),
+            eqx.nn.GroupNorm(GROUPS, x.shape[-1], eps=EPSILON),
+            (scale, bias),
+        )
         return jnp.moveaxis(jax.vmap(norm)(jnp.moveaxis(x, -1, 1)), 1, -1)
 
     def each_row(kind, where, **options):
         def norm(x, *params):
-            layer = eqx.tree_at(where, kind(x.shape[-1], EPSILON, **options), params[: len(where(kind(1)))])
+            layer = eqx.tree_at(
+                where, kind(x.shape[-1], EPSILON, **options), params[: len(where(kind(1)))]
+            )
             return jax.vmap(layer)(x.reshape(-1, x.shape[-1])).reshape(x.shape)
 
         return norm
@@ -178,7 +201,9 @@ def keras_jax() -> Norms:
             layer = make()
             layer.build(x.shape)
             state = [variable.value for variable in layer.non_trainable_variables]
-            return layer.stateless_call(params[: len(layer.trainable_variables)], state, x, **options)[0]
+            return layer.stateless_call(
+                params[: len(layer.trainable_variables)], state, x, **options
+            )[0]
 
         return norm
 
@@ -200,9 +225,17 @@ def torch_cpu() -> Norms:
     return {
         "layer": lambda x, scale, bias: F.layer_norm(x, x.shape[-1:], scale, bias, eps=EPSILON),
         "rms": lambda x, scale, bias: F.rms_norm(x, x.shape[-1:], scale, eps=EPSILON),
-        "batch": channels_first(lambda x, scale, bias: F.batch_norm(x, None, None, scale, bias, training=True, eps=EPSILON)),
-        "instance": channels_first(lambda x, scale, bias: F.instance_norm(x, weight=scale, bias=bias, eps=EPSILON)),
-        "group": channels_first(lambda x, scale, bias: F.group_norm(x, GROUPS, scale, bias, eps=EPSILON)),
+        "batch": channels_first(
+            lambda x, scale, bias: F.batch_norm(
+                x, None, None, scale, bias, training=True, eps=EPSILON
+            )
+        ),
+        "instance": channels_first(
+            lambda x, scale, bias: F.instance_norm(x, weight=scale, bias=bias, eps=EPSILON)
+        ),
+        "group": channels_first(
+            lambda x, scale, bias: F.group_norm(x, GROUPS, scale, bias, eps=EPSILON)
+        ),
     }
 
 
@@ -218,7 +251,8 @@ JAX_PEERS: dict[str, Callable[[], Norms]] = {
     "equinox": equinox,
     "keras": keras_jax,
 }
-OTHERS = ("haiku", "equinox", "keras", "torch")  # peers named as their packages, which need not be there
+# peers named as their packages, which need not be there
+OTHERS = ("haiku", "equinox", "keras", "torch")
 
 
 def installed(peer: str) -> bool:

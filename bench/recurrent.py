@@ -1,10 +1,12 @@
-"""Recurrent networks: time, temporaries and compile time of ours and of the peers, interleaved in one process.
+"""Recurrent networks: time, temporaries and compile time of ours and of the peers, interleaved in
+one process.
 
     python -m bench.recurrent [--shapes 32x100x128,...] [--repeats 15] [--only NAMES]
 
-writes bench/results/recurrent.json and recurrent.md. A shape is batch x time x features; inputs have 100 features, float32,
-time first for everyone. Times are medians (minima) in ms of the outputs alone, and of the gradients with respect to
-parameters and inputs of ``sum(outputs * fixed random numbers)``. PyTorch takes part where it is installed.
+writes bench/results/recurrent.json and recurrent.md. A shape is batch x time x features; inputs
+have 100 features, float32, time first for everyone. Times are medians (minima) in ms of the outputs
+alone, and of the gradients with respect to parameters and inputs of ``sum(outputs * fixed random
+numbers)``. PyTorch takes part where it is installed.
 """
 
 import argparse
@@ -68,7 +70,9 @@ def flax_rnn(cell):
 def ours(norm, masked=False, implementation=None):
     def apply(params, x):
         lengths = jnp.linspace(len(x) // 2, len(x), x.shape[1]).astype(int) if masked else None
-        return jn.recurrent.lstm(x, params, norm=norm, time_major=True, lengths=lengths, implementation=implementation)[1]
+        return jn.recurrent.lstm(
+            x, params, norm=norm, time_major=True, lengths=lengths, implementation=implementation
+        )[1]
 
     return lambda x: jn.recurrent.init_lstm(KEY, IN, HIDDEN[0], norm=norm), apply
 
@@ -86,10 +90,12 @@ def haiku():
 
 
 def products(params, x, ct, backward: bool):
-    """The matrix products that forward and backward cannot do without, and sums that keep each of them whole."""
+    """The matrix products that forward and backward cannot do without, and sums that keep each of
+    them whole.
+    """
     w, wx = params
     xg = (x.reshape(-1, IN) @ wx).reshape(*x.shape[:2], -1)
-    together = lambda g: sum(jnp.split(g, 4, -1))  # noqa: E731
+    together = lambda g: sum(jnp.split(g, 4, -1))
     h, hs = lax.scan(lambda h, g: (0.1 * together(h @ w + g),) * 2, jnp.zeros_like(ct[0]), xg)
     if not backward:
         return h, hs
@@ -114,27 +120,46 @@ PEERS: dict[str, Callable] = {
 def measure(shape: str, repeats: int, only: list[str] | None, console: Console) -> list[dict]:
     batch, steps, HIDDEN[0] = (int(number) for number in shape.split("x"))
     keys = jax.random.split(KEY, 2)
-    x, ct = jax.random.normal(keys[0], (steps, batch, IN)), jax.random.normal(keys[1], (steps, batch, HIDDEN[0]))
+    x, ct = (
+        jax.random.normal(keys[0], (steps, batch, IN)),
+        jax.random.normal(keys[1], (steps, batch, HIDDEN[0])),
+    )
     calls, facts = {}, {}
     for name, make in PEERS.items():
         if only and name not in only:
             continue
         init, apply = make()
         params = init(x)
-        gradient = jax.grad(lambda params, x, apply=apply: (apply(params, x) * ct).sum(), argnums=(0, 1))
+        gradient = jax.grad(
+            lambda params, x, apply=apply: (apply(params, x) * ct).sum(), argnums=(0, 1)
+        )
         started = time.perf_counter()
         compiled = jax.jit(gradient).lower(params, x).compile()
-        facts[name] = {"compile_s": time.perf_counter() - started, "temp_mib": compiled.memory_analysis().temp_size_in_bytes / 2**20}
+        facts[name] = {
+            "compile_s": time.perf_counter() - started,
+            "temp_mib": compiled.memory_analysis().temp_size_in_bytes / 2**20,
+        }
         forward = jax.jit(apply).lower(params, x).compile()
         calls[name] = (lambda f=forward, p=params: f(p, x), lambda f=compiled, p=params: f(p, x))
-    weights = [jax.random.normal(keys[0], (rows, 4 * HIDDEN[0])) / rows**0.5 for rows in (HIDDEN[0], IN)]
+    weights = [
+        jax.random.normal(keys[0], (rows, 4 * HIDDEN[0])) / rows**0.5 for rows in (HIDDEN[0], IN)
+    ]
     bare = jax.jit(products, static_argnums=3)
-    calls["the products alone"] = (lambda: bare(weights, x, ct, False), lambda: bare(weights, x, ct, True))
+    calls["the products alone"] = (
+        lambda: bare(weights, x, ct, False),
+        lambda: bare(weights, x, ct, True),
+    )
     if TORCH:
         from bench.torch_recurrent import torch_calls
 
-        calls |= {name: pair for name, pair in torch_calls(batch, steps, IN, HIDDEN[0]).items() if not only or name in only}
-    times: dict[tuple[str, int], list[float]] = {(name, which): [] for name in calls for which in (0, 1)}
+        calls |= {
+            name: pair
+            for name, pair in torch_calls(batch, steps, IN, HIDDEN[0]).items()
+            if not only or name in only
+        }
+    times: dict[tuple[str, int], list[float]] = {
+        (name, which): [] for name in calls for which in (0, 1)
+    }
     order, rng = list(times), random.Random(0)
     for repeat in track(range(repeats + 1), shape, console=console):
         rng.shuffle(order)  # threads of one peer may still spin when the next one begins
@@ -153,7 +178,12 @@ def measure(shape: str, repeats: int, only: list[str] | None, console: Console) 
     return rows
 
 
-KINDS = {"gradients_median": "", "forward_median": ", outputs", "temp_mib": ", temporaries", "compile_s": ", compiling"}
+KINDS = {
+    "gradients_median": "",
+    "forward_median": ", outputs",
+    "temp_mib": ", temporaries",
+    "compile_s": ", compiling",
+}
 RATIOS = [  # ours, other, what, goal
     ("jaxnorm layer", "naive Flax LN-LSTM", "gradients_median", "0.55; 0.75 at 512"),
     ("jaxnorm layer", "Flax LSTM, no norm", "gradients_median", "1.0; 1.1 at 512"),
@@ -177,12 +207,27 @@ def tables(rows: list[dict]) -> str:
     head = "| | " + " | ".join(shapes) + " |\n|" + "---|" * (len(shapes) + 1) + "\n"
     text = ""
     for title, cell in (
-        ("Gradients, ms: median (minimum)", lambda row: f"{row['gradients_median']:.0f} ({row['gradients_min']:.0f})"),
-        ("Outputs alone, ms: median (minimum)", lambda row: f"{row['forward_median']:.1f} ({row['forward_min']:.1f})"),
-        ("Temporaries of the gradients, MiB", lambda row: f"{row['temp_mib']:.1f}" if "temp_mib" in row else ""),
-        ("Compiling the gradients, s", lambda row: f"{row['compile_s']:.2f}" if "compile_s" in row else ""),
+        (
+            "Gradients, ms: median (minimum)",
+            lambda row: f"{row['gradients_median']:.0f} ({row['gradients_min']:.0f})",
+        ),
+        (
+            "Outputs alone, ms: median (minimum)",
+            lambda row: f"{row['forward_median']:.1f} ({row['forward_min']:.1f})",
+        ),
+        (
+            "Temporaries of the gradients, MiB",
+            lambda row: f"{row['temp_mib']:.1f}" if "temp_mib" in row else "",
+        ),
+        (
+            "Compiling the gradients, s",
+            lambda row: f"{row['compile_s']:.2f}" if "compile_s" in row else "",
+        ),
     ):
-        lines = [f"| {name} | " + " | ".join(cell(by[shape, name]) for shape in shapes) + " |" for name in names]
+        lines = [
+            f"| {name} | " + " | ".join(cell(by[shape, name]) for shape in shapes) + " |"
+            for name in names
+        ]
         text += f"\n**{title}**\n\n{head}" + "\n".join(lines) + "\n"
     text += f"\n**Ratios of medians**\n\n{head}"
     for ours_, other, kind, goal in RATIOS:
@@ -203,22 +248,43 @@ Each time is of a call that follows one of its own, which is not counted, as ste
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.recurrent", description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default=SHAPES, help=f"batch x time x features, comma-separated; {SHAPES} by default")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.recurrent", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--shapes",
+        default=SHAPES,
+        help=f"batch x time x features, comma-separated; {SHAPES} by default",
+    )
     parser.add_argument("--repeats", type=int, default=15, help="measured rounds, 15 by default")
     parser.add_argument("--only", help="comma-separated names of peers")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recurrent", help="results, without suffix")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(__file__).parent / "results" / "recurrent",
+        help="results, without suffix",
+    )
     options = parser.parse_args()
     console, rows = Console(), []
     for shape in options.shapes.split(","):
-        rows += measure(shape, options.repeats, options.only.split(",") if options.only else None, console)
+        rows += measure(
+            shape, options.repeats, options.only.split(",") if options.only else None, console
+        )
     facts = machine() | versions() | {"commit": commit()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".json").write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    options.out.with_suffix(".json").write_text(
+        json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n"
+    )
     command = f"python -m bench.recurrent --shapes {options.shapes} --repeats {options.repeats}"
-    packages = ", ".join(f"{name} {facts[name]}" for name in ("jax", "flax", "torch") if name in facts)
+    packages = ", ".join(
+        f"{name} {facts[name]}" for name in ("jax", "flax", "torch") if name in facts
+    )
     built = "kernels built" if kernels.built() else "no kernels"
-    text = f"LSTM layers, {facts['cores']} cores, {packages}, {built} (`{command}`).\n" + tables(rows) + LIMIT
+    text = (
+        f"LSTM layers, {facts['cores']} cores, {packages}, {built} (`{command}`).\n"
+        + tables(rows)
+        + LIMIT
+    )
     options.out.with_suffix(".md").write_text(text)
     console.print(text)
 

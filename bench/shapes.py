@@ -1,4 +1,6 @@
-"""Shapes of real networks: at them the benchmarks measure norms, and the tests compare them with the oracle."""
+"""Shapes of real networks: at them the benchmarks measure norms, and the tests compare them with
+the oracle.
+"""
 
 from typing import NamedTuple
 

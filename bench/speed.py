@@ -1,4 +1,6 @@
-"""Times and counters of one norm at one shape, for us and for every peer, interleaved in one process."""
+"""Times and counters of one norm at one shape, for us and for every peer, interleaved in one
+process.
+"""
 
 import resource
 import subprocess
@@ -56,7 +58,12 @@ def arrays(case: Case) -> tuple[jax.Array, ...]:
     """x, scale, bias and the cotangent of y."""
     shape, keys = Shape.sizes(case.shape), jax.random.split(jax.random.key(0), 4)
     x, cotangent = (jax.random.normal(key, shape, case.dtype) for key in keys[:2])
-    return x, 1 + jax.random.normal(keys[2], shape[-1:]), jax.random.normal(keys[3], shape[-1:]), cotangent
+    return (
+        x,
+        1 + jax.random.normal(keys[2], shape[-1:]),
+        jax.random.normal(keys[3], shape[-1:]),
+        cotangent,
+    )
 
 
 def with_gradients(norm: Callable) -> Callable:
@@ -71,7 +78,9 @@ def with_gradients(norm: Callable) -> Callable:
 
 def counters(norm: Callable, x, scale, bias, cotangent) -> tuple[dict[str, float], Callable]:
     """What does not vary, and the compiled gradients; of arrays, or their shapes and dtypes."""
-    residuals = jax.eval_shape(lambda *given: jax.tree.leaves(jax.vjp(norm, *given)[1]), x, scale, bias)
+    residuals = jax.eval_shape(
+        lambda *given: jax.tree.leaves(jax.vjp(norm, *given)[1]), x, scale, bias
+    )
     started = time.perf_counter()
     compiled = jax.jit(with_gradients(norm)).lower(x, scale, bias, cotangent).compile()
     return {
@@ -85,7 +94,10 @@ def jax_calls(norm: Callable, case: Case) -> tuple[dict[str, Callable], dict[str
     x, scale, bias, cotangent = arrays(case)
     facts, compiled = counters(norm, x, scale, bias, cotangent)
     forward = jax.jit(norm).lower(x, scale, bias).compile()
-    calls = {"forward": partial(forward, x, scale, bias), "gradients": partial(compiled, x, scale, bias, cotangent)}
+    calls = {
+        "forward": partial(forward, x, scale, bias),
+        "gradients": partial(compiled, x, scale, bias, cotangent),
+    }
     return calls | ({"eager": partial(norm, x, scale, bias)} if x.size < 1000 else {}), facts
 
 
@@ -93,7 +105,9 @@ def torch_calls(norm: Callable, case: Case) -> dict[str, Callable]:
     import torch
 
     dtype = getattr(torch, case.dtype)
-    x, scale, bias, cotangent = (torch.tensor(np.asarray(a, np.float32)).to(dtype) for a in arrays(case))
+    x, scale, bias, cotangent = (
+        torch.tensor(np.asarray(a, np.float32)).to(dtype) for a in arrays(case)
+    )
     wanted = [a.requires_grad_() for a in ((x, scale) if case.norm == "rms" else (x, scale, bias))]
 
     def forward():
@@ -104,7 +118,9 @@ def torch_calls(norm: Callable, case: Case) -> dict[str, Callable]:
         y = norm(x, scale, bias)
         return y.detach(), torch.autograd.grad(y, wanted, cotangent)
 
-    return {"forward": forward, "gradients": gradients} | ({"eager": forward} if x.numel() < 1000 else {})
+    return {"forward": forward, "gradients": gradients} | (
+        {"eager": forward} if x.numel() < 1000 else {}
+    )
 
 
 def measure(case: Case, on_progress: OnProgress, peers: tuple[str, ...], rounds: int) -> dict:
@@ -151,10 +167,12 @@ def repeats_for(call: Callable) -> int:
 
 
 def sample(call: Callable, repeats: int) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and page faults of a call that follows one of its own, as the steps of a training do.
+    """Seconds, CPU seconds and page faults of a call that follows one of its own, as the steps of a
+    training do.
 
-    That one is not counted: it may be the first in a while to need so much memory, which a virtual machine gives back to its
-    host when nothing has used it for two seconds, and gets again more slowly than the system clears it.
+    That one is not counted: it may be the first in a while to need so much memory, which a virtual
+    machine gives back to its host when nothing has used it for two seconds, and gets again more
+    slowly than the system clears it.
     """
     jax.block_until_ready(call())
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
@@ -170,6 +188,13 @@ def imports() -> dict[str, float]:
     found = {}
     for package in ("jax", "jaxnorm", "flax.linen"):
         code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
-        times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(5)]
+        times = [
+            float(
+                subprocess.run(
+                    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+                ).stdout
+            )
+            for _ in range(5)
+        ]
         found[package] = float(np.median(times))
     return found

@@ -8,10 +8,19 @@ from bench.speed import COPY, DTYPES
 from bench.stamp import in_front
 from jaxnorm.experiments.figures import pyplot, save
 
-TITLES = {"forward": "Output", "gradients": "Output and all gradients", "eager": "Output, called without jit"}
+TITLES = {
+    "forward": "Output",
+    "gradients": "Output and all gradients",
+    "eager": "Output, called without jit",
+}
 OURS, PLAIN = "jaxnorm", "jaxnorm, plain JAX"
-ROWS, CHANNELS, ALL = ("layer", "rms"), ("group", "instance"), ("layer", "rms", "batch", "group", "instance")
-# What is asked for: (whose, norms, kind, measure, other, most); without a kind, of a peer's counters.
+ROWS, CHANNELS, ALL = (
+    ("layer", "rms"),
+    ("group", "instance"),
+    ("layer", "rms", "batch", "group", "instance"),
+)
+# What is asked for: (whose, norms, kind, measure, other, most); without a kind, of a peer's
+# counters.
 GOALS = (
     (OURS, ROWS, "gradients", "ms", "flax", 0.35),
     (OURS, ROWS, "gradients", "cpu_ms", "torch", 1.0),
@@ -28,7 +37,8 @@ GOALS = (
     (PLAIN, ALL, "", "compile_s", "flax", 1.2),
 )
 MEASURES = {"ms": "time", "cpu_ms": "CPU time", "compile_s": "compile time"}
-# What has to be moved, in copies of x, which read and write it once: gradients read x twice and the cotangent, and write two arrays.
+# What has to be moved, in copies of x, which read and write it once: gradients read x twice and the
+# cotangent, and write two arrays.
 COPIES = {"forward": 1.0, "gradients": 2.5}
 CASE = ("norm", "shape", "dtype")
 SMALL = "8x64"  # is for the cost of a call
@@ -38,21 +48,31 @@ def summarize(found: dict) -> str:
     """One case in a line."""
     peers = found["peers"]
     times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
-    best = min((name for name in times if not name.startswith(OURS)), key=times.__getitem__, default=None)
+    best = min(
+        (name for name in times if not name.startswith(OURS)), key=times.__getitem__, default=None
+    )
     ours = f"{times[OURS]:.2f} ms with gradients" if OURS in times else "measured"
     return ours if best is None else f"{ours}, best peer {best} {times[best]:.2f}"
 
 
 def _cases(results: dict, smallest: bool = False) -> dict[str, dict]:
     """What each implementation took, by the case's name."""
-    return {" ".join(run[part] for part in CASE): run["peers"] for run in results["runs"] if smallest or run["shape"] != SMALL}
+    return {
+        " ".join(run[part] for part in CASE): run["peers"]
+        for run in results["runs"]
+        if smallest or run["shape"] != SMALL
+    }
 
 
-def ratios(results: dict, ours: str, norms, kind: str, measure: str, other: str) -> dict[str, float]:
+def ratios(
+    results: dict, ours: str, norms, kind: str, measure: str, other: str
+) -> dict[str, float]:
     """Ours to the other, by case."""
     found = {}
     for case, peers in _cases(results, smallest=kind == "eager").items():
-        own, theirs = (peers.get(name, {}).get(kind) if kind else peers.get(name) for name in (ours, other))
+        own, theirs = (
+            peers.get(name, {}).get(kind) if kind else peers.get(name) for name in (ours, other)
+        )
         if case.split()[0] in norms and own and theirs:
             found[case] = own[measure] / theirs[measure]
     return found
@@ -62,8 +82,12 @@ def beside_fastest(results: dict, ours: str) -> dict[str, float]:
     """Times of output and gradients to those of the fastest of the others in JAX, by case."""
     found = {}
     for case, peers in _cases(results).items():
-        times = {name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer}
-        others = [time for name, time in times.items() if not name.startswith(OURS) and name != "torch"]
+        times = {
+            name: peer["gradients"]["ms"] for name, peer in peers.items() if "gradients" in peer
+        }
+        others = [
+            time for name, time in times.items() if not name.startswith(OURS) and name != "torch"
+        ]
         if ours in times and others:
             found[case] = times[ours] / min(others)
     return found
@@ -74,26 +98,56 @@ def below_copies(results: dict, kind: str, measure: str, other: str, most: float
     found = set()
     for case, peers in _cases(results).items():
         theirs, copy = peers.get(other, {}).get(kind), peers.get(COPY, {}).get("forward")
-        if theirs and copy and kind in COPIES and most * theirs[measure] < COPIES[kind] * copy[measure]:
+        if (
+            theirs
+            and copy
+            and kind in COPIES
+            and most * theirs[measure] < COPIES[kind] * copy[measure]
+        ):
             found.add(case)
     return found
 
 
 def goals(results: dict) -> str:
-    """A row per goal: the median and the worst case, how many cases meet it, and how many that do not no copy would meet either."""
-    lines = ["| | goal | median | worst | met | missed, but so would copies of the bytes |", "|---|---|---|---|---|---|"]
+    """A row per goal: the median and the worst case, how many cases meet it, and how many that do
+    not no copy would meet either.
+    """
+    lines = [
+        "| | goal | median | worst | met | missed, but so would copies of the bytes |",
+        "|---|---|---|---|---|---|",
+    ]
     for ours, norms, kind, measure, other, most in GOALS:
         whose = f", {PLAIN}" if ours == PLAIN else ""
         what = f"{', '.join(norms)}{whose}: {TITLES.get(kind, TITLES['gradients']).lower()}, {MEASURES[measure]} / {other}"
-        beyond = below_copies(results, kind, measure, other, most) if measure in ("ms", "cpu_ms") and kind in COPIES else None
+        beyond = (
+            below_copies(results, kind, measure, other, most)
+            if measure in ("ms", "cpu_ms") and kind in COPIES
+            else None
+        )
         lines += _goal(what, most, ratios(results, ours, norms, kind, measure, other), beyond)
     for ours, most in ((OURS, 0.42), (PLAIN, 1.0)):
-        lines += _goal(f"all five, {ours}: {TITLES['gradients'].lower()}, time / fastest JAX peer", most, beside_fastest(results, ours))
+        lines += _goal(
+            f"all five, {ours}: {TITLES['gradients'].lower()}, time / fastest JAX peer",
+            most,
+            beside_fastest(results, ours),
+        )
     cases = _cases(results)
-    times = {case: peers[PLAIN]["gradients"]["ms"] for case, peers in cases.items() if "gradients" in peers.get(PLAIN, {})}
-    beside = {case: case.replace("switchable", "batch") for case in times if case.startswith("switchable")}
-    blend = {case.split(" ", 1)[1]: times[case] / times[batch] for case, batch in beside.items() if batch in times}
-    lines += _goal(f"switchable, {PLAIN}: output and all gradients, time / our batch norm", 2.5, blend)
+    times = {
+        case: peers[PLAIN]["gradients"]["ms"]
+        for case, peers in cases.items()
+        if "gradients" in peers.get(PLAIN, {})
+    }
+    beside = {
+        case: case.replace("switchable", "batch") for case in times if case.startswith("switchable")
+    }
+    blend = {
+        case.split(" ", 1)[1]: times[case] / times[batch]
+        for case, batch in beside.items()
+        if batch in times
+    }
+    lines += _goal(
+        f"switchable, {PLAIN}: output and all gradients, time / our batch norm", 2.5, blend
+    )
     for ours in (OURS, PLAIN):
         lines += _counter_goals(cases, ours)
     return "\n".join(lines)
@@ -104,7 +158,9 @@ def _on_cpu(results: dict) -> bool:
 
 
 def summary(results: dict) -> str:
-    """Goals on a CPU, for which they are set; elsewhere how each norm compares with Flax, and with copies of the bytes."""
+    """Goals on a CPU, for which they are set; elsewhere how each norm compares with Flax, and with
+    copies of the bytes.
+    """
     if _on_cpu(results):
         return goals(results)
     lines = ["| | time / | cases | median | least | most |", "|---|---|---|---|---|---|"]
@@ -114,7 +170,9 @@ def summary(results: dict) -> str:
                 values = list(ratios(results, OURS, (norm,), kind, "ms", other).values())
                 if values:
                     spread = f"{np.median(values):.2f} | {min(values):.2f} | {max(values):.2f}"
-                    lines.append(f"| {norm}: {TITLES[kind].lower()} | {other} | {len(values)} | {spread} |")
+                    lines.append(
+                        f"| {norm}: {TITLES[kind].lower()} | {other} | {len(values)} | {spread} |"
+                    )
     return "\n".join(lines)
 
 
@@ -126,7 +184,11 @@ def _counter_goals(cases: dict[str, dict], ours: str) -> list[str]:
         ("residual_bytes", "bytes kept per element", (4.2, 2.2)),
     ):
         for dtype, bound in zip(DTYPES, most, strict=True):
-            own = {case: peers[ours][counter] for case, peers in cases.items() if case.endswith(dtype) and ours in peers}
+            own = {
+                case: peers[ours][counter]
+                for case, peers in cases.items()
+                if case.endswith(dtype) and ours in peers
+            }
             values = {case.removesuffix(f" {dtype}"): value for case, value in own.items()}
             lines += _goal(f"{whose}{label}, {dtype}", bound, values)
     return lines
@@ -174,26 +236,40 @@ def missed(results: dict) -> str:
   added up by several threads (0.94 to 1.07); kernels for switchable norm, more C++ than one rare norm is worth."""
 
 
-def _goal(what: str, most: float, found: dict[str, float], beyond: set[str] | None = None) -> list[str]:
+def _goal(
+    what: str, most: float, found: dict[str, float], beyond: set[str] | None = None
+) -> list[str]:
     if not found:
         return []
     worst, values = max(found, key=found.__getitem__), list(found.values())
     missed = {case for case, value in found.items() if value > most}
     copies = f"{len(missed & beyond)} of {len(missed)}" if beyond is not None and missed else ""
     met = f"{len(found) - len(missed)} of {len(found)}"
-    return [f"| {what} | {most} | {np.median(values):.2f} | {found[worst]:.2f} ({worst}) | {met} | {copies} |"]
+    return [
+        f"| {what} | {most} | {np.median(values):.2f} | {found[worst]:.2f} ({worst}) | {met} | "
+        f"{copies} |"
+    ]
 
 
 def page(results: dict, folder: Path) -> str:
     """README.md: the goals, then every figure."""
     machine, settings = results["machine"], results["settings"]
     packages = ", ".join(
-        f"{name} {version}" for name, version in (("jax", machine["jax"]), ("flax", machine["flax"]), *results["packages"].items())
+        f"{name} {version}"
+        for name, version in (
+            ("jax", machine["jax"]),
+            ("flax", machine["flax"]),
+            *results["packages"].items(),
+        )
     )
     imports = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["imports"].items())
     on_cpu = _on_cpu(results)
     kernels = f" Kernels {'built' if results['native'] else 'not built'}." if on_cpu else ""
-    chosen = "" if on_cpu else f" --platform {results['platform']} --peers '{'; '.join(settings['peers'])}'"
+    chosen = (
+        ""
+        if on_cpu
+        else f" --platform {results['platform']} --peers '{'; '.join(settings['peers'])}'"
+    )
     parts = [
         "# Speed of the norms" + ("" if on_cpu else f" on an {machine['device']}"),
         f"`{in_front(results.get('allocator', {}))}python -m bench{chosen} "
@@ -212,13 +288,18 @@ def page(results: dict, folder: Path) -> str:
             rows = _rows(results, dtype, kind)
             if rows:
                 parts += [f"## {title}, {dtype}: ms (CPU ms)", rows]
-        parts += [f"## Counters, {dtype}: bytes kept per element / temporaries per x / page faults", _counters(results, dtype)]
+        parts += [
+            f"## Counters, {dtype}: bytes kept per element / temporaries per x / page faults",
+            _counters(results, dtype),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
 def _table(names: list[str], rows: dict[str, list[str]]) -> str:
     head = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    return "\n".join(head + [f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows.items()])
+    return "\n".join(
+        head + [f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows.items()]
+    )
 
 
 def _names(results: dict) -> list[str]:
@@ -226,12 +307,18 @@ def _names(results: dict) -> list[str]:
 
 
 def _rows(results: dict, dtype: str, kind: str) -> str:
-    names = [name for name in _names(results) if any(kind in run["peers"].get(name, {}) for run in results["runs"])]
+    names = [
+        name
+        for name in _names(results)
+        if any(kind in run["peers"].get(name, {}) for run in results["runs"])
+    ]
     rows = {}
     for run in results["runs"]:
         if run["dtype"] == dtype and kind in run["peers"].get(OURS, {}):
             found = [run["peers"].get(name, {}).get(kind) for name in names]
-            rows[f"{run['norm']} {run['shape']}"] = ["" if f is None else f"{f['ms']:.2f} ({f['cpu_ms']:.2f})" for f in found]
+            rows[f"{run['norm']} {run['shape']}"] = [
+                "" if f is None else f"{f['ms']:.2f} ({f['cpu_ms']:.2f})" for f in found
+            ]
     return _table(names, rows) if rows else ""
 
 
@@ -242,7 +329,10 @@ def _counters(results: dict, dtype: str) -> str:
         if run["dtype"] == dtype:
             found = [run["peers"].get(name, {}) for name in names]
             rows[f"{run['norm']} {run['shape']}"] = [
-                f"{f['residual_bytes']:.2f} / {f['temporaries']:.2f} / {f['gradients']['faults']:.0f}" if "gradients" in f else ""
+                f"{f['residual_bytes']:.2f} / {f['temporaries']:.2f} / "
+                f"{f['gradients']['faults']:.0f}"
+                if "gradients" in f
+                else ""
                 for f in found
             ]
     return _table(names, rows)
@@ -262,7 +352,9 @@ def plot(folder: Path, results: dict) -> list[Path]:
 
 def _dots(results: dict, value, names: list[str], line: str):
     """A row of dots per case, a colour per peer; ``value(run, name)`` may be None."""
-    runs = [run for run in results["runs"] if run["shape"] != SMALL and value(run, OURS) is not None]
+    runs = [
+        run for run in results["runs"] if run["shape"] != SMALL and value(run, OURS) is not None
+    ]
     figure, axes = pyplot().subplots(figsize=(9, 0.27 * len(runs) + 1.6), layout="constrained")
     for i, name in enumerate(names):
         points = [(value(run, name), -row) for row, run in enumerate(runs)]
@@ -280,7 +372,11 @@ def _dots(results: dict, value, names: list[str], line: str):
     axes.axvline(1, color="#888888", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel(line)
-    axes.set_yticks(-np.arange(len(runs)), [f"{run['norm']} {run['shape']} {run['dtype']}" for run in runs], fontsize=8)
+    axes.set_yticks(
+        -np.arange(len(runs)),
+        [f"{run['norm']} {run['shape']} {run['dtype']}" for run in runs],
+        fontsize=8,
+    )
     axes.grid(axis="y", linewidth=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return figure
@@ -288,11 +384,20 @@ def _dots(results: dict, value, names: list[str], line: str):
 
 def _relative(results: dict):
     def value(run: dict, name: str) -> float | None:
-        times = {peer: found["gradients"]["ms"] for peer, found in run["peers"].items() if "gradients" in found}
+        times = {
+            peer: found["gradients"]["ms"]
+            for peer, found in run["peers"].items()
+            if "gradients" in found
+        }
         others = [time for peer, time in times.items() if not peer.startswith(OURS)]
         return times[name] / min(others) if name in times and others else None
 
-    return _dots(results, value, [name for name in _names(results) if name != COPY], "time / best peer (less is better)")
+    return _dots(
+        results,
+        value,
+        [name for name in _names(results) if name != COPY],
+        "time / best peer (less is better)",
+    )
 
 
 def _bandwidth(results: dict):
@@ -300,4 +405,9 @@ def _bandwidth(results: dict):
         found = run["peers"].get(name, {}).get("forward")
         return run["peers"][COPY]["forward"]["ms"] / found["ms"] if found else None
 
-    return _dots(results, value, [name for name in _names(results) if name != COPY], "share of a copy's speed (more is better)")
+    return _dots(
+        results,
+        value,
+        [name for name in _names(results) if name != COPY],
+        "share of a copy's speed (more is better)",
+    )

@@ -13,7 +13,17 @@ def commit() -> str:
     """Of this checkout; with "-dirty" where files differ from it, other than results."""
     git = partial(subprocess.run, capture_output=True, text=True, cwd=Path(__file__).parent)
     named = git(["git", "describe", "--always"]).stdout.strip()
-    changed = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ":(top)", ":(exclude,top)bench/results"]).stdout
+    changed = git(
+        [
+            "git",
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ":(top)",
+            ":(exclude,top)bench/results",
+        ]
+    ).stdout
     return f"{named}-dirty" if named and changed else named or "unknown"
 
 
@@ -30,7 +40,11 @@ def versions() -> dict[str, str]:
 
 def allocator() -> dict[str, str]:
     """The variables of the environment that say how it does."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MALLOC_", "GLIBC_"))}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("MALLOC_", "GLIBC_"))
+    }
 
 
 def in_front(variables: dict[str, str]) -> str:

@@ -6,13 +6,17 @@ import torch
 
 
 class TorchLayer(torch.nn.Module):
-    """The layer-normalized LSTM of PyTorch's own scripts, with the cell's norm where Ba et al. have it."""
+    """The layer-normalized LSTM of PyTorch's own scripts, with the cell's norm where Ba et al. have
+    it.
+    """
 
     def __init__(self, in_features: int, features: int):
         super().__init__()
         self.wx = torch.nn.Parameter(torch.randn(in_features, 4 * features) / in_features**0.5)
         self.wh = torch.nn.Parameter(torch.randn(features, 4 * features) / features**0.5)
-        self.nx, self.nh, self.nc = (torch.nn.LayerNorm(n) for n in (4 * features, 4 * features, features))
+        self.nx, self.nh, self.nc = (
+            torch.nn.LayerNorm(n) for n in (4 * features, 4 * features, features)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.zeros(x.shape[1], self.wh.shape[0])
@@ -25,7 +29,9 @@ class TorchLayer(torch.nn.Module):
         return torch.stack(outputs)
 
 
-def torch_calls(batch: int, steps: int, in_features: int, features: int) -> dict[str, tuple[Callable, Callable]]:
+def torch_calls(
+    batch: int, steps: int, in_features: int, features: int
+) -> dict[str, tuple[Callable, Callable]]:
     """Outputs alone and gradients, by name."""
     x, ct = torch.randn(steps, batch, in_features), torch.randn(steps, batch, features)
 

@@ -1,23 +1,39 @@
-"""What a program that XLA compiled for an accelerator transfers, expects and starts, as its text says."""
+"""What a program that XLA compiled for an accelerator transfers, expects and starts, as its text
+says.
+"""
 
 import math
 import re
 from collections import defaultdict
 
-BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s8": 1, "u8": 1, "pred": 1}
+BYTES = {
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "s8": 1,
+    "u8": 1,
+    "pred": 1,
+}
 ARRAY = re.compile(rf"\b({'|'.join(BYTES)})\[([\d,]*)\](\{{[^}}]*\}})?")
 LINE = re.compile(r"\s*(?:ROOT )?(%[\w.-]+) = (.*?[\})\]]) ([a-z][\w-]*)\((.*)")
 COMPUTATION = re.compile(r"^(%[\w.-]+) \(.*?\{\n(.*?)^\}", re.M | re.S)
 FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "copy-done", "slice-done")
 SAME = ("bitcast", "convert", "copy", "multiply", "reshape")  # on the way to a slice
-COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+COLLECTIVE = re.compile(
+    r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
 PROGRAMS = ("while", "conditional", "call", "async-start")  # of programs of their own
 
 
 def transferred(program: str) -> int:
     """The bytes that the instructions of a compiled program read and write in main memory.
 
-    What lies beside a TPU's cores (S(1) in a layout) costs none, and of what an instruction takes a slice of, the slice.
+    What lies beside a TPU's cores (S(1) in a layout) costs none, and of what an instruction takes a
+    slice of, the slice.
 
     >>> transferred('''
     ... %f (x: f32[8,128]) -> f32[8] {
@@ -39,7 +55,8 @@ def transferred(program: str) -> int:
     2.25
     """
     read = {name: _shares(body) for name, body in re.findall(COMPUTATION, program)}
-    arrays: dict[str, list[tuple[int, bool]]] = {}  # of each name the bytes, and whether they lie there
+    # of each name the bytes, and whether they lie there
+    arrays: dict[str, list[tuple[int, bool]]] = {}
     total = 0.0
     for name, types, operation, rest in _instructions(_entry(program)):
         arrays[name] = own = [_array(*found) for found in ARRAY.findall(types)]
@@ -52,7 +69,9 @@ def transferred(program: str) -> int:
             shares = read.get(called[1], {}) if called else {}
             total += sum(size for size, there in own if there)
             for place, of in enumerate(_operands(rest)):
-                total += shares.get(place, 1.0) * sum(size for size, there in arrays.get(of, ()) if there)
+                total += shares.get(place, 1.0) * sum(
+                    size for size, there in arrays.get(of, ()) if there
+                )
     return round(total)
 
 
@@ -88,11 +107,16 @@ def _elements(sizes: str) -> int:
 
 
 def _shares(body: str) -> dict[int, float]:
-    """The share of each parameter of a fusion that it reads: all, unless nothing but slices are taken of it."""
+    """The share of each parameter of a fusion that it reads: all, unless nothing but slices are
+    taken of it.
+    """
     sizes, operations, users = {}, {}, defaultdict(list)
     parameters = {}
     for name, types, operation, rest in _instructions(body):
-        sizes[name], operations[name] = sum(_elements(found[1]) for found in ARRAY.findall(types)), operation
+        sizes[name], operations[name] = (
+            sum(_elements(found[1]) for found in ARRAY.findall(types)),
+            operation,
+        )
         if operation == "parameter":
             parameters[int(rest.split(")")[0])] = name
         for of in _operands(rest):

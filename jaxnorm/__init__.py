@@ -3,7 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is loaded when the first of its names is used
+# what type checkers see; when the program runs, a module is loaded when the first of its names is
+# used
+if TYPE_CHECKING:
     from jaxnorm import data as data
     from jaxnorm import host as host
     from jaxnorm import linen as linen
@@ -13,7 +15,14 @@ if TYPE_CHECKING:  # what type checkers see; when the program runs, a module is 
     from jaxnorm.engine.plan import Plan
     from jaxnorm.graphs import graph_norm, pair_norm
     from jaxnorm.normalization import normalize, plan, standardize
-    from jaxnorm.norms import batch_norm, group_norm, instance_norm, layer_norm, positional_norm, rms_norm
+    from jaxnorm.norms import (
+        batch_norm,
+        group_norm,
+        instance_norm,
+        layer_norm,
+        positional_norm,
+        rms_norm,
+    )
     from jaxnorm.options import AxisGroups, NormOptions
     from jaxnorm.running import ema
     from jaxnorm.statistics import Low, Moments, merge, moments
@@ -47,7 +56,17 @@ __all__ = [
     "weight_norm",
 ]
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
-_HOMES = ("options", "engine.plan", "statistics", "running", "normalization", "norms", "graphs", "switchable", "weights")
+_HOMES = (
+    "options",
+    "engine.plan",
+    "statistics",
+    "running",
+    "normalization",
+    "norms",
+    "graphs",
+    "switchable",
+    "weights",
+)
 
 
 if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name

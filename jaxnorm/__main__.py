@@ -1,4 +1,6 @@
-"""``python -m jaxnorm``: the command lines of data sets, ``fit`` and ``show``, and of the experiments."""
+"""``python -m jaxnorm``: the command lines of data sets, ``fit`` and ``show``, and of the
+experiments.
+"""
 
 import difflib
 import importlib.util
@@ -7,7 +9,8 @@ import sys
 from jaxnorm import __version__
 from jaxnorm.experiments import interrupts
 
-NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}  # module -> package
+# module -> package
+NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 COMMANDS = ("fit", "show", "compare", "explain", "axes")
 HELP = """usage: jaxnorm COMMAND ...
 
@@ -22,21 +25,28 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:  # at once, and without what the experiments need
         print(f"jaxnorm {__version__}")
         return 0
-    if sys.argv[1:2] in (["fit"], ["show"]):  # need nothing of what the experiments do, not even JAX
+    # need nothing of what the experiments do, not even JAX
+    if sys.argv[1:2] in (["fit"], ["show"]):
         return interrupts.command(_fit if sys.argv[1] == "fit" else _show)
     if sys.argv[1:] and (word := sys.argv[1]) not in COMMANDS and not word.startswith("-"):
         close = difflib.get_close_matches(word, COMMANDS, 1)
         meant = f": did you mean {close[0]}?" if close else "."
         print(f"jaxnorm: {word!r} is no command{meant} jaxnorm --help lists them.", file=sys.stderr)
         return 2
-    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    missing = [
+        package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None
+    ]
     if missing and set(sys.argv[1:]) <= {"-h", "--help"}:
         print(HELP)
         return 0
     if missing:
         *others, last = missing
         named = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
-        print(f"jaxnorm: the experiments need {named} not installed: pip install 'jaxnorm[experiments]'.", file=sys.stderr)
+        print(
+            f"jaxnorm: the experiments need {named} not installed: pip install "
+            "'jaxnorm[experiments]'.",
+            file=sys.stderr,
+        )
         return 1
     return interrupts.command(_run)
 
@@ -54,7 +64,8 @@ def _show() -> int:
 
 
 def _run() -> int:
-    from jaxnorm.experiments.command import main  # takes seconds, in which an interrupt is to be quiet already
+    # takes seconds, in which an interrupt is to be quiet already
+    from jaxnorm.experiments.command import main
 
     return main()
 

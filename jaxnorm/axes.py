@@ -22,12 +22,15 @@ Axes: TypeAlias = int | Iterable[int] | str
 
 MANY_MORE = 1 << 20  # what a symbolic size counts as
 
-_TOKEN = re.compile(r"(\.\.\.|[A-Za-z_]\w*|[\[\]()])|\S")  # or, beside its group, what belongs in no pattern
+# or, beside its group, what belongs in no pattern
+_TOKEN = re.compile(r"(\.\.\.|[A-Za-z_]\w*|[\[\]()])|\S")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction axes of one shape: ``axes`` index ``split_shape``, the shape with every ( ) axis split."""
+    """The reduction axes of one shape: ``axes`` index ``split_shape``, the shape with every ( )
+    axis split.
+    """
 
     shape: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]  # the sizes that each axis of `shape` is split into
@@ -50,7 +53,9 @@ class Reduction:
 
     @property
     def stats_shape(self) -> tuple[int, ...]:
-        """The shape of the statistics: a reduced axis has size one, a split one the product of its parts that are not reduced."""
+        """The shape of the statistics: a reduced axis has size one, a split one the product of its
+        parts that are not reduced.
+        """
         left = iter(self.split_stats_shape)
         return tuple(math.prod(next(left) for _ in sizes) for sizes in self.parts)
 
@@ -65,10 +70,16 @@ class Reduction:
         return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The split form of a shape that broadcasts against ``self.shape``, or has an axis of g where that is split into g blocks."""
+        """The split form of a shape that broadcasts against ``self.shape``, or has an axis of g
+        where that is split into g blocks.
+        """
         padded = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         triples = zip(padded, self.shape, self.parts, strict=True)
-        return tuple(s for size, full, sizes in triples for s in (sizes if size == full else (size, *(1,) * (len(sizes) - 1))))
+        return tuple(
+            s
+            for size, full, sizes in triples
+            for s in (sizes if size == full else (size, *(1,) * (len(sizes) - 1)))
+        )
 
 
 def is_static(shape: tuple) -> bool:
@@ -77,7 +88,8 @@ def is_static(shape: tuple) -> bool:
 
 
 def rough_product(*sizes: object) -> int:
-    """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the program runs, counts as MANY_MORE.
+    """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the
+    program runs, counts as MANY_MORE.
 
     >>> rough_product(2, 3)
     6
@@ -85,8 +97,11 @@ def rough_product(*sizes: object) -> int:
     return math.prod(size if isinstance(size, int) else MANY_MORE for size in sizes)
 
 
-def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None) -> Reduction:
-    """Turns axes or a pattern into the :class:`Reduction` of ``shape``; parsed once for each distinct call.
+def resolve(
+    axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None
+) -> Reduction:
+    """Turns axes or a pattern into the :class:`Reduction` of ``shape``; parsed once for each
+    distinct call.
 
     >>> resolve((0, 1, 2), (8, 4, 4, 6)).stats_shape
     (1, 1, 1, 6)
@@ -97,7 +112,10 @@ def resolve(axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None 
         given = dict(sorted((sizes or {}).items()))
         return _resolve_pattern(axes, tuple(shape), tuple(given), *given.values())
     if sizes:
-        raise TypeError(f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: got the axes {axes!r}.")
+        raise TypeError(
+            f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: "
+            f"got the axes {axes!r}."
+        )
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
@@ -106,14 +124,22 @@ def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduction:
     return Reduction(tuple(shape), tuple((size,) for size in shape), axes)
 
 
-def in_groups(shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int) -> Reduction:
+def in_groups(
+    shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int
+) -> Reduction:
     """Reduces whole axes, and the axis of channels within each of its groups.
 
     >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
     True
     """
-    parts = tuple((groups, size // groups) if axis == channel else (size,) for axis, size in enumerate(shape))
-    return Reduction(tuple(shape), parts, tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))))
+    parts = tuple(
+        (groups, size // groups) if axis == channel else (size,) for axis, size in enumerate(shape)
+    )
+    return Reduction(
+        tuple(shape),
+        parts,
+        tuple(sorted((channel + 1, *(axis + (axis > channel) for axis in axes)))),
+    )
 
 
 def integer(value: Any, must: str, beside: str = "") -> int:
@@ -132,19 +158,28 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
     >>> canonical_axes((-1, 0), 3)
     (0, 2)
     """
-    several = isinstance(axes, Iterable) and not isinstance(axes, str) and getattr(axes, "ndim", 1) > 0
+    several = (
+        isinstance(axes, Iterable) and not isinstance(axes, str) and getattr(axes, "ndim", 1) > 0
+    )
     given: tuple[Any, ...] = tuple(cast(Iterable, axes)) if several else (axes,)
     if not given:
         raise ValueError(f"{name} must name at least one axis: got () for an array of rank {rank}.")
     result = []
     for axis in given:
-        wanted = "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
+        wanted = (
+            "integers or a pattern" if name == "axes" and not isinstance(axes, str) else "integers"
+        )
         axis = integer(axis, f"{name} must be {wanted}", f" for an array of rank {rank}")
         if not -rank <= axis < rank:
-            raise ValueError(f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis {axis}.")
+            raise ValueError(
+                f"{name} must lie in [{-rank}, {rank}) for an array of rank {rank}: got axis "
+                f"{axis}."
+            )
         result.append(axis % rank)
     if len(set(result)) < len(result):
-        raise ValueError(f"{name} must not repeat an axis: got {given} for an array of rank {rank}.")
+        raise ValueError(
+            f"{name} must not repeat an axis: got {given} for an array of rank {rank}."
+        )
     return tuple(sorted(result))
 
 
@@ -164,23 +199,35 @@ class _Name(NamedTuple):
 Report = Callable[..., ValueError]  # (message, column)
 
 
-def _error(pattern: str, shape: tuple[int, ...], message: str, column: int | None = None) -> ValueError:
+def _error(
+    pattern: str, shape: tuple[int, ...], message: str, column: int | None = None
+) -> ValueError:
     """An error that shows the pattern, a caret under the place, and the shape."""
     caret = "" if column is None else f"\n    {' ' * (column + 1)}^"
     return ValueError(f'{message}\n    "{pattern}"{caret}\n    shape {shape}')
 
 
-@lru_cache(maxsize=4096, typed=True)  # or g=2.0, which is refused, would be taken for an earlier g=2
-def _resolve_pattern(pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int) -> Reduction:
+# or g=2.0, which is refused, would be taken for an earlier g=2
+@lru_cache(maxsize=4096, typed=True)
+def _resolve_pattern(
+    pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int
+) -> Reduction:
     report = partial(_error, pattern, shape)
     axes = _parse(pattern, report)
     known = dict(zip(named, sizes, strict=True))
     _check_sizes(known, {item.name for items in axes for item in items}, pattern, report)
     axes = _expand_ellipsis(axes, len(shape), report)
-    parts = tuple(_split_axis(size, items, known, report) for size, items in zip(shape, axes, strict=True))
-    reduced = tuple(position for position, item in enumerate(itertools.chain(*axes)) if item.reduced)
+    parts = tuple(
+        _split_axis(size, items, known, report) for size, items in zip(shape, axes, strict=True)
+    )
+    reduced = tuple(
+        position for position, item in enumerate(itertools.chain(*axes)) if item.reduced
+    )
     if not reduced:
-        raise report("a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around the axes to reduce.")
+        raise report(
+            "a pattern must have at least one reduction axis: none stands in [ ]. Put [ ] around "
+            "the axes to reduce."
+        )
     return Reduction(shape, parts, reduced)
 
 
@@ -191,10 +238,14 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
     for match in _TOKEN.finditer(pattern):
         token, column = match[0], match.start()
         if match[1] is None:
-            raise report(f"a pattern holds names, '...', [ ] and ( ) only: found {token!r}.", column)
+            raise report(
+                f"a pattern holds names, '...', [ ] and ( ) only: found {token!r}.", column
+            )
         if token in "[(":
             if token in open_at:
-                raise report(f"{token} must not be nested: a second one before the first is closed.", column)
+                raise report(
+                    f"{token} must not be nested: a second one before the first is closed.", column
+                )
             open_at[token] = column
             axes += [[]] if token == "(" else []
         elif token in "])":
@@ -223,7 +274,9 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
 def _check_sizes(known: dict[str, int], names: set[str], pattern: str, report: Report) -> None:
     for name, size in known.items():
         if name not in names:
-            raise TypeError(f"{name!r} is neither an argument nor a name in the pattern {pattern!r}.")
+            raise TypeError(
+                f"{name!r} is neither an argument nor a name in the pattern {pattern!r}."
+            )
         if integer(size, f"the size of {name!r} must be an integer") < 1:
             raise report(f"the size of {name!r} must be at least 1: got {size}.")
 
@@ -232,20 +285,30 @@ def _expand_ellipsis(axes: list[list[_Name]], rank: int, report: Report) -> list
     dots = [i for i, items in enumerate(axes) if items[0].name == "..."]
     count = len(axes) - len(dots)
     if (count > rank) if dots else (count != rank):
-        raise report(f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the array has rank {rank}.")
+        raise report(
+            f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the "
+            f"array has rank {rank}."
+        )
     for i in dots:
         axes[i : i + 1] = [[axes[i][0]._replace(name=f"...{k}")] for k in range(rank - count)]
     return axes
 
 
-def _split_axis(size: int, items: list[_Name], known: dict[str, int], report: Report) -> tuple[int, ...]:
+def _split_axis(
+    size: int, items: list[_Name], known: dict[str, int], report: Report
+) -> tuple[int, ...]:
     unknown = [item for item in items if item.name not in known]
     if len(unknown) > 1:
         missing = ", ".join(f"{item.name}=…" for item in unknown[:-1])
-        raise report(f"all sizes within ( ) but one must be given: pass {missing} by keyword.", unknown[0].column)
+        raise report(
+            f"all sizes within ( ) but one must be given: pass {missing} by keyword.",
+            unknown[0].column,
+        )
     given = math.prod(known[item.name] for item in items if item.name in known)
     if (size % given) if unknown else (size != given):
         text = " * ".join(f"{item.name}={known[item.name]}" for item in items if item.name in known)
         verb = "divide" if unknown else "equal"
-        raise report(f"{text} must {verb} the size of its axis: {given} against {size}.", items[0].column)
+        raise report(
+            f"{text} must {verb} the size of its axis: {given} against {size}.", items[0].column
+        )
     return tuple(known.get(item.name, size // given) for item in items)

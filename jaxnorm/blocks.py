@@ -1,4 +1,6 @@
-"""The shapes of Moments beside that of the array that they are applied to: an axis of g of them belongs to g blocks."""
+"""The shapes of Moments beside that of the array that they are applied to: an axis of g of them
+belongs to g blocks.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -12,9 +14,13 @@ from jaxnorm.engine.spec import Spec
 
 
 def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
-    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against it."""
+    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against
+    it.
+    """
     padded = (1,) * (len(shape) - len(given)) + given
-    divides = len(given) == len(shape) and all(s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c)
+    divides = len(given) == len(shape) and all(
+        s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c
+    )
     if not divides:
         validation.check_fits("moments", given, shape)
     parts = tuple((c,) if s in (1, c) else (s, c // s) for s, c in zip(padded, shape, strict=True))
@@ -24,18 +30,29 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 def blocks_along(
     given: tuple[int, ...], shape: tuple[int, ...], ids: Any, axes: Any, sizes: dict[str, int]
 ) -> tuple[Reduction, Segments | None, jax.Array | None]:
-    """The blocks, as :func:`blocks_of`, without the axis of segments; the segments and their ids, None where none are given."""
+    """The blocks, as :func:`blocks_of`, without the axis of segments; the segments and their ids,
+    None where none are given.
+    """
     if ids is None or axes is None:
         if ids is not axes:
             passed, missing = ("axes", "segments") if ids is None else ("segments", "axes")
-            raise TypeError(f"segments and axes must be given together: got {passed} alone. Pass {missing}=..., too.")
+            raise TypeError(
+                f"segments and axes must be given together: got {passed} alone. Pass "
+                f"{missing}=..., too."
+            )
         if sizes:
-            raise TypeError(f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a pattern: got no axes.")
+            raise TypeError(
+                f"{', '.join(sorted(sizes))} must be an argument, or the size of a name in a "
+                "pattern: got no axes."
+            )
         return blocks_of(given, shape), None, None
     own = resolve(axes, shape, sizes)
     first = own.whole_axis(own.axes[0])
     if len(given) != len(shape):
-        raise ValueError(f"moments of segments must have the axes of x: moments have shape {given}, x has shape {shape}.")
+        raise ValueError(
+            f"moments of segments must have the axes of x: moments have shape {given}, x has shape "
+            f"{shape}."
+        )
     blocks = blocks_of((*given[:first], shape[first], *given[first + 1 :]), shape)
     spec, ids = Spec(own).along(ids, given[first])
     return blocks, replace(spec.segments, axis=sum(map(len, blocks.parts[:first]))), ids

@@ -29,9 +29,16 @@ def needs_power(dtype: DTypeLike) -> bool:
 
 
 def promoted(dtype: DTypeLike | None, *arrays: ArrayLike | DTypeLike | None) -> jnp.dtype:
-    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax module's output."""
+    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax
+    module's output.
+    """
     if dtype is not None:
         return jnp.dtype(dtype)
-    with jax.numpy_dtype_promotion("standard"):  # bfloat16 input and float32 parameters are no accident here
-        found = reduce(jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None))
-        return found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+    # bfloat16 input and float32 parameters are no accident here
+    with jax.numpy_dtype_promotion("standard"):
+        found = reduce(
+            jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None)
+        )
+        return (
+            found if jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
+        )

@@ -1,4 +1,6 @@
-"""Norms of graphs: of the nodes of each graph, whose statistics are changed before they are applied."""
+"""Norms of graphs: of the nodes of each graph, whose statistics are changed before they are
+applied.
+"""
 
 from typing import Unpack
 
@@ -34,21 +36,27 @@ def graph_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Graph normalization: each channel over the nodes of each graph, a learned part of the mean kept (Cai et al. 2020, arXiv 2009.03294).
+    """Graph normalization: each channel over the nodes of each graph, a learned part of the mean
+    kept (Cai et al. 2020, arXiv 2009.03294).
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Where all nodes are alike, as in regular graphs,
-    the mean is what tells the graphs apart.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Where all
+    nodes are alike, as in regular graphs, the mean is what tells the graphs apart.
 
     Args:
-      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B, N, C)``, a batch of such arrays.
-      mean_scale: how much of the mean is subtracted, of the shape of the feature axes; 1 is instance norm.
-      segments: ids that say which graph each node is of, see :func:`moments`; without them the nodes of an ``x`` are one graph.
+      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B,
+        N, C)``, a batch of such arrays.
+      mean_scale: how much of the mean is subtracted, of the shape of the feature axes; 1 is
+        instance norm.
+      segments: ids that say which graph each node is of, see :func:`moments`; without them the
+        nodes of an ``x`` are one graph.
       num_segments: how many graphs there are.
       feature_axes: the axes of the channels.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -67,13 +75,32 @@ def graph_norm(
     """
     x = validation.floating(x)
     features, nodes = spatial_axes(x.shape, feature_axes, "graph norm", packed=True)
-    mean_scale = (validation.floating if jnp.iscomplexobj(x) else validation.real)(mean_scale, "mean_scale")
+    mean_scale = (validation.floating if jnp.iscomplexobj(x) else validation.real)(
+        mean_scale, "mean_scale"
+    )
     if mean_scale.shape != (sizes := tuple(x.shape[axis] for axis in features)):
-        raise ValueError(f"mean_scale must have the shape of the feature axes, {sizes}: got {mean_scale.shape}.")
+        raise ValueError(
+            f"mean_scale must have the shape of the feature axes, {sizes}: got {mean_scale.shape}."
+        )
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
     (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
-    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_leave_of_mean, param=remaining, **given)
+    given = {
+        "scale": scale,
+        "bias": bias,
+        "epsilon": epsilon,
+        "where": where,
+        "segments": segments,
+        "num_segments": num_segments,
+    }
+    return norm_over(
+        x,
+        unsplit(x.shape, nodes),
+        features,
+        options,
+        adjust=_leave_of_mean,
+        param=remaining,
+        **given,
+    )
 
 
 @by_keyword
@@ -91,21 +118,26 @@ def pair_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Pair normalization: the sum of all distances between nodes stays the same from layer to layer (Zhao & Akoglu 2019, arXiv 1909.12223).
+    """Pair normalization: the sum of all distances between nodes stays the same from layer to layer
+    (Zhao & Akoglu 2019, arXiv 1909.12223).
 
-    ``d = x - mean``, the mean of each channel over the nodes of each graph; ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, of the
-    squared lengths of nodes: the sum over all channels.
+    ``d = x - mean``, the mean of each channel over the nodes of each graph; ``y = length * d /
+    sqrt(mean(|d|**2) + epsilon)``, of the squared lengths of nodes: the sum over all channels.
 
     Args:
-      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B, N, C)``, a batch of such arrays.
+      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B,
+        N, C)``, a batch of such arrays.
       length: the root mean square of the lengths of nodes in the output, the paper's s.
-      segments: ids that say which graph each node is of, see :func:`moments`; without them the nodes of an ``x`` are one graph.
+      segments: ids that say which graph each node is of, see :func:`moments`; without them the
+        nodes of an ``x`` are one graph.
       num_segments: how many graphs there are.
       feature_axes: the axes of the channels.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -123,16 +155,42 @@ def pair_norm(
     x = validation.floating(x)
     features, nodes = spatial_axes(x.shape, feature_axes, "pair norm", packed=True)
     if jnp.ndim(length):
-        raise ValueError(f"length must be one number: got shape {jnp.shape(length)}. Pass a scale for one gain per channel.")
-    length = jnp.asarray(validation.number_or_traced("length", length), real_dtype(compute_dtype(x.dtype)))
-    gain = jnp.ones([x.shape[axis] for axis in features], length.dtype) if scale is None else validation.floating(scale, "scale")
+        raise ValueError(
+            f"length must be one number: got shape {jnp.shape(length)}. Pass a scale for one gain "
+            "per channel."
+        )
+    length = jnp.asarray(
+        validation.number_or_traced("length", length), real_dtype(compute_dtype(x.dtype))
+    )
+    gain = (
+        jnp.ones([x.shape[axis] for axis in features], length.dtype)
+        if scale is None
+        else validation.floating(scale, "scale")
+    )
     scale = times(length, gain)
-    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
-    return norm_over(x, unsplit(x.shape, nodes), features, options, adjust=_sum_over_channels, power_axes=features, **given)
+    given = {
+        "scale": scale,
+        "bias": bias,
+        "epsilon": epsilon,
+        "where": where,
+        "segments": segments,
+        "num_segments": num_segments,
+    }
+    return norm_over(
+        x,
+        unsplit(x.shape, nodes),
+        features,
+        options,
+        adjust=_sum_over_channels,
+        power_axes=features,
+        **given,
+    )
 
 
 def _leave_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
-    """The mean less what remains of it is subtracted, and the square of what remains belongs to the mean square."""
+    """The mean less what remains of it is subtracted, and the square of what remains belongs to the
+    mean square.
+    """
     frame, offset, var = stats
     mean = remaining.astype(offset.dtype) * (frame.pivot + offset)
     return Stats(frame, offset - mean, var + abs_squared(mean))

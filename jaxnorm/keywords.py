@@ -9,7 +9,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# What PyTorch, Keras, Haiku and TensorFlow call the arguments of norms, and what they are called here: the first that is accepted.
+# What PyTorch, Keras, Haiku and TensorFlow call the arguments of norms, and what they are called
+# here: the first that is accepted.
 MEANT: Mapping[str, tuple[str, ...]] = {
     "eps": ("epsilon",),
     "variance_epsilon": ("epsilon",),
@@ -53,7 +54,9 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
 
 
 def with_hint(accepted: Collection[str], function: Callable[..., Result], *given: Any) -> Result:
-    """Return ``function(*given)``, the last of which are sizes of a pattern; they may be misspelled options, of which the error hints."""
+    """Return ``function(*given)``, the last of which are sizes of a pattern; they may be misspelled
+    options, of which the error hints.
+    """
     try:
         return function(*given)
     except TypeError as error:
@@ -64,11 +67,16 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
     """Raise a TypeError about the names that are none of the accepted ones."""
     unknown = sorted(set(names) - set(accepted))
     hint = did_you_mean(unknown, accepted)
-    raise TypeError(f"{', '.join(unknown)} must be an argument of {called}, which takes {', '.join(accepted)}.{hint}")
+    raise TypeError(
+        f"{', '.join(unknown)} must be an argument of {called}, which takes "
+        f"{', '.join(accepted)}.{hint}"
+    )
 
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is ``mask`` in modules."""
+    """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is
+    ``mask`` in modules.
+    """
     return _checked(call, [name for name in signature(call).parameters if name != "self"])
 
 
@@ -79,7 +87,9 @@ def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
         if not options.keys() <= known:
             module = type(given[0]).__name__ if given else ""
-            called = {"__call__": f"a call of {module}", "__init__": module}.get(call.__name__, call.__name__)
+            called = {"__call__": f"a call of {module}", "__init__": module}.get(
+                call.__name__, call.__name__
+            )
             refuse_unknown(called, options, accepted)
         return call(*given, **options)
 
@@ -87,7 +97,9 @@ def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable
 
 
 def known_fields(module: type) -> None:
-    """Make the constructor of a module answer unknown keywords with a hint, unless it hands on any keyword."""
+    """Make the constructor of a module answer unknown keywords with a hint, unless it hands on any
+    keyword.
+    """
     make = module.__init__  # type: ignore[misc]
     parameters = signature(make).parameters
     if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -95,20 +107,26 @@ def known_fields(module: type) -> None:
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a norm answer further positional arguments, and unknown keywords, by naming what goes by keyword."""
+    """Make a norm answer further positional arguments, and unknown keywords, by naming what goes by
+    keyword.
+    """
     parameters = signature(function).parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items() if name != "options"}
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     positional = [name for name in kinds if name not in named]
-    accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]  # all but x
+    # all but x
+    accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]
     called, named_right = function.__name__, _checked(function, accepted)
-    example = f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
+    example = (
+        f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
+    )
 
     @wraps(function)
     def call(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
         if len(given) > len(positional):
             raise TypeError(
-                f"{called} takes {', '.join(positional)} by position: got {len(given)} such arguments. "
+                f"{called} takes {', '.join(positional)} by position: got {len(given)} such "
+                "arguments. "
                 f"Give {', '.join(named)} by keyword: {example}."
             )
         return named_right(*given, **options)

@@ -25,7 +25,8 @@ from jaxnorm.keywords import with_hint
 from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
 
-UNCOUNTED = 1e30  # elements, for a variance whose elements were not counted: no correction changes it
+# elements, for a variance whose elements were not counted: no correction changes it
+UNCOUNTED = 1e30
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -46,30 +47,38 @@ def normalize(
     axes: Axes | None = None,
     **sizes: int,
 ) -> jax.Array:
-    """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running average.
+    """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running
+    average.
 
     Args:
       x: floating or complex array.
-      moments: mean and variance that broadcast against ``x``. An axis of size g against one of size C, with g dividing
-        C, holds the Moments of g equal blocks, as :func:`moments` returns them for ``(g [c])``.
-      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the statistics: float32 at least.
+      moments: mean and variance that broadcast against ``x``. An axis of size g against one of size
+        C, with g dividing C, holds the Moments of g equal blocks, as :func:`moments` returns them
+        for ``(g [c])``.
+      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: summand that broadcasts against ``x``, of the same dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; the output is 0 where they are 0, whatever ``x`` holds there.
+      where: boolean mask or float weights that broadcast against ``x``; the output is 0 where they
+        are 0, whatever ``x`` holds there.
       correction: 0 uses the biased variance, 1 the unbiased one (needs ``moments.count``).
       epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``.
       dtype: dtype of the result; that of ``x`` by default.
-      segments: ids along the first of ``axes``, as in :func:`moments`: each position is normalized by the Moments of its segment.
-      axes: the reduction axes of the Moments of segments; ``moments`` has a size of its own along the first of them.
+      segments: ids along the first of ``axes``, as in :func:`moments`: each position is normalized
+        by the Moments of its segment.
+      axes: the reduction axes of the Moments of segments; ``moments`` has a size of its own along
+        the first of them.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns them have a mean of two words,
-      and give what :func:`standardize` gives; a mean that is one number is known to the precision of its dtype. Moments of nothing, of
-      count 0 and variance 0, give ``bias``, and gradient 0.
+      An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns
+      them have a mean of two words, and give what :func:`standardize` gives; a mean that is one
+      number is known to the precision of its dtype. Moments of nothing, of count 0 and variance 0,
+      give ``bias``, and gradient 0.
 
     Raises:
-      TypeError: integer or boolean ``x``, or a real one for complex Moments; ``segments`` without ``axes``.
+      TypeError: integer or boolean ``x``, or a real one for complex Moments; ``segments`` without
+        ``axes``.
       ValueError: shapes that do not fit, negative ``epsilon`` or variance.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -83,11 +92,22 @@ def normalize(
     """
     x = validation.floating(x)
     moments = applicable("moments", moments, x)
-    blocks, along, ids = with_hint(OF_NORMALIZE, blocks_along, shape_of(moments), x.shape, segments, axes, sizes)
-    options = {"epsilon": epsilon, "correction": correction, "epsilon_in": epsilon_in, "dtype": dtype}
+    blocks, along, ids = with_hint(
+        OF_NORMALIZE, blocks_along, shape_of(moments), x.shape, segments, axes, sizes
+    )
+    options = {
+        "epsilon": epsilon,
+        "correction": correction,
+        "epsilon_in": epsilon_in,
+        "dtype": dtype,
+    }
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
     spec, traced_epsilon = make_spec(blocks, x, scale, bias, segments=along, **options)
-    return _normalize(spec, moments, Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon))
+    return _normalize(
+        spec,
+        moments,
+        Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon),
+    )
 
 
 def standardize(
@@ -110,31 +130,40 @@ def standardize(
     num_segments: int | None = None,
     **sizes: int,
 ) -> jax.Array:
-    """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize` in one.
+    """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize`
+    in one.
 
-    Residuals of the backward pass are ``x`` and at most a few numbers per group of elements that share statistics.
+    Residuals of the backward pass are ``x`` and at most a few numbers per group of elements that
+    share statistics.
 
     Args:
       x: floating or complex array.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] (g [c])"``.
-      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: factor that broadcasts against ``x``, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: summand that broadcasts against ``x``, of the same dtypes.
-      epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``, and gradient 0, but not beside
-        float weights, whose sums are rounded. With any other epsilon the gradient of such a group is multiplied by
-        1 / sqrt(epsilon), but by less where epsilon is below 1.2e-38, the smallest normal float32, or below 1.2e-38 times the
-        square of the largest element.
-      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, outputs 0 and gets
-        gradient 0, even NaN. A group that is masked out whole is 0 everywhere.
+      epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``,
+        and gradient 0, but not beside float weights, whose sums are rounded. With any other epsilon
+        the gradient of such a group is multiplied by 1 / sqrt(epsilon), but by less where epsilon
+        is below 1.2e-38, the smallest normal float32, or below 1.2e-38 times the square of the
+        largest element.
+      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts
+        for nothing, outputs 0 and gets gradient 0, even NaN. A group that is masked out whole is 0
+        everywhere.
       centered: False divides by the root mean square and subtracts nothing.
-      correction: 0 for the biased variance, 1 for the unbiased one; a group of no more elements than that has variance 0.
+      correction: 0 for the biased variance, 1 for the unbiased one; a group of no more elements
+        than that has variance 0.
       epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
       axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
-      full_range: first divides each group by a power of two, which keeps elements of any size (1e-30, 3e38) accurate, for 1.2 to
-        2 times the work in plain JAX (bfloat16 input and ``epsilon`` below 1e-30 always do).
-      implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel, see :mod:`jaxnorm.kernels`,
-        ``"xla"`` plain JAX, ``"reference"`` that without separate passes, joined axes, recomputed statistics.
+      full_range: first divides each group by a power of two, which keeps elements of any size
+        (1e-30, 3e38) accurate, for 1.2 to 2 times the work in plain JAX (bfloat16 input and
+        ``epsilon`` below 1e-30 always do).
+      implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel,
+        see :mod:`jaxnorm.kernels`, ``"xla"`` plain JAX, ``"reference"`` that without separate
+        passes, joined axes, recomputed statistics.
       dtype: dtype of the result; that of ``x`` by default.
-      segments: ids along the first reduction axis, as in :func:`moments`: each segment is normalized by itself, in plain JAX.
+      segments: ids along the first reduction axis, as in :func:`moments`: each segment is
+        normalized by itself, in plain JAX.
       num_segments: how many segments there are.
       **sizes: sizes of split axes in a pattern.
 
@@ -143,8 +172,9 @@ def standardize(
 
     Raises:
       TypeError: integer or boolean ``x``; ids that are no integers.
-      ValueError: axes, pattern, mask, parameters or ids that do not fit ``x``; a negative ``epsilon``; ids out of range (in ``jit``
-        found under checkify; otherwise their positions give NaN).
+      ValueError: axes, pattern, mask, parameters or ids that do not fit ``x``; a negative
+        ``epsilon``; ids out of range (in ``jit`` found under checkify; otherwise their positions
+        give NaN).
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
@@ -153,25 +183,41 @@ def standardize(
     >>> jn.standardize(jnp.array([1.0, 10.0, 3.0, 30.0]), "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
     [-1.0, -1.0, 1.0, 1.0]
     """
-    own = {"epsilon": epsilon, "centered": centered, "correction": correction, "epsilon_in": epsilon_in}
-    options = {"axis_name": axis_name, "full_range": full_range, "implementation": implementation, "dtype": dtype}
+    own = {
+        "epsilon": epsilon,
+        "centered": centered,
+        "correction": correction,
+        "epsilon_in": epsilon_in,
+    }
+    options = {
+        "axis_name": axis_name,
+        "full_range": full_range,
+        "implementation": implementation,
+        "dtype": dtype,
+    }
     named = {"where": where, "segments": segments, "num_segments": num_segments}
     return fused(*_validated(x, axes, scale, bias, sizes, **own, **options, **named))
 
 
-def takes_arguments_of(_: Callable[Arguments, Any]) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
-    """Tells type checkers that a function takes the arguments of another, and returns what it says itself."""
+def takes_arguments_of(
+    _: Callable[Arguments, Any],
+) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
+    """Tells type checkers that a function takes the arguments of another, and returns what it says
+    itself.
+    """
     return lambda function: cast(Callable[Arguments, Result], function)
 
 
 @takes_arguments_of(standardize)
 def plan(*arguments: Any, **options: Any) -> Plan:
-    """Which implementation :func:`standardize` would run for these arguments, and why it would not run the others.
+    """Which implementation :func:`standardize` would run for these arguments, and why it would not
+    run the others.
 
     ``plan(x, axes, **options)``: arguments are those of :func:`standardize`.
 
     Returns:
-      A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for each other name.
+      A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for
+      each other name.
 
     Raises:
       TypeError: as :func:`standardize`.
@@ -189,7 +235,8 @@ def plan(*arguments: Any, **options: Any) -> Plan:
 
 
 OF_NORMALIZE, OF_STANDARDIZE = (
-    [name for name in signature(function).parameters if name not in ("x", "sizes")] for function in (normalize, standardize)
+    [name for name in signature(function).parameters if name not in ("x", "sizes")]
+    for function in (normalize, standardize)
 )
 
 
@@ -202,25 +249,57 @@ def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, 
 
 
 def _operands(
-    x, reduction, scale, bias, *, where, implementation=None, segments=None, num_segments=None, param=None, **options
+    x,
+    reduction,
+    scale,
+    bias,
+    *,
+    where,
+    implementation=None,
+    segments=None,
+    num_segments=None,
+    param=None,
+    **options,
 ) -> tuple[Spec, Operands, str | None]:
     spec, traced_epsilon = make_spec(reduction, x, scale, bias, **options)
     spec, ids = spec.along(segments, num_segments)
-    return spec, Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon, param), implementation
+    return (
+        spec,
+        Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon, param),
+        implementation,
+    )
 
 
 def make_spec(
-    reduction: Reduction, x: jax.Array, scale, bias, *, epsilon=1e-5, correction=0, epsilon_in="var", dtype=None, **options
+    reduction: Reduction,
+    x: jax.Array,
+    scale,
+    bias,
+    *,
+    epsilon=1e-5,
+    correction=0,
+    epsilon_in="var",
+    dtype=None,
+    **options,
 ) -> tuple[Spec, jax.Array | None]:
-    """The static facts, checked, and the epsilon beside them if it is traced: kernels and compiled programs need it static."""
+    """The static facts, checked, and the epsilon beside them if it is traced: kernels and compiled
+    programs need it static.
+    """
     correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
     dtype = validation.output_dtype(dtype, x, scale=scale, bias=bias)
-    options |= {"correction": correction, "epsilon_in": validation.epsilon_in(epsilon_in), "dtype": dtype}
+    options |= {
+        "correction": correction,
+        "epsilon_in": validation.epsilon_in(epsilon_in),
+        "dtype": dtype,
+    }
     epsilon = validation.number_or_traced("epsilon", epsilon)
     if not isinstance(epsilon, jax.core.Tracer):
         return Spec(reduction, epsilon=epsilon, **options), None
     if correction or epsilon_in == "std":
-        raise TypeError("epsilon must be a static number beside correction and epsilon_in='std': got a traced value.")
+        raise TypeError(
+            "epsilon must be a static number beside correction and epsilon_in='std': got a traced "
+            "value."
+        )
     return Spec(reduction, epsilon=0.0, **options), epsilon
 
 
@@ -229,7 +308,9 @@ def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> 
     return _fused(spec, _selected(spec, operands, implementation).implementation, operands)
 
 
-def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own) -> tuple[jax.Array, Moments]:
+def norm_over_with_moments(
+    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own
+) -> tuple[jax.Array, Moments]:
     """The output for scale and bias along ``features``, and the Moments.
 
     ``reduction`` may have no axes: every element is then a group of its own.
@@ -238,20 +319,33 @@ def norm_over_with_moments(x: jax.Array, reduction: Reduction, features: tuple[i
     return _with_moments(spec, _selected(spec, operands, implementation).implementation, operands)
 
 
-def norm_over(x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own) -> jax.Array:
+def norm_over(
+    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own
+) -> jax.Array:
     """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules call this."""
     return fused(*norm_operands(x, reduction, features, options, **own))
 
 
 def norm_operands(
-    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options: NormOptions, *, scale, bias, **own
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    options: NormOptions,
+    *,
+    scale,
+    bias,
+    **own,
 ) -> tuple[Spec, Operands, str | None]:
-    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has beside them."""
+    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has
+    beside them.
+    """
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     return _operands(x, reduction, scale, bias, **own, **options)
 
 
-def with_running(x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options) -> jax.Array:
+def with_running(
+    x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options
+) -> jax.Array:
     """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
@@ -281,14 +375,20 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     def run(operands: Operands, moments: Moments) -> jax.Array:
         operands = split_operands(spec, operands)
         dtype = compute_dtype(operands.x.dtype)
-        fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))  # noqa: E731
+        fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))
         n, var = (fitted(leaf).astype(real_dtype(dtype)) for leaf in (moments.count, moments.var))
         mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         offset = hidden_from_folding(offset)
-        stats = with_epsilon(Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var), operands.epsilon)
+        stats = with_epsilon(
+            Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var),
+            operands.epsilon,
+        )
         known = (n > 0) | (var > 0)  # Moments of nothing have no deviation to divide by
         stats = stats._replace(frame=stats.frame._replace(n=jnp.where(n > 0, n, UNCOUNTED)))
-        applied = lambda own: (jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias, known), None)  # noqa: E731
+        applied = lambda own: (
+            jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias, known),
+            None,
+        )
         return masked(spec, operands, applied)[0]
 
     return _by_compiler(run, operands)(operands, moments)
@@ -296,10 +396,16 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
 
 def split_operands(spec: Spec, operands: Operands) -> Operands:
     """The operands, with what broadcasts against x split as x is."""
-    where, scale, bias = alongside(spec.reduction, operands.x, operands.where, operands.scale, operands.bias)
+    where, scale, bias = alongside(
+        spec.reduction, operands.x, operands.where, operands.scale, operands.bias
+    )
     return operands._replace(where=where, scale=scale, bias=bias)
 
 
 def _by_compiler(run: Callable, operands: Operands) -> Callable:
-    """The same function, which XLA shards where there are ids, whose types do not tell how: its output as x is."""
-    return run if operands.ids is None else sharded_by_compiler(run, jax.typeof(operands.x).sharding)
+    """The same function, which XLA shards where there are ids, whose types do not tell how: its
+    output as x is.
+    """
+    return (
+        run if operands.ids is None else sharded_by_compiler(run, jax.typeof(operands.x).sharding)
+    )

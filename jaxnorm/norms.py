@@ -5,9 +5,9 @@
     rms        layer, not centered  positional layer over the channels, "n h w [c]", with its Moments
     switchable a blend of instance, layer and batch (switchable.py)
 
-Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of the feature axes, in the
-order in which ``x`` has them, wherever those stand; or the rank of ``x``, against which they then broadcast (adaptive norms: a
-scale ``(n, 1, 1, c)``).
+Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of
+the feature axes, in the order in which ``x`` has them, wherever those stand; or the rank of ``x``,
+against which they then broadcast (adaptive norms: a scale ``(n, 1, 1, c)``).
 """
 
 from typing import Unpack
@@ -36,23 +36,29 @@ def batch_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
+    """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015,
+    arXiv 1502.03167).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend the returned Moments into a running
-    average with :func:`ema`; in evaluation, where the features come last, call ``normalize(x, running, scale=scale, bias=bias)``. In
-    training a batch of one element gives ``bias``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend the returned Moments
+    into a running average with :func:`ema`; in evaluation, where the features come last, call
+    ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one element gives
+    ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
-      feature_axes: the axes that are not reduced; their order does not matter, ``scale`` has that of ``x``.
+      feature_axes: the axes that are not reduced; their order does not matter, ``scale`` has that
+        of ``x``.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size one.
+      The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size
+      one.
 
     Raises:
       TypeError: integer ``x``.
@@ -67,8 +73,20 @@ def batch_norm(
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     reduced = other_axes(features, x.ndim)
     if not reduced and options.get("axis_name") is None:
-        raise ValueError(f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, feature_axes={feature_axes}.")
-    return norm_over_with_moments(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+        raise ValueError(
+            f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, "
+            f"feature_axes={feature_axes}."
+        )
+    return norm_over_with_moments(
+        x,
+        unsplit(x.shape, reduced),
+        features,
+        options,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+    )
 
 
 @by_keyword
@@ -87,22 +105,27 @@ def layer_norm(
     num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
+    """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016,
+    arXiv 1607.06450).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; ``sqrt(var) + epsilon`` with ``epsilon_in="std"``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; ``sqrt(var) + epsilon`` with
+    ``epsilon_in="std"``.
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the reduction axes, which are the feature axes too: several of them have one gain and bias per element
-        (PyTorch's and Paddle's ``normalized_shape``).
-      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      axes: the reduction axes, which are the feature axes too: several of them have one gain and
+        bias per element (PyTorch's and Paddle's ``normalized_shape``).
+      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
-      segments: ids along the first of the axes, see :func:`moments`: with ``axes=(-2, -1)`` statistics are those of the positions and
-        channels of each document of a packed sequence, or of each graph. Scale and bias have the shape of the other axes.
+      segments: ids along the first of the axes, see :func:`moments`: with ``axes=(-2, -1)``
+        statistics are those of the positions and channels of each document of a packed sequence, or
+        of each graph. Scale and bias have the shape of the other axes.
       num_segments: how many segments there are.
       **options: those of every norm, see :class:`NormOptions`.
 
@@ -119,9 +142,24 @@ def layer_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    own = {"correction": correction, "epsilon_in": epsilon_in, "segments": segments, "num_segments": num_segments}
+    own = {
+        "correction": correction,
+        "epsilon_in": epsilon_in,
+        "segments": segments,
+        "num_segments": num_segments,
+    }
     features = reduced if segments is None else reduced[1:]
-    return norm_over(x, unsplit(x.shape, reduced), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where, **own)
+    return norm_over(
+        x,
+        unsplit(x.shape, reduced),
+        features,
+        options,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        **own,
+    )
 
 
 @by_keyword
@@ -136,22 +174,27 @@ def positional_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Positional normalization: statistics of each position over its channels (Li et al. 2019, arXiv 1907.04312).
+    """Positional normalization: statistics of each position over its channels (Li et al. 2019,
+    arXiv 1907.04312).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments ``m`` are for a later layer of the same positions
-    (moment shortcut): ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its output z the mean and standard deviation of ``x``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments ``m`` are for a later layer
+    of the same positions (moment shortcut): ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its
+    output z the mean and standard deviation of ``x``.
 
     Args:
       x: floating array, for example ``(N, H, W, C)``.
       feature_axes: the axes of the channels, which are reduced.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of each position, whose reduction axes have size one.
+      The output, of the shape of ``x``, and the Moments of each position, whose reduction axes have
+      size one.
 
     Raises:
       TypeError: integer ``x``.
@@ -164,7 +207,16 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    return norm_over_with_moments(x, unsplit(x.shape, features), features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over_with_moments(
+        x,
+        unsplit(x.shape, features),
+        features,
+        options,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+    )
 
 
 @by_keyword
@@ -179,17 +231,20 @@ def rms_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv 1910.07467).
+    """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv
+    1910.07467).
 
     ``y = x / sqrt(mean(x**2) + epsilon) * scale + bias``.
 
     Args:
       x: floating array ``(..., C)``.
       axes: the reduction axes, which are the feature axes too.
-      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -223,19 +278,24 @@ def instance_norm(
     num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016, arXiv 1607.08022).
+    """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016,
+    arXiv 1607.08022).
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``.
 
     Args:
-      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
+      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch
+        is axis 0.
       feature_axes: the axes that, beside the batch, are not reduced.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      segments: ids along the first axis between batch and features, see :func:`moments`: statistics are those of the positions of
-        each document of a packed sequence. ``x`` may then be ``(N, C)``, without a batch, for example the nodes of graphs.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
+      segments: ids along the first axis between batch and features, see :func:`moments`: statistics
+        are those of the positions of each document of a packed sequence. ``x`` may then be ``(N,
+        C)``, without a batch, for example the nodes of graphs.
       num_segments: how many segments there are.
       **options: those of every norm, see :class:`NormOptions`.
 
@@ -254,8 +314,17 @@ def instance_norm(
     [-1.0, 1.0, -1.0, 1.0]
     """
     x = validation.floating(x)
-    features, reduced = spatial_axes(x.shape, feature_axes, "instance norm", packed=segments is not None)
-    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where, "segments": segments, "num_segments": num_segments}
+    features, reduced = spatial_axes(
+        x.shape, feature_axes, "instance norm", packed=segments is not None
+    )
+    given = {
+        "scale": scale,
+        "bias": bias,
+        "epsilon": epsilon,
+        "where": where,
+        "segments": segments,
+        "num_segments": num_segments,
+    }
     return norm_over(x, unsplit(x.shape, reduced), features, options, **given)
 
 
@@ -273,10 +342,11 @@ def group_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
+    """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv
+    1803.08494).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. One group is layer norm over all but the batch, one
-    channel per group is instance norm.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. One group is layer norm over all but
+    the batch, one channel per group is instance norm.
 
     Args:
       x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
@@ -286,7 +356,8 @@ def group_norm(
       scale: gain ``(C,)``, of any floating dtype, cast to that of the statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
       **options: those of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -304,11 +375,20 @@ def group_norm(
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     if len(features) != 1 or (features[0] == 0 and x.ndim > 1):
         raise ValueError(
-            f"group norm must have one axis of channels, behind the batch axis 0: got feature_axes={feature_axes} for shape {x.shape}."
+            "group norm must have one axis of channels, behind the batch axis 0: got "
+            f"feature_axes={feature_axes} for shape {x.shape}."
         )
     num_groups = checked_divisor("num_groups", num_groups, x.shape[features[0]])
-    reduced = other_axes((0, *features), x.ndim) if axes is None else () if axes == () else canonical_axes(axes, x.ndim)
+    reduced = (
+        other_axes((0, *features), x.ndim)
+        if axes is None
+        else ()
+        if axes == ()
+        else canonical_axes(axes, x.ndim)
+    )
     if features[0] in reduced:
         raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)
-    return norm_over(x, reduction, features, options, scale=scale, bias=bias, epsilon=epsilon, where=where)
+    return norm_over(
+        x, reduction, features, options, scale=scale, bias=bias, epsilon=epsilon, where=where
+    )

@@ -16,7 +16,17 @@ from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve, unsplit
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
-from jaxnorm.engine.groups import Frame, count_elements, hide, hide_split, in_segments, over_groups, scale_down, spread_stats, total_weight
+from jaxnorm.engine.groups import (
+    Frame,
+    count_elements,
+    hide,
+    hide_split,
+    in_segments,
+    over_groups,
+    scale_down,
+    spread_stats,
+    total_weight,
+)
 from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
@@ -26,14 +36,16 @@ from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.keywords import with_hint
 from jaxnorm.options import AxisName, Param
 
-OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segments")  # options of moments
+# options of moments
+OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segments")
 
 
 class Low(NamedTuple):
     """The low-order words of :class:`Moments`: what its numbers lack by rounding.
 
     Attributes:
-      count: two further words: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56 elements.
+      count: two further words: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56
+        elements.
       mean: a second word.
       var: a second word.
     """
@@ -43,7 +55,9 @@ class Low(NamedTuple):
     var: jax.Array
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("count", "mean", "var", "low"), meta_fields=())
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("count", "mean", "var", "low"), meta_fields=()
+)
 @dataclass(frozen=True)
 class Moments:
     """Count, mean and variance of groups of elements: a value that can be merged.
@@ -52,11 +66,12 @@ class Moments:
       count: how many elements (or how much weight) each group holds; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
-      low: the low-order words of these, a :class:`Low`: 0 unless given. It lets merges in turn count beyond 2**24
-        elements and go on beyond the digits of float32, and :func:`normalize` subtract a mean that is no float32 number.
+      low: the low-order words of these, a :class:`Low`: 0 unless given. It lets merges in turn
+        count beyond 2**24 elements and go on beyond the digits of float32, and :func:`normalize`
+        subtract a mean that is no float32 number.
 
-    Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments of a whole
-    equal the merged Moments of its parts, however it is cut.
+    Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments
+    of a whole equal the merged Moments of its parts, however it is cut.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> x = jnp.arange(24.0).reshape(2, 3, 4)
@@ -78,7 +93,13 @@ class Moments:
             object.__setattr__(self, "low", Low(tuple(rest), mean, var))
 
     def merge(
-        self, axes: Axes, *, axis_name: AxisName = None, segments: Param = None, num_segments: int | None = None, **sizes: int
+        self,
+        axes: Axes,
+        *,
+        axis_name: AxisName = None,
+        segments: Param = None,
+        num_segments: int | None = None,
+        **sizes: int,
     ) -> "Moments":
         """Reduces further axes: the groups along ``axes`` become one, or one for each segment.
 
@@ -96,30 +117,49 @@ class Moments:
         check_moments("what is merged", self)
         mean = validation.floating(self.mean, "mean")
         shape = shape_of(self)
-        reduction = unsplit(shape, ()) if axes == () and axis_name is not None and segments is None else resolve(axes, shape, sizes)
+        reduction = (
+            unsplit(shape, ())
+            if axes == () and axis_name is not None and segments is None
+            else resolve(axes, shape, sizes)
+        )
         spec, ids = Spec(reduction, axis_name).along(segments, num_segments)
         return _merged(spec, replace(self, mean=mean), ids)
 
 
 jax.export.register_namedtuple_serialization(Low, serialized_name="jaxnorm.Low")
 jax.export.register_pytree_node_serialization(
-    Moments, serialized_name="jaxnorm.Moments", serialize_auxdata=lambda _: b"", deserialize_auxdata=lambda _: ()
+    Moments,
+    serialized_name="jaxnorm.Moments",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),
 )
 
 
 def _float_words(count: Any) -> tuple[Any, Any, Any]:
-    """A count and its two low-order words: those of an integer that JAX would take as another one, of 32 bits, are floats."""
-    integer = isinstance(count, int) or (isinstance(count, np.ndarray | np.generic) and count.dtype.kind in "iu")
-    if not integer or jax.dtypes.canonicalize_dtype(np.int64) == np.int64 or np.max(count, initial=0) < 2**31:
+    """A count and its two low-order words: those of an integer that JAX would take as another one,
+    of 32 bits, are floats.
+    """
+    integer = isinstance(count, int) or (
+        isinstance(count, np.ndarray | np.generic) and count.dtype.kind in "iu"
+    )
+    if (
+        not integer
+        or jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+        or np.max(count, initial=0) < 2**31
+    ):
         return count, _zero(count), _zero(count)
     first = np.asarray(count, np.float32)
-    second = np.asarray(count - first.astype(np.float64), np.float32)  # float64 holds counts up to 2**53
+    # float64 holds counts up to 2**53
+    second = np.asarray(count - first.astype(np.float64), np.float32)
     return first, second, np.zeros_like(second)
 
 
 def _zero(value: Any) -> Any:
-    """Zeros like an array or a number; what stands for a leaf, such as a sharding or a vmap axis, as it is."""
-    if isinstance(value, jax.core.Tracer):  # NumPy's would be constants, which a backward pass keeps
+    """Zeros like an array or a number; what stands for a leaf, such as a sharding or a vmap axis,
+    as it is.
+    """
+    # NumPy's would be constants, which a backward pass keeps
+    if isinstance(value, jax.core.Tracer):
         return vary(jnp.zeros(value.shape, value.dtype), varying_axes(value))
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return np.zeros(value.shape, value.dtype)
@@ -143,25 +183,29 @@ def moments(
     Args:
       x: floating or complex array of any shape.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
-      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, even
-        NaN, and gets gradient 0. Weights are constants under differentiation.
+      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts
+        for nothing, even NaN, and gets gradient 0. Weights are constants under differentiation.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
       axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
-      segments: integers, in any order, from 0 to ``num_segments - 1``: which positions along the first reduction axis form a group,
-        for example the nodes of a graph or the tokens of a document. Of the shape ``(n,)`` of that axis or, where each row has
-        its own, of the shape of the axes of ``x`` up to it: ``(b, t)`` for ``"b [t] c"``. Further reduction axes are reduced whole.
+      segments: integers, in any order, from 0 to ``num_segments - 1``: which positions along the
+        first reduction axis form a group, for example the nodes of a graph or the tokens of a
+        document. Of the shape ``(n,)`` of that axis or, where each row has its own, of the shape of
+        the axes of ``x`` up to it: ``(b, t)`` for ``"b [t] c"``. Further reduction axes are reduced
+        whole.
       num_segments: how many segments there are, static; one that no id names is an empty group.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose reduced axes have size one, or ``num_segments`` (a split axis ``(g [c])`` has size g), of the dtype of ``x`` and at
-      least float32. The variance is biased, and computed from deviations from the mean, corrected for its rounding: an
-      offset of 1e7 standard deviations costs no accuracy. Of complex numbers it is the variance of the absolute value.
+      Moments whose reduced axes have size one, or ``num_segments`` (a split axis ``(g [c])`` has
+      size g), of the dtype of ``x`` and at least float32. The variance is biased, and computed from
+      deviations from the mean, corrected for its rounding: an offset of 1e7 standard deviations
+      costs no accuracy. Of complex numbers it is the variance of the absolute value.
 
     Raises:
-      TypeError: integer or boolean ``x``; a mask that is neither boolean nor float; ids that are no integers.
-      ValueError: axes, pattern, mask or ids that do not fit ``x``; ids out of range (in ``jit`` found under checkify; otherwise their
-        positions count for nothing).
+      TypeError: integer or boolean ``x``; a mask that is neither boolean nor float; ids that are no
+        integers.
+      ValueError: axes, pattern, mask or ids that do not fit ``x``; ids out of range (in ``jit``
+        found under checkify; otherwise their positions count for nothing).
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.moments(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]").var.tolist()
@@ -179,8 +223,9 @@ def moments(
 def merge(first: Moments, *others: Moments) -> Moments:
     """The Moments of several collections taken together.
 
-    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and means and variances, of float32 at
-    least, are carried on in two words each, so that merging in turn loses nothing: see :class:`Low`.
+    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and
+    means and variances, of float32 at least, are carried on in two words each, so that merging in
+    turn loses nothing: see :class:`Low`.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> parts = [jn.moments(jnp.array(part), 0) for part in ([1.0, 2.0], [6.0])]
@@ -195,7 +240,9 @@ def merge(first: Moments, *others: Moments) -> Moments:
     try:
         shape = jnp.broadcast_shapes(*shapes)
     except ValueError:
-        raise ValueError(f"merged Moments must have shapes that broadcast: got {', '.join(map(str, shapes))}.") from None
+        raise ValueError(
+            f"merged Moments must have shapes that broadcast: got {', '.join(map(str, shapes))}."
+        ) from None
     return jax.tree.map(lambda leaf: jnp.squeeze(leaf, 0), _stacked(shape, parts).merge(0))
 
 
@@ -204,20 +251,28 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     """Along a new first axis, all sharded as the first one."""
     parts = jax.tree.map(jnp.asarray, parts)  # numbers where jit is disabled
     like = jnp.broadcast_to(parts[0].mean, shape)
-    stack = lambda *leaves: jnp.stack([sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves])  # noqa: E731
+    stack = lambda *leaves: jnp.stack(
+        [sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves]
+    )
     return jax.tree.map(stack, *map(_with_words, parts))
 
 
 def from_stats(spec: Spec, stats: Stats) -> Moments:
-    """The public value of what the engine found, powers of two put back; the mean is of two words, the rounded one and the rest."""
+    """The public value of what the engine found, powers of two put back; the mean is of two words,
+    the rounded one and the rest.
+    """
     frame, offset, var = stats
     count = jnp.full_like(var, total_weight(spec, frame))
     low_count = _further_words(spec, frame, count)
-    mean, low_mean = (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
+    mean, low_mean = (
+        (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
+    )
     up = None if frame.power is None else -frame.power
     low = Low(low_count, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
     found = Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found
+    )
 
 
 def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
@@ -229,7 +284,14 @@ def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
         size = spec.reduction.group_size * number_of_devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return beyond(add_words(words_of_count(count_elements(spec, where, frame.places), (), count.dtype), (), spec.axis_name), count)
+    return beyond(
+        add_words(
+            words_of_count(count_elements(spec, where, frame.places), (), count.dtype),
+            (),
+            spec.axis_name,
+        ),
+        count,
+    )
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
@@ -238,23 +300,38 @@ def shape_of(moments: Moments) -> tuple[int, ...]:
         return jnp.broadcast_shapes(*shapes.values())
     except ValueError:
         found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"count, mean and var of Moments must have shapes that broadcast: got {found}.") from None
+        raise ValueError(
+            f"count, mean and var of Moments must have shapes that broadcast: got {found}."
+        ) from None
 
 
 def check_moments(name: str, value: Any) -> None:
     if not isinstance(value, Moments):
-        kind = f"those of {type(value).__module__}" if type(value).__name__ == "Moments" else type(value).__name__
-        raise TypeError(f"{name} must be Moments: got {kind}. Make them with jaxnorm.moments or jaxnorm.Moments(count, mean, var).")
+        kind = (
+            f"those of {type(value).__module__}"
+            if type(value).__name__ == "Moments"
+            else type(value).__name__
+        )
+        raise TypeError(
+            f"{name} must be Moments: got {kind}. Make them with jaxnorm.moments or "
+            "jaxnorm.Moments(count, mean, var)."
+        )
     for field in ("count", "mean", "var"):
         if isinstance(leaf := getattr(value, field), list | tuple):
-            raise TypeError(f"{field} of Moments must be an array: got {type(leaf).__name__}. Make it one with jnp.asarray.")
+            raise TypeError(
+                f"{field} of Moments must be an array: got {type(leaf).__name__}. Make it one with "
+                "jnp.asarray."
+            )
 
 
 def applicable(name: str, value: Any, x: jax.Array) -> Moments:
     """Moments that x can be normalized by."""
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
-        raise TypeError(f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with .astype(jnp.complex64).")
+        raise TypeError(
+            f"x must be complex for complex Moments: got {x.dtype}. Cast it, for example with "
+            ".astype(jnp.complex64)."
+        )
     return replace(value, var=validation.variance(name, value.var))
 
 
@@ -265,73 +342,124 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
     for name in ("count", "mean", "var"):
         given = jnp.shape(getattr(running, name))
         if given not in (target, sizes) and not (name == "count" and math.prod(given) == 1):
-            raise ValueError(f"running must have the shape of the features, {sizes} or {target}: its {name} has {given}.")
+            raise ValueError(
+                f"running must have the shape of the features, {sizes} or {target}: its {name} has "
+                f"{given}."
+            )
     one = (1,) * len(shape)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.reshape(leaf, one if jnp.size(leaf) == 1 else target), target), running)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(
+            jnp.reshape(leaf, one if jnp.size(leaf) == 1 else target), target
+        ),
+        running,
+    )
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
     """The Moments in the units of the frame, relative to its pivot."""
     mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
     var = scale_down(scale_down(moments.var, frame.power), frame.power)
-    return Moments(moments.count, (mean if frame.pivot is None else mean - frame.pivot) + hidden_from_folding(low), var)
+    return Moments(
+        moments.count,
+        (mean if frame.pivot is None else mean - frame.pivot) + hidden_from_folding(low),
+        var,
+    )
 
 
 @partial(jax.jit, static_argnums=0)
-def moments_of(spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array | None = None) -> Moments:
+def moments_of(
+    spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array | None = None
+) -> Moments:
     """The Moments, of arguments that have been checked."""
 
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_stats(spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids)))
+        return from_stats(
+            spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids))
+        )
 
-    return run(x, where, ids) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
+    return (
+        run(x, where, ids)
+        if ids is None
+        else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
+    )
 
 
 @partial(jax.jit, static_argnums=0)
 def _merged(spec: Spec, parts: Moments, ids: jax.Array | None) -> Moments:
     run = partial(_merge, spec)
-    return run(parts) if ids is None else sharded_by_compiler(run, stats_sharding(spec.reduction, parts.mean))(parts, ids)
+    return (
+        run(parts)
+        if ids is None
+        else sharded_by_compiler(run, stats_sharding(spec.reduction, parts.mean))(parts, ids)
+    )
 
 
 def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
-    """Merges along the reduction axes. With n the counts, N their sum and p one number near the mean, which keeps digits::
+    """Merges along the reduction axes. With n the counts, N their sum and p one number near the
+    mean, which keeps digits::
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
     reduction, places = spec.reduction, spec.places(ids)
-    parts = jax.tree.map(lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts))
+    parts = jax.tree.map(
+        lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts)
+    )
     words = (parts.count, *parts.low.count)
-    summed = tuple(size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape))
-    shape = jnp.broadcast_shapes(summed, *map(jnp.shape, words))  # of size one along other axes, where all groups hold as many
+    summed = tuple(
+        size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape)
+    )
+    # of size one along other axes, where all groups hold as many
+    shape = jnp.broadcast_shapes(summed, *map(jnp.shape, words))
     words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     spread = partial(spread_stats, spec, places=places)
-    whole = add_words(words, spec.whole_axes, spec.axis_name, None if places is None else partial(spec.segments.reduce, places=places))
+    whole = add_words(
+        words,
+        spec.whole_axes,
+        spec.axis_name,
+        None if places is None else partial(spec.segments.reduce, places=places),
+    )
     weight, n = in_segments(spec, words[0], places), spread(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
-        return across(lax.psum, [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values], spec.axis_name)
+        return across(
+            lax.psum,
+            [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values],
+            spec.axis_name,
+        )
 
     pivots = lax.stop_gradient(averages(parts.mean, parts.var))
     lows: tuple[jax.Array, ...] = parts.low[1:]
-    if spec.axis_name is not None or places is not None:  # pivots may then be no constants, though the parts are
+    # pivots may then be no constants, though the parts are
+    if spec.axis_name is not None or places is not None:
         lows = tuple(map(hidden_from_folding, lows))
-    shifted = [hide(a - spread(pivot) + low, weight) for a, pivot, low in zip((parts.mean, parts.var), pivots, lows, strict=True)]
+    shifted = [
+        hide(a - spread(pivot) + low, weight)
+        for a, pivot, low in zip((parts.mean, parts.var), pivots, lows, strict=True)
+    ]
     offsets = averages(*shifted)
     rest = [a - spread(offset) for a, offset in zip(shifted, offsets, strict=True)]
-    between, *corrections = averages(abs_squared(rest[0]), *rest)  # of the offsets too, whose rounding would add up over merges
+    # of the offsets too, whose rounding would add up over merges
+    between, *corrections = averages(abs_squared(rest[0]), *rest)
     (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
     low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
     merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged
+    )
 
 
 def _with_words(parts: Moments) -> Moments:
     """The parts in float32 at least, the count as three words of the dtype of the mean."""
-    mean, var, *low = (a.astype(compute_dtype(a.dtype)) for a in (parts.mean, parts.var, parts.low.mean, parts.low.var))
-    further = [sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count]
+    mean, var, *low = (
+        a.astype(compute_dtype(a.dtype))
+        for a in (parts.mean, parts.var, parts.low.mean, parts.low.var)
+    )
+    further = [
+        sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count
+    ]
     first, second, third = words_of_count(parts.count, further, real_dtype(mean.dtype))
     return Moments(first, mean, var, Low((second, third), *low))

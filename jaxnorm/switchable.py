@@ -1,4 +1,6 @@
-"""Switchable norm: a learned blend of the statistics of instance, layer and batch norm, which are merged from the first."""
+"""Switchable norm: a learned blend of the statistics of instance, layer and batch norm, which are
+merged from the first.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -37,30 +39,39 @@ def switchable_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al. 2018, arXiv 1806.10779).
+    """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al.
+    2018, arXiv 1806.10779).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Means are blended with ``softmax(mean_logits)``,
-    variances with ``softmax(var_logits)``. The layer statistics are the instance statistics merged over the channels, the batch
-    statistics are those merged over the batch.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Means are blended with
+    ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are the
+    instance statistics merged over the channels, the batch statistics are those merged over the
+    batch.
 
     Args:
-      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch is axis 0.
+      x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch
+        is axis 0.
       mean_logits: ``(3,)``, in the order instance, layer, batch.
       var_logits: ``(3,)``, in the same order.
       running: Moments that stand in for those of the batch (evaluation).
       feature_axes: the axes of the features.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the statistics: float32 at least.
+      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
+        statistics: float32 at least.
       bias: shift of the same shape and dtypes.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`; the batch extends over ``axis_name``.
+      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
+        for nothing and outputs 0.
+      **options: those of every norm, see :class:`NormOptions`; the batch extends over
+        ``axis_name``.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is given).
+      The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is
+      given).
 
     Raises:
-      TypeError: integer ``x``, complex logits; ``running`` that are no Moments, or complex ones for a real ``x``.
-      ValueError: logits that are not ``(3,)``, no spatial axis; axes, mask or parameters that do not fit.
+      TypeError: integer ``x``, complex logits; ``running`` that are no Moments, or complex ones for
+        a real ``x``.
+      ValueError: logits that are not ``(3,)``, no spatial axis; axes, mask or parameters that do
+        not fit.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
@@ -70,11 +81,19 @@ def switchable_norm(
     """
     x = validation.floating(x)
     features, spatial = spatial_axes(x.shape, feature_axes, "switchable norm")
-    logits = [validation.real(value, name) for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))]
+    logits = [
+        validation.real(value, name)
+        for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))
+    ]
     for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
         if value.shape != (3,):
-            raise ValueError(f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}.")
-    everything, epsilon = unsplit(x.shape, tuple(range(x.ndim))), validation.number("epsilon", epsilon)
+            raise ValueError(
+                f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}."
+            )
+    everything, epsilon = (
+        unsplit(x.shape, tuple(range(x.ndim))),
+        validation.number("epsilon", epsilon),
+    )
     given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
     spec, operands, implementation = norm_operands(x, everything, features, options, **given)
     if running is not None:
@@ -86,7 +105,16 @@ def switchable_norm(
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits, var_logits, running, operands: Operands):
+def _switchable(
+    implementation: str,
+    spec: Spec,
+    features,
+    spatial,
+    mean_logits,
+    var_logits,
+    running,
+    operands: Operands,
+):
     x, where, scale, bias, *_ = split_operands(spec, operands)
     x = hide_split(spec, x, where)
     spec = for_plain_jax(spec, implementation, where)
@@ -95,11 +123,25 @@ def _switchable(implementation: str, spec: Spec, features, spatial, mean_logits,
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
 
 
-def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame, mean_logits, var_logits, running, scale, bias, where):
+def _blended(
+    implementation: str,
+    spec: Spec,
+    features,
+    spatial,
+    x,
+    frame: Frame,
+    mean_logits,
+    var_logits,
+    running,
+    scale,
+    bias,
+    where,
+):
     """Instance norm, whose scale and bias are those that make it one of the blended statistics.
 
-    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e. Means are blended as differences
-    from their mean, so that no digits are lost to what all have in common.
+    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e.
+    Means are blended as differences from their mean, so that no digits are lost to what all have in
+    common.
     """
     u, own = elements(spec, x, frame), Spec(unsplit(x.shape, spatial))
     own_frame, offset, var = find_stats(own, u, where, implementation)
@@ -109,11 +151,22 @@ def _blended(implementation: str, spec: Spec, features, spatial, x, frame: Frame
     origin = jnp.asarray(find_frame(whole, pivot, None if where is None else n).pivot)
     frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
     running = None if running is None else into_frame(running, frame)
-    layer, batch = instance.merge(features), instance.merge(0, axis_name=axis_name) if running is None else running
-    mean_weights, var_weights = (jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits))
-    var = sum(weight * part.var for weight, part in zip(var_weights, (instance, layer, batch), strict=True))
+    layer, batch = (
+        instance.merge(features),
+        instance.merge(0, axis_name=axis_name) if running is None else running,
+    )
+    mean_weights, var_weights = (
+        jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits)
+    )
+    var = sum(
+        weight * part.var
+        for weight, part in zip(var_weights, (instance, layer, batch), strict=True)
+    )
     # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
-    step = sum(weight.astype(u.dtype) * (instance.mean - part.mean) for weight, part in zip(mean_weights[1:], (layer, batch), strict=True))
+    step = sum(
+        weight.astype(u.dtype) * (instance.mean - part.mean)
+        for weight, part in zip(mean_weights[1:], (layer, batch), strict=True)
+    )
     r = rstd(spec, frame, var)
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
     own = replace(own, dtype=spec.dtype)

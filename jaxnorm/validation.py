@@ -1,4 +1,6 @@
-"""What the public functions accept; every error says what must hold, what was given, and the remedy."""
+"""What the public functions accept; every error says what must hold, what was given, and the
+remedy.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,35 +17,49 @@ from jax.experimental import checkify
 def as_array(x, name: str = "x") -> jax.Array:
     """``x`` as it is, if it is an array of JAX; a copy of NumPy's, which may be overwritten later.
 
-    jnp.asarray would copy what is traced, raise under debug_nans for NaN behind a mask, and compile for each shape: 20 ms.
+    jnp.asarray would copy what is traced, raise under debug_nans for NaN behind a mask, and compile
+    for each shape: 20 ms.
     """
     if isinstance(x, jax.Array):
         return x
     if isinstance(x, np.ndarray | np.generic):
         check_fits_dtype(x, name)
     try:
-        return jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+        return (
+            jax.device_put(x.copy()) if isinstance(x, np.ndarray | np.generic) else jnp.asarray(x)
+        )
     except OverflowError as error:
-        raise ValueError(f"{name} must fit in the integers of JAX: {error}. Set jax_enable_x64, or pass smaller numbers.") from None
+        raise ValueError(
+            f"{name} must fit in the integers of JAX: {error}. Set jax_enable_x64, or pass smaller "
+            "numbers."
+        ) from None
     except (TypeError, ValueError):
         kind = f"one of dtype {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
         raise TypeError(f"{name} must be an array of numbers: got {kind}.") from None
 
 
 def check_fits_dtype(x: np.ndarray | np.generic, name: str) -> None:
-    """Raises where an integer of NumPy would become another one, since JAX takes those of 64 bits as 32."""
+    """Raises where an integer of NumPy would become another one, since JAX takes those of 64 bits
+    as 32.
+    """
     held = jax.dtypes.canonicalize_dtype(x.dtype)
     if held != x.dtype and jnp.issubdtype(x.dtype, jnp.integer) and x.size:
         for value in (x.min(), x.max()):
             if not jnp.iinfo(held).min <= value <= jnp.iinfo(held).max:
-                raise ValueError(f"{name} must fit in {held}: found {value} of {x.dtype}. Set jax_enable_x64, or pass smaller numbers.")
+                raise ValueError(
+                    f"{name} must fit in {held}: found {value} of {x.dtype}. Set jax_enable_x64, "
+                    "or pass smaller numbers."
+                )
 
 
 def floating(x, name: str = "x") -> jax.Array:
     """``x`` as an array of a floating or complex dtype."""
     x = as_array(x, name)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise TypeError(f"{name} must be floating point: got {x.dtype}. Cast it first, for example with .astype(jnp.float32).")
+        raise TypeError(
+            f"{name} must be floating point: got {x.dtype}. Cast it first, for example with "
+            ".astype(jnp.float32)."
+        )
     return x
 
 
@@ -58,11 +74,18 @@ def real(x, name: str) -> jax.Array:
 def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
     """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
-    if len(shape) > len(target) or any(s not in (1, t) for s, t in zip(padded, target, strict=True)):
+    if len(shape) > len(target) or any(
+        s not in (1, t) for s, t in zip(padded, target, strict=True)
+    ):
         leads = 0 < len(shape) < len(target) and tuple(shape) == tuple(target[: len(shape)])
-        hint = f" Did you mean {name}[..., {', '.join(['None'] * (len(target) - len(shape)))}]?" if leads else ""
+        hint = (
+            f" Did you mean {name}[..., {', '.join(['None'] * (len(target) - len(shape)))}]?"
+            if leads
+            else ""
+        )
         raise ValueError(
-            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, x has shape {tuple(target)}.{hint}"
+            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, "
+            f"x has shape {tuple(target)}.{hint}"
         )
 
 
@@ -76,12 +99,17 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None:
-    """A boolean mask, or non-negative float weights, that broadcasts against ``shape``: a constant under differentiation."""
+    """A boolean mask, or non-negative float weights, that broadcasts against ``shape``: a constant
+    under differentiation.
+    """
     if where is None:
         return None
     where = as_array(where, name)
     if where.dtype != jnp.bool_ and not jnp.issubdtype(where.dtype, jnp.floating):
-        raise TypeError(f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for example with .astype(bool).")
+        raise TypeError(
+            f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for "
+            "example with .astype(bool)."
+        )
     check_fits(name, where.shape, shape)
     if where.dtype != jnp.bool_:
         message = f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0"
@@ -92,27 +120,56 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
 def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
     """Ids in [0, num_segments) along the last axis of ``shape``, or for each row of all of it."""
     if ids is None or num_segments is None:
-        given, missing = ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
-        raise TypeError(f"segments and num_segments must be given together: got {given} alone. Pass {missing}=..., too.")
-    if isinstance(num_segments, bool) or not hasattr(num_segments, "__index__") or isinstance(num_segments, jax.core.Tracer):
-        raise TypeError(f"num_segments must be a static integer: got {num_segments!r} ({type(num_segments).__name__}).")
+        given, missing = (
+            ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
+        )
+        raise TypeError(
+            f"segments and num_segments must be given together: got {given} alone. Pass "
+            f"{missing}=..., too."
+        )
+    if (
+        isinstance(num_segments, bool)
+        or not hasattr(num_segments, "__index__")
+        or isinstance(num_segments, jax.core.Tracer)
+    ):
+        raise TypeError(
+            f"num_segments must be a static integer: got {num_segments!r} "
+            f"({type(num_segments).__name__})."
+        )
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    ids = ids if isinstance(ids, np.ndarray) else as_array(ids, "segments")  # NumPy's may have 64 bits, of which JAX takes 32
+    # NumPy's may have 64 bits, of which JAX takes 32
+    ids = ids if isinstance(ids, np.ndarray) else as_array(ids, "segments")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"segments must be integers, an id for each position: got {ids.dtype}. Cast them first, .astype(jnp.int32).")
-    by_row = len(ids.shape) == len(shape) and all(s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False))
+        raise TypeError(
+            f"segments must be integers, an id for each position: got {ids.dtype}. Cast them "
+            "first, .astype(jnp.int32)."
+        )
+    by_row = len(ids.shape) == len(shape) and all(
+        s in (1, size) for s, size in zip(ids.shape[:-1], shape, strict=False)
+    )
     if ids.shape[-1:] != shape[-1:] or not (len(ids.shape) == 1 or by_row):
         both = f"{shape[-1:]}" if len(shape) == 1 else f"{shape[-1:]} or {shape}"
-        raise ValueError(f"segments must have the shape of the axes of x up to the first reduction axis, {both}: got {ids.shape}.")
+        raise ValueError(
+            "segments must have the shape of the axes of x up to the first reduction axis, "
+            f"{both}: got {ids.shape}."
+        )
     message = f"segments must be ids from 0 to num_segments - 1 = {num_segments - 1}"
-    ids = _wide(as_array(check_values(ids, lambda i: (i >= 0) & (i < num_segments), message), "segments"))
+    ids = _wide(
+        as_array(check_values(ids, lambda i: (i >= 0) & (i < num_segments), message), "segments")
+    )
     return ids if len(ids.shape) == 1 else jnp.broadcast_to(ids, shape)
 
 
 def _wide(array: jax.Array) -> jax.Array:
-    """Integers of 32 bits at least: compared in fewer, a number that these do not hold would be another one."""
-    return array.astype(jnp.int32) if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4 else array
+    """Integers of 32 bits at least: compared in fewer, a number that these do not hold would be
+    another one.
+    """
+    return (
+        array.astype(jnp.int32)
+        if jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4
+        else array
+    )
 
 
 def variance(name: str, var) -> Any:
@@ -121,26 +178,46 @@ def variance(name: str, var) -> Any:
 
 
 def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype:
-    """The dtype that an output is asked to have, by default that of ``x``; it holds what ``x`` normalized, scaled and shifted is."""
+    """The dtype that an output is asked to have, by default that of ``x``; it holds what ``x``
+    normalized, scaled and shifted is.
+    """
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)
     for name, param in params.items():
-        if param is not None and jnp.iscomplexobj(param) and not jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(f"{name} must be real for a real output: got {param.dtype} for one of {dtype}. Pass dtype=jnp.complex64.")
+        if (
+            param is not None
+            and jnp.iscomplexobj(param)
+            and not jnp.issubdtype(dtype, jnp.complexfloating)
+        ):
+            raise TypeError(
+                f"{name} must be real for a real output: got {param.dtype} for one of {dtype}. "
+                "Pass dtype=jnp.complex64."
+            )
     if not jnp.issubdtype(dtype, jnp.complexfloating if jnp.iscomplexobj(x) else jnp.inexact):
         needed = "complex for complex x" if jnp.iscomplexobj(x) else "floating point"
-        raise TypeError(f"dtype, that of the output, must be {needed}: got {dtype} for x of {x.dtype}. Cast the output instead.")
+        raise TypeError(
+            f"dtype, that of the output, must be {needed}: got {dtype} for x of {x.dtype}. Cast "
+            "the output instead."
+        )
     return dtype
 
 
 def epsilon_in(value: str) -> str:
     if value not in ("var", "std"):
-        raise ValueError(f"epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got {value!r}.")
+        raise ValueError(
+            "epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got "
+            f"{value!r}."
+        )
     return value
 
 
 def momentum(value) -> Any:
     """A number in [0, 1], the weight of the old value; it may be traced."""
-    return number_or_traced("momentum", value, 1, " It is the weight of the old value (1 - momentum in PyTorch's terms).")
+    return number_or_traced(
+        "momentum",
+        value,
+        1,
+        " It is the weight of the old value (1 - momentum in PyTorch's terms).",
+    )
 
 
 def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "") -> Any:
@@ -148,14 +225,20 @@ def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "")
     if not isinstance(value, jax.core.Tracer):
         return number(name, value, most, remedy)
     if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise TypeError(f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}.")
-    return check_values(value, lambda v: (v >= 0) & (v <= most) & (v < math.inf), f"{name} must {_range(most)}")
+        raise TypeError(
+            f"{name} must be one floating point number: got shape {value.shape}, {value.dtype}."
+        )
+    return check_values(
+        value, lambda v: (v >= 0) & (v <= most) & (v < math.inf), f"{name} must {_range(most)}"
+    )
 
 
 def number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
     """A static, finite number from 0 to ``most``."""
     if isinstance(value, jax.core.Tracer):
-        raise TypeError(f"{name} must be a static number: got a traced value. Pass it as a Python number.")
+        raise TypeError(
+            f"{name} must be a static number: got a traced value. Pass it as a Python number."
+        )
     if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
@@ -171,10 +254,13 @@ def _range(most: float) -> str:
 
 
 def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
-    """The array. Raises where ``holds`` is false: at once for concrete values, under checkify, if the result is used, for traced ones."""
+    """The array. Raises where ``holds`` is false: at once for concrete values, under checkify, if
+    the result is used, for traced ones.
+    """
     if isinstance(array, jax.core.Tracer):
         return _checked()(array, jnp.all(holds(_wide(array))), message=message + ".")
-    concrete = np.asarray(array)  # not JAX: inside a trace its operations on concrete values are traced too
+    # not JAX: inside a trace its operations on concrete values are traced too
+    concrete = np.asarray(array)
     if not np.all(holds(concrete)):
         raise ValueError(f"{message}: found {concrete[~holds(concrete)].ravel()[0]}.")
     return array
@@ -182,10 +268,11 @@ def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
 
 @cache
 def _checked() -> Callable[..., jax.Array]:
-    """A callable of an array and a boolean, which returns the array, and under checkify raises where the boolean is false.
+    """A callable of an array and a boolean, which returns the array, and under checkify raises
+    where the boolean is false.
 
-    ``checkify.debug_check`` would be an effect, and JAX saves no program that has one, and calls it from Python: a jitted batch norm in
-    evaluation would take 94 us instead of 7.
+    ``checkify.debug_check`` would be an effect, and JAX saves no program that has one, and calls it
+    from Python: a jitted batch norm in evaluation would take 94 us instead of 7.
     """
     from jax.extend.core import Primitive  # here, since importing this library does without these
     from jax.interpreters import ad, batching, mlir
@@ -198,10 +285,17 @@ def _checked() -> Callable[..., jax.Array]:
     primitive.def_impl(lambda array, ok, *, message: array)
     primitive.def_abstract_eval(lambda array, ok, *, message: array)
     mlir.register_lowering(primitive, lambda context, array, ok, *, message: [array])
-    batching.primitive_batchers[primitive] = lambda arrays, axes, *, message: (primitive.bind(*arrays, message=message), axes[0])
-    ad.primitive_jvps[primitive] = lambda primals, tangents, *, message: (primitive.bind(*primals, message=message), tangents[0])
+    batching.primitive_batchers[primitive] = lambda arrays, axes, *, message: (
+        primitive.bind(*arrays, message=message),
+        axes[0],
+    )
+    ad.primitive_jvps[primitive] = lambda primals, tangents, *, message: (
+        primitive.bind(*primals, message=message),
+        tangents[0],
+    )
 
-    def rule(*arguments, message):  # the state of checkify, by version one argument or several; array and ok
+    # the state of checkify, by version one argument or several; array and ok
+    def rule(*arguments, message):
         *state, array, ok = arguments
         failed, _ = checkify.checkify(lambda ok: checkify.check(jnp.all(ok), message))(ok)
         leaves, structure = jax.tree.flatten(failed)

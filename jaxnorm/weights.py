@@ -35,13 +35,15 @@ def weight_norm(
     full_range: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016, arXiv 1602.07868).
+    """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016,
+    arXiv 1602.07868).
 
     Args:
-      kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in float32: squares of larger ones, and their
-        gradients, leave its range, unless ``full_range``.
-      scale: length of each feature's weights, of the shape of the feature axes and of any floating dtype, cast to that of the sums:
-        float32 at least.
+      kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in
+        float32: squares of larger ones, and their gradients, leave its range, unless
+        ``full_range``.
+      scale: length of each feature's weights, of the shape of the feature axes and of any floating
+        dtype, cast to that of the sums: float32 at least.
       feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
       dtype: dtype of the result; that of ``kernel`` by default.
@@ -64,36 +66,47 @@ def weight_norm(
     reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
     size = max(reduction.group_size, 1)
     (factor,) = aligned(kernel.shape, features, scale=scale)
-    # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the gain
+    # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the
+    # gain
     epsilon = validation.number_or_traced("epsilon", epsilon)
-    epsilon = (epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon) / size
+    epsilon = (
+        epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon
+    ) / size
     options = {"centered": False, "epsilon": epsilon, "dtype": dtype, "full_range": full_range}
     spec, traced_epsilon = make_spec(reduction, kernel, factor, None, **options)
     root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    return fused(spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon), implementation)
+    return fused(
+        spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon), implementation
+    )
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The feature axes of a kernel; None and () both say that it has none."""
-    return () if feature_axes is None or np.size(feature_axes) == 0 else canonical_axes(feature_axes, rank, "feature_axes")
+    return (
+        ()
+        if feature_axes is None or np.size(feature_axes) == 0
+        else canonical_axes(feature_axes, rank, "feature_axes")
+    )
 
 
 @known_keywords
 def spectral_norm(
     kernel: ArrayLike, /, u: ArrayLike, *, n_steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018, arXiv 1802.05957).
+    """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018,
+    arXiv 1802.05957).
 
     Args:
-      kernel: real floating array of rank 2 or more, with elements of any size but subnormal ones, which count as 0 on a CPU; the last
-        axis is the output, the others are flattened.
+      kernel: real floating array of rank 2 or more, with elements of any size but subnormal ones,
+        which count as 0 on a CPU; the last axis is the output, the others are flattened.
       u: ``(1, out)``, the left vector of the last call, or random.
       n_steps: power iterations in this call, at least 1.
       epsilon: added to sums of squares, of a kernel whose largest element is between 1/2 and 1.
 
     Returns:
-      The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``, the last two in float32 at least. The
-      vectors are constants under differentiation, sigma is not. Of a kernel that is 0 or not finite the ``u`` is the old one.
+      The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``, the last
+      two in float32 at least. The vectors are constants under differentiation, sigma is not. Of a
+      kernel that is 0 or not finite the ``u`` is the old one.
 
     Raises:
       TypeError: integer or complex ``kernel``, complex ``u``.
@@ -110,7 +123,10 @@ def spectral_norm(
     if integer(n_steps, "n_steps must be an integer of at least 1") < 1:
         raise ValueError(f"n_steps must be an integer of at least 1: got {n_steps!r}.")
     if jnp.shape(u) != (1, kernel.shape[-1]):
-        raise ValueError(f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got {jnp.shape(u)}.")
+        raise ValueError(
+            f"u must have shape {(1, kernel.shape[-1])} for a kernel of shape {kernel.shape}: got "
+            f"{jnp.shape(u)}."
+        )
     if jnp.iscomplexobj(u):
         raise TypeError(f"u must be real: got {jnp.result_type(u)}.")
     u = jnp.asarray(u, compute_dtype(kernel.dtype))
@@ -119,10 +135,14 @@ def spectral_norm(
     return sharded_by_compiler(run, (jax.typeof(kernel).sharding, whole, whole))(kernel, u)
 
 
-def _by_largest_singular_value(n_steps: int, epsilon: float, kernel: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _by_largest_singular_value(
+    n_steps: int, epsilon: float, kernel: jax.Array, u: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What :func:`spectral_norm` returns, of arguments that have been checked."""
     matrix = kernel.reshape(math.prod(kernel.shape[:-1]), kernel.shape[-1]).astype(u.dtype)
-    power = power_of_elements(jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp)
+    power = power_of_elements(
+        jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp
+    )
     matrix = scale_down(matrix, power)  # so that no square leaves the range
     u = jnp.where((u != 0).any(), u, 1)
     constant, new = lax.stop_gradient((matrix, u))
@@ -131,5 +151,11 @@ def _by_largest_singular_value(n_steps: int, epsilon: float, kernel: jax.Array, 
         new = weight_norm(v @ constant, feature_axes=0, epsilon=epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
     one = scale_down(jnp.ones((), matrix.dtype), power)
-    normalized = (matrix / jnp.where(sigma != 0, sigma, one)).astype(kernel.dtype).reshape(kernel.shape)
-    return normalized, jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u), scale_down(sigma, -power)
+    normalized = (
+        (matrix / jnp.where(sigma != 0, sigma, one)).astype(kernel.dtype).reshape(kernel.shape)
+    )
+    return (
+        normalized,
+        jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u),
+        scale_down(sigma, -power),
+    )

@@ -33,7 +33,11 @@ from pathlib import Path
 def versions():
     """Of all that is installed: where a package is there twice, the one that Python finds."""
     importlib.invalidate_caches()
-    return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
+    return {
+        name: metadata.version(name)
+        for name in {package.name for package in metadata.distributions()}
+        if name
+    }
 
 
 def installed():
@@ -49,16 +53,23 @@ def uploaded():
     try:
         from google.colab import files
     except ImportError:
-        raise SystemExit("Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again.") from None
+        raise SystemExit(
+            "Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again."
+        ) from None
     for name, content in files.upload().items():
-        path = Path(tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name))  # which browsers add to a name that they have seen
+        path = Path(
+            tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name)
+        )  # which browsers add to a name that they have seen
         path.write_bytes(content)
         return str(path)
     raise SystemExit("Nothing was uploaded: run this cell again.")
 
 
 if not installed():
-    place, before = ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(), versions()
+    place, before = (
+        ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(),
+        versions(),
+    )
     if not re.match(r"https?://|git\+\w+://|(?!.*://).*\.whl$", place):
         raise SystemExit(
             "ADDRESS must be an address that begins with http://, https:// or git+https://, or the path of a file that ends in .whl: "
@@ -69,12 +80,20 @@ if not installed():
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip cannot install {place}: see pip's message above.")
     after = versions()
-    replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
+    replaced = [
+        f"{name} {version} by {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
     if replaced:
         raise SystemExit(
             f"Restart the session (Runtime, Restart session), and run this notebook again: pip has replaced {', '.join(replaced)}."
         )
-print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")), "on Python", sys.version.split()[0])
+print(
+    ", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")),
+    "on Python",
+    sys.version.split()[0],
+)
 
 # %%
 import flax.linen as nn
@@ -94,7 +113,9 @@ data = digits()
 images = jnp.asarray(data.train_inputs.reshape(len(data.train_inputs), -1))
 test = jnp.asarray(data.test_inputs.reshape(len(data.test_inputs), -1))
 labels = jnp.asarray(data.train_labels)
-order = np.random.default_rng(0).permutation(len(images))[:960].reshape(15, 64).repeat(4, 0)  # 60 batches
+order = (
+    np.random.default_rng(0).permutation(len(images))[:960].reshape(15, 64).repeat(4, 0)
+)  # 60 batches
 optimizer = optax.adam(1e-2)
 
 
@@ -157,7 +178,9 @@ class Classifier(nn.Module):
 
 
 def linen_loss(params, stats, x, y):
-    logits, new = model.apply({"params": params, "batch_stats": stats}, x, evaluating=False, mutable=["batch_stats"])
+    logits, new = model.apply(
+        {"params": params, "batch_stats": stats}, x, evaluating=False, mutable=["batch_stats"]
+    )
     return cross_entropy(logits, y), new["batch_stats"]
 
 
@@ -171,10 +194,16 @@ def linen_step(params, stats, state, x, y):
 model = Classifier()
 stats = model.init(jax.random.key(0), images[:2], evaluating=True)["batch_stats"]
 norm = {"scale": start["scale"], "bias": start["bias"]}
-linen_params = {"Dense_0": {"kernel": start["w"]}, "BatchNorm_0": norm, "Dense_1": {"kernel": start["v"]}}
+linen_params = {
+    "Dense_0": {"kernel": start["w"]},
+    "BatchNorm_0": norm,
+    "Dense_1": {"kernel": start["v"]},
+}
 state, linen = optimizer.init(linen_params), []
 for batch in order:
-    linen_params, stats, state, loss = linen_step(linen_params, stats, state, images[batch], labels[batch])
+    linen_params, stats, state, loss = linen_step(
+        linen_params, stats, state, images[batch], labels[batch]
+    )
     linen.append(float(loss))
 
 # %% [markdown]
@@ -209,6 +238,8 @@ in_nnx = [float(nnx_step(module, own, images[batch], labels[batch])) for batch i
 
 # %%
 for name, losses in (("linen", linen), ("nnx", in_nnx)):
-    print(f"{name:6} largest difference of 60 losses from the functional ones: {np.abs(np.array(losses) - functional).max():.1e}")
+    print(
+        f"{name:6} largest difference of 60 losses from the functional ones: {np.abs(np.array(losses) - functional).max():.1e}"
+    )
     np.testing.assert_allclose(losses, functional, rtol=2e-3, atol=2e-4)
 np.testing.assert_allclose(stats["BatchNorm_0"]["mean"], running.mean[0], rtol=1e-2, atol=1e-3)

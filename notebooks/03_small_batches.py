@@ -41,7 +41,11 @@ from pathlib import Path
 def versions():
     """Of all that is installed: where a package is there twice, the one that Python finds."""
     importlib.invalidate_caches()
-    return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
+    return {
+        name: metadata.version(name)
+        for name in {package.name for package in metadata.distributions()}
+        if name
+    }
 
 
 def installed():
@@ -57,16 +61,23 @@ def uploaded():
     try:
         from google.colab import files
     except ImportError:
-        raise SystemExit("Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again.") from None
+        raise SystemExit(
+            "Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again."
+        ) from None
     for name, content in files.upload().items():
-        path = Path(tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name))  # which browsers add to a name that they have seen
+        path = Path(
+            tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name)
+        )  # which browsers add to a name that they have seen
         path.write_bytes(content)
         return str(path)
     raise SystemExit("Nothing was uploaded: run this cell again.")
 
 
 if not installed():
-    place, before = ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(), versions()
+    place, before = (
+        ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(),
+        versions(),
+    )
     if not re.match(r"https?://|git\+\w+://|(?!.*://).*\.whl$", place):
         raise SystemExit(
             "ADDRESS must be an address that begins with http://, https:// or git+https://, or the path of a file that ends in .whl: "
@@ -77,12 +88,20 @@ if not installed():
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip cannot install {place}: see pip's message above.")
     after = versions()
-    replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
+    replaced = [
+        f"{name} {version} by {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
     if replaced:
         raise SystemExit(
             f"Restart the session (Runtime, Restart session), and run this notebook again: pip has replaced {', '.join(replaced)}."
         )
-print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")), "on Python", sys.version.split()[0])
+print(
+    ", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")),
+    "on Python",
+    sys.version.split()[0],
+)
 
 # %%
 from pathlib import Path
@@ -120,7 +139,13 @@ picture
 
 # %%
 def loss(norm, size):
-    return np.mean([run["epochs"][-1]["train_loss"] for run in results["runs"] if (run["norm"], run["batch_size"]) == (norm, size)])
+    return np.mean(
+        [
+            run["epochs"][-1]["train_loss"]
+            for run in results["runs"]
+            if (run["norm"], run["batch_size"]) == (norm, size)
+        ]
+    )
 
 
 ratios = {size: loss("batch", size) / loss("group", size) for size in settings.batch_sizes}
@@ -136,8 +161,12 @@ import jax.numpy as jnp
 
 import jaxnorm as jn
 
-features = jax.random.normal(jax.random.key(0), (256, 4, 4, 1)) * jnp.exp(0.7 * jax.random.normal(jax.random.key(1), (256, 1, 1, 1)))
+features = jax.random.normal(jax.random.key(0), (256, 4, 4, 1)) * jnp.exp(
+    0.7 * jax.random.normal(jax.random.key(1), (256, 1, 1, 1))
+)
 exact = float(jn.moments(features, "[n h w] c").var[0, 0, 0, 0])
 for size in (64, 8, 2):
     estimates = jn.moments(features, "(k [n]) [h w] c", n=size).var
-    print(f"batch {size:2}: deviation of the estimates {float(estimates.std() / exact):.0%} of the variance")
+    print(
+        f"batch {size:2}: deviation of the estimates {float(estimates.std() / exact):.0%} of the variance"
+    )

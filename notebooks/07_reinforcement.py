@@ -32,7 +32,11 @@ from pathlib import Path
 def versions():
     """Of all that is installed: where a package is there twice, the one that Python finds."""
     importlib.invalidate_caches()
-    return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
+    return {
+        name: metadata.version(name)
+        for name in {package.name for package in metadata.distributions()}
+        if name
+    }
 
 
 def installed():
@@ -48,16 +52,23 @@ def uploaded():
     try:
         from google.colab import files
     except ImportError:
-        raise SystemExit("Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again.") from None
+        raise SystemExit(
+            "Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again."
+        ) from None
     for name, content in files.upload().items():
-        path = Path(tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name))  # which browsers add to a name that they have seen
+        path = Path(
+            tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name)
+        )  # which browsers add to a name that they have seen
         path.write_bytes(content)
         return str(path)
     raise SystemExit("Nothing was uploaded: run this cell again.")
 
 
 if not installed():
-    place, before = ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(), versions()
+    place, before = (
+        ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(),
+        versions(),
+    )
     if not re.match(r"https?://|git\+\w+://|(?!.*://).*\.whl$", place):
         raise SystemExit(
             "ADDRESS must be an address that begins with http://, https:// or git+https://, or the path of a file that ends in .whl: "
@@ -68,12 +79,20 @@ if not installed():
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip cannot install {place}: see pip's message above.")
     after = versions()
-    replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
+    replaced = [
+        f"{name} {version} by {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
     if replaced:
         raise SystemExit(
             f"Restart the session (Runtime, Restart session), and run this notebook again: pip has replaced {', '.join(replaced)}."
         )
-print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")), "on Python", sys.version.split()[0])
+print(
+    ", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")),
+    "on Python",
+    sys.version.split()[0],
+)
 
 # %%
 import time
@@ -146,19 +165,29 @@ def episode(weights, seen, start, unit, normalized):
 
 def starts(key):
     angle_key, velocity_key = jax.random.split(key)
-    return jax.random.uniform(angle_key, (PAIRS,), minval=-jnp.pi, maxval=jnp.pi), jax.random.uniform(velocity_key, (PAIRS,), minval=-1)
+    return jax.random.uniform(
+        angle_key, (PAIRS,), minval=-jnp.pi, maxval=jnp.pi
+    ), jax.random.uniform(velocity_key, (PAIRS,), minval=-1)
 
 
 def generation(unit, normalized, carry, key):
     weights, state, seen = carry
     noise_key, start_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, (PAIRS, weights.size))
-    start = jax.tree.map(lambda a: jnp.concatenate([a, a]), starts(start_key))  # both of a pair start alike
+    start = jax.tree.map(
+        lambda a: jnp.concatenate([a, a]), starts(start_key)
+    )  # both of a pair start alike
     tried = weights + SIGMA * jnp.concatenate([noise, -noise])
-    observations, returns = jax.vmap(episode, (0, None, 0, None, None))(tried, seen, start, unit, normalized)
+    observations, returns = jax.vmap(episode, (0, None, 0, None, None))(
+        tried, seen, start, unit, normalized
+    )
     better = jnp.sign(returns[:PAIRS] - returns[PAIRS:])
     updates, state = optimizer.update(-(better @ noise) / PAIRS, state)
-    return (optax.apply_updates(weights, updates), state, online.update(seen, observations)), returns.mean()
+    return (
+        optax.apply_updates(weights, updates),
+        state,
+        online.update(seen, observations),
+    ), returns.mean()
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -166,9 +195,13 @@ def generation(unit, normalized, carry, key):
 def learn(unit, normalized, key):
     first, second, rest = jax.random.split(key, 3)
     weights, seen = jax.random.normal(first, (80,)) * 0.3, online.init(jnp.zeros(3))
-    observations, _ = jax.vmap(episode, (None, None, 0, None, None))(0 * weights, seen, starts(second), unit, False)
+    observations, _ = jax.vmap(episode, (None, None, 0, None, None))(
+        0 * weights, seen, starts(second), unit, False
+    )
     carry = weights, optimizer.init(weights), online.update(seen, observations)
-    (_, _, seen), returns = jax.lax.scan(partial(generation, unit, normalized), carry, jax.random.split(rest, GENERATIONS))
+    (_, _, seen), returns = jax.lax.scan(
+        partial(generation, unit, normalized), carry, jax.random.split(rest, GENERATIONS)
+    )
     return returns, seen
 
 
@@ -188,7 +221,13 @@ for units, unit in (("rad/s", 1.0), ("degrees/s", 180 / np.pi)):
         last = found[units, normalized][:, -20:].mean(1)
         print(f"{units:9} normalized={normalized!s:5}  return in the last 20 generations: median {np.median(last):6.0f}, "
               f"from {last.min():6.0f} to {last.max():6.0f}")  # fmt: skip
-print("deviations seen by the last one, first seed:", np.sqrt(seen.var[0]).round(2), "of", int(seen.count[0, 0]), "observations")
+print(
+    "deviations seen by the last one, first seed:",
+    np.sqrt(seen.var[0]).round(2),
+    "of",
+    int(seen.count[0, 0]),
+    "observations",
+)
 print(f"{time.process_time() - began:.0f} s of one core")
 
 # %% [markdown]
@@ -198,11 +237,18 @@ print(f"{time.process_time() - began:.0f} s of one core")
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-for axis, units, name in zip(axes, ("rad/s", "degrees/s"), ("radians per second", "degrees per second"), strict=True):
+for axis, units, name in zip(
+    axes, ("rad/s", "degrees/s"), ("radians per second", "degrees per second"), strict=True
+):
     for normalized, color in ((False, "C3"), (True, "C0")):
         curves = found[units, normalized]
         axis.plot(curves.T, color=color, alpha=0.25, linewidth=0.8)
-        axis.plot(np.median(curves, 0), color=color, linewidth=2, label="normalized" if normalized else "as they are")
+        axis.plot(
+            np.median(curves, 0),
+            color=color,
+            linewidth=2,
+            label="normalized" if normalized else "as they are",
+        )
     axis.set_title(f"velocity in {name}")
     axis.set_xlabel("generation, an update of the weights")
 axes[0].set_ylabel("return of an episode, mean of the generation")

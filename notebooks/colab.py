@@ -32,7 +32,11 @@ from pathlib import Path
 def versions():
     """Of all that is installed: where a package is there twice, the one that Python finds."""
     importlib.invalidate_caches()
-    return {name: metadata.version(name) for name in {package.name for package in metadata.distributions()} if name}
+    return {
+        name: metadata.version(name)
+        for name in {package.name for package in metadata.distributions()}
+        if name
+    }
 
 
 def installed():
@@ -48,16 +52,23 @@ def uploaded():
     try:
         from google.colab import files
     except ImportError:
-        raise SystemExit("Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again.") from None
+        raise SystemExit(
+            "Put the address or the path of a wheel of jaxnorm into ADDRESS, and run this cell again."
+        ) from None
     for name, content in files.upload().items():
-        path = Path(tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name))  # which browsers add to a name that they have seen
+        path = Path(
+            tempfile.mkdtemp(), re.sub(r" ?\(\d+\)", "", name)
+        )  # which browsers add to a name that they have seen
         path.write_bytes(content)
         return str(path)
     raise SystemExit("Nothing was uploaded: run this cell again.")
 
 
 if not installed():
-    place, before = ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(), versions()
+    place, before = (
+        ADDRESS.strip() or os.environ.get("JAXNORM", "").strip() or uploaded(),
+        versions(),
+    )
     if not re.match(r"https?://|git\+\w+://|(?!.*://).*\.whl$", place):
         raise SystemExit(
             "ADDRESS must be an address that begins with http://, https:// or git+https://, or the path of a file that ends in .whl: "
@@ -68,12 +79,20 @@ if not installed():
     if subprocess.run(command).returncode:
         raise SystemExit(f"pip cannot install {place}: see pip's message above.")
     after = versions()
-    replaced = [f"{name} {version} by {after.get(name, 'nothing')}" for name, version in before.items() if after.get(name) != version]
+    replaced = [
+        f"{name} {version} by {after.get(name, 'nothing')}"
+        for name, version in before.items()
+        if after.get(name) != version
+    ]
     if replaced:
         raise SystemExit(
             f"Restart the session (Runtime, Restart session), and run this notebook again: pip has replaced {', '.join(replaced)}."
         )
-print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")), "on Python", sys.version.split()[0])
+print(
+    ", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax", "jaxlib", "flax")),
+    "on Python",
+    sys.version.split()[0],
+)
 
 # %% [markdown]
 # ## What runs here
@@ -85,9 +104,13 @@ print(", ".join(f"{name} {metadata.version(name)}" for name in ("jaxnorm", "jax"
 # %%
 from importlib import metadata, util
 
-asked_for = next(requirement for requirement in metadata.requires("jax") if requirement.startswith("libtpu")).split(";")[0]
+asked_for = next(
+    requirement for requirement in metadata.requires("jax") if requirement.startswith("libtpu")
+).split(";")[0]
 here = metadata.version("libtpu") if util.find_spec("libtpu") else "none"
-print(f"libtpu: {here} is installed; jax {metadata.version('jax')} asks for {asked_for}, where there is a TPU")
+print(
+    f"libtpu: {here} is installed; jax {metadata.version('jax')} asks for {asked_for}, where there is a TPU"
+)
 
 # %%
 import jax
@@ -144,11 +167,16 @@ variables = model.init(jax.random.key(2), inputs, train=True)
 @jax.jit
 def step(variables):
     def loss_fn(params):
-        scores, state = model.apply(variables | {"params": params}, inputs, train=True, mutable=["batch_stats"])
+        scores, state = model.apply(
+            variables | {"params": params}, inputs, train=True, mutable=["batch_stats"]
+        )
         return jnp.log1p(jnp.exp(-labels * scores)).mean(), state
 
     (loss, state), gradient = jax.value_and_grad(loss_fn, has_aux=True)(variables["params"])
-    return {"params": jax.tree.map(lambda p, g: p - 0.5 * g, variables["params"], gradient), **state}, loss
+    return {
+        "params": jax.tree.map(lambda p, g: p - 0.5 * g, variables["params"], gradient),
+        **state,
+    }, loss
 
 
 losses = []

@@ -33,7 +33,12 @@ def with_badge(source: str, shown: str) -> str:
     rest = lines[title + 1 :]
     while rest and rest[0] == "#":
         del rest[0]
-    return "\n".join([*lines[: title + 1], "#", f"# {shown}", *(["#"] if rest and rest[0] else []), *rest]) + "\n"
+    return (
+        "\n".join(
+            [*lines[: title + 1], "#", f"# {shown}", *(["#"] if rest and rest[0] else []), *rest]
+        )
+        + "\n"
+    )
 
 
 def with_install(source: str) -> str:
@@ -59,7 +64,9 @@ def run(source: Path, address: str, write: bool) -> None:
         source.write_text(wanted)
     notebook = jupytext.reads(wanted, fmt="py:percent")
     if not write and (wanted != text or cells(jupytext.read(twin)) != cells(notebook)):
-        raise SystemExit(f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write")
+        raise SystemExit(
+            f"{twin.name} is not in step with {source.name}: run python notebooks/run.py --write"
+        )
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
     if write:
         for cell in notebook.cells:
@@ -69,7 +76,11 @@ def run(source: Path, address: str, write: bool) -> None:
 
 
 def main() -> None:
-    address = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"].get("urls", {}).get("Source", "")
+    address = (
+        tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+        .get("urls", {})
+        .get("Source", "")
+    )
     sources = [
         FOLDER / "colab.py",
         *sorted(FOLDER.glob("[0-9]*.py"), reverse=True),

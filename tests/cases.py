@@ -32,7 +32,8 @@ class Case:
     axes: tuple[int, ...]  # of the split shape
     param: tuple[int, ...]  # shape of scale and bias
     split: tuple[int, ...] | None = None
-    param_split: tuple[int, ...] | None = None  # shape of scale and bias that broadcasts against split
+    # shape of scale and bias that broadcasts against split
+    param_split: tuple[int, ...] | None = None
     epsilon: float = 1e-5
     centered: bool = True
     parts: tuple[Part, ...] = ()
@@ -51,15 +52,23 @@ class Case:
 
     @property
     def group_axes(self):
-        """The axes of a group within which an error is measured: the smallest groups that share statistics."""
+        """The axes of a group within which an error is measured: the smallest groups that share
+        statistics.
+        """
         return self.axes
 
     def resized(self, shape):
         """The same of arrays of another shape with as many channels."""
         if self.split is None:
             return replace(self, shape=shape)
-        at = next(i for i, (whole, part) in enumerate(zip(self.shape, self.split, strict=False)) if whole != part)
-        return replace(self, shape=shape, split=(*shape[:at], *self.split[at : at + 2], *shape[at + 1 :]))
+        at = next(
+            i
+            for i, (whole, part) in enumerate(zip(self.shape, self.split, strict=False))
+            if whole != part
+        )
+        return replace(
+            self, shape=shape, split=(*shape[:at], *self.split[at : at + 2], *shape[at + 1 :])
+        )
 
     def params(self, rng):
         return tuple(rng.uniform(0.5, 1.5, self.param).astype(np.float32) for _ in range(2))
@@ -75,12 +84,17 @@ class Case:
             "scale": 1.0 if scale is None else split(scale, self.param_split),
             "bias": 0.0 if bias is None else split(bias, self.param_split),
             "cotangent": 0.0 if cotangent is None else split(cotangent, self.split_shape),
-            "where": None if where is None else np.broadcast_to(where, self.shape).reshape(self.split_shape),
+            "where": None
+            if where is None
+            else np.broadcast_to(where, self.shape).reshape(self.split_shape),
         }
         parts = self.parts or (Part(self.axes),)
         options = {"epsilon": self.epsilon, "centered": self.centered, **options}
         result = oracle(x.reshape(self.split_shape), parts, **arguments, **options)
-        result.dscale_size, result.dbias_size = self._reduce(np.abs(result.dscale)), self._reduce(np.abs(result.dbias))
+        result.dscale_size, result.dbias_size = (
+            self._reduce(np.abs(result.dscale)),
+            self._reduce(np.abs(result.dbias)),
+        )
         result.dscale, result.dbias = self._reduce(result.dscale), self._reduce(result.dbias)
         result.y, result.dx = result.y.reshape(self.shape), result.dx.reshape(self.shape)
         return result
@@ -88,7 +102,11 @@ class Case:
     def _reduce(self, a):
         if self.param_split is None:
             return a
-        axes = tuple(i for i, (s, full) in enumerate(zip(self.param_split, self.split_shape, strict=True)) if s == 1 and full != 1)
+        axes = tuple(
+            i
+            for i, (s, full) in enumerate(zip(self.param_split, self.split_shape, strict=True))
+            if s == 1 and full != 1
+        )
         return a.sum(axes).reshape(self.param)
 
     def arrange(self, values):
@@ -122,49 +140,115 @@ def group(x, *, groups, **options):
 
 
 def graph(x, **options):
-    return jn.graph_norm(x, jnp.ones(x.shape[-1:]), **options)  # all of the mean: what is said of shifts holds
+    # all of the mean: what is said of shifts holds
+    return jn.graph_norm(x, jnp.ones(x.shape[-1:]), **options)
 
 
 SWITCHABLE = tuple(
-    Part(axes, *w) for axes, *w in zip(((1, 2), (1, 2, 3), (0, 1, 2)), softmax(MEAN_LOGITS), softmax(VAR_LOGITS), strict=True)
+    Part(axes, *w)
+    for axes, *w in zip(
+        ((1, 2), (1, 2, 3), (0, 1, 2)), softmax(MEAN_LOGITS), softmax(VAR_LOGITS), strict=True
+    )
 )
 
 CASES = [
     Case("layer", jn.layer_norm, (6, 77), (1,), (77,), param_split=(1, 77)),
-    Case("layer_hwc", partial(jn.layer_norm, axes=(1, 2, 3)), (3, 4, 5, 6), (1, 2, 3), (4, 5, 6), param_split=(1, 4, 5, 6)),
+    Case(
+        "layer_hwc",
+        partial(jn.layer_norm, axes=(1, 2, 3)),
+        (3, 4, 5, 6),
+        (1, 2, 3),
+        (4, 5, 6),
+        param_split=(1, 4, 5, 6),
+    ),
     Case("rms", jn.rms_norm, (6, 77), (1,), (77,), param_split=(1, 77), centered=False),
     Case("batch", batch, (64, 5), (0,), (5,), param_split=(1, 5)),
     Case("batch_conv", batch, (4, 5, 6, 8), (0, 1, 2), (8,), param_split=(1, 1, 1, 8)),
-    Case("batch_nchw", partial(batch, feature_axes=1), (4, 8, 5, 6), (0, 2, 3), (8,), param_split=(1, 8, 1, 1)),
+    Case(
+        "batch_nchw",
+        partial(batch, feature_axes=1),
+        (4, 8, 5, 6),
+        (0, 2, 3),
+        (8,),
+        param_split=(1, 8, 1, 1),
+    ),
     Case("instance", jn.instance_norm, (3, 7, 8, 4), (1, 2), (4,), param_split=(1, 1, 1, 4)),
-    Case("group", partial(group, groups=4), (3, 6, 5, 8), (1, 2, 4), (8,), split=(3, 6, 5, 4, 2), param_split=(1, 1, 1, 4, 2)),
-    Case("group_nchw", partial(group, groups=2, feature_axes=1), (3, 8, 5), (2, 3), (8,), split=(3, 2, 4, 5), param_split=(1, 2, 4, 1)),
+    Case(
+        "group",
+        partial(group, groups=4),
+        (3, 6, 5, 8),
+        (1, 2, 4),
+        (8,),
+        split=(3, 6, 5, 4, 2),
+        param_split=(1, 1, 1, 4, 2),
+    ),
+    Case(
+        "group_nchw",
+        partial(group, groups=2, feature_axes=1),
+        (3, 8, 5),
+        (2, 3),
+        (8,),
+        split=(3, 2, 4, 5),
+        param_split=(1, 2, 4, 1),
+    ),
     Case("positional", positional, (3, 4, 5, 24), (3,), (24,), param_split=(1, 1, 1, 24)),
-    Case("switchable", switchable, (3, 6, 5, 4), (1, 2), (4,), param_split=(1, 1, 1, 4), parts=SWITCHABLE, kernel=False),
+    Case(
+        "switchable",
+        switchable,
+        (3, 6, 5, 4),
+        (1, 2),
+        (4,),
+        param_split=(1, 1, 1, 4),
+        parts=SWITCHABLE,
+        kernel=False,
+    ),
     Case("graph", graph, (3, 30, 4), (1,), (4,), param_split=(1, 1, 4), kernel=False),
-    Case("pair", jn.pair_norm, (3, 30, 4), (1, 2), (4,), param_split=(1, 1, 4), parts=(Part((1,), summed=(2,)),), kernel=False),
+    Case(
+        "pair",
+        jn.pair_norm,
+        (3, 30, 4),
+        (1, 2),
+        (4,),
+        param_split=(1, 1, 4),
+        parts=(Part((1,), summed=(2,)),),
+        kernel=False,
+    ),
 ]
-VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")  # further layouts, left out of the laws that take long
+# further layouts, left out of the laws that take long
+VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")
 DISTINCT = [case for case in CASES if case.name not in VARIANTS]
-KINDS = [case for case in DISTINCT if case.name in ("layer", "batch_conv", "group", "switchable")]  # which the README's command runs
+# which the README's command runs
+KINDS = [case for case in DISTINCT if case.name in ("layer", "batch_conv", "group", "switchable")]
 BY_NAME = {case.name: case for case in CASES}
 KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.name == "layer_hwc")]
 
 
 def long_sweep(cases, *, quick):
-    """All of the cases, of which those that are ``quick`` run at once, the others in the long sweeps alone."""
+    """All of the cases, of which those that are ``quick`` run at once, the others in the long
+    sweeps alone.
+    """
     rows = [(case, case if isinstance(case, tuple) else (case,)) for case in cases]
-    return [pytest.param(*values, marks=() if case in quick else pytest.mark.slow) for case, values in rows]
+    return [
+        pytest.param(*values, marks=() if case in quick else pytest.mark.slow)
+        for case, values in rows
+    ]
 
 
 def laws(cases, *, native=(), quick=KINDS):
-    """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that are ``native`` by the kernels.
+    """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that
+    are ``native`` by the kernels.
 
     Those that are ``quick``, one norm of each kind, run at once, all others in the long sweeps.
     """
-    rows = [(case, name, () if case in quick else pytest.mark.slow) for name, own in (("xla", cases), ("native", native)) for case in own]
+    rows = [
+        (case, name, () if case in quick else pytest.mark.slow)
+        for name, own in (("xla", cases), ("native", native))
+        for case in own
+    ]
     rows += [(case, "reference", pytest.mark.slow) for case in cases]
-    rows = [pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows]
+    rows = [
+        pytest.param(case, name, marks=marks, id=f"{case}-{name}") for case, name, marks in rows
+    ]
     return pytest.mark.parametrize(("case", "implementation"), rows, indirect=["implementation"])
 
 

@@ -1,4 +1,6 @@
-"""Every test runs with strict dtype and rank promotion, on eight host devices; few with code that XLA has optimized."""
+"""Every test runs with strict dtype and rank promotion, on eight host devices; few with code that
+XLA has optimized.
+"""
 
 import gc
 import os
@@ -6,7 +8,9 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cache, partial
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -27,19 +31,28 @@ for name, value in STRICT:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--rows", type=int, metavar="N", help="run at most N rows of each test by each implementation")
+    parser.addoption(
+        "--rows",
+        type=int,
+        metavar="N",
+        help="run at most N rows of each test by each implementation",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Before marks select, so that of rows of ``-m slow --rows N`` those are taken off that the README's command has."""
+    """Before marks select, so that of rows of ``-m slow --rows N`` those are taken off that the
+    README's command has.
+    """
     if config.option.rows:
         items[:], rest = of_each(items, config.option.rows)
         config.hook.pytest_deselected(items=rest)
 
 
 def pytest_collection_finish():
-    """Python looks for cycles among what tests make, and seldom: a seventh of the time is the search through JAX's modules."""
+    """Python looks for cycles among what tests make, and seldom: a seventh of the time is the
+    search through JAX's modules.
+    """
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 
@@ -59,13 +72,16 @@ def x64():
 
 @pytest.fixture(scope="module")
 def forgotten():
-    """What was compiled is forgotten before and after the module, whose programs are others for the same functions."""
+    """What was compiled is forgotten before and after the module, whose programs are others for the
+    same functions.
+    """
     jax.clear_caches()
     yield
     jax.clear_caches()
 
 
-ONE_MODULE = ("xla_cpu_parallel_codegen_split_count", 1)  # for LLVM, in place of one for each thread
+# for LLVM, in place of one for each thread
+ONE_MODULE = ("xla_cpu_parallel_codegen_split_count", 1)
 QUICK = (  # together half of the time to compile, or less
     ONE_MODULE,
     ("xla_backend_optimization_level", 0),
@@ -86,7 +102,8 @@ def is_known(option: tuple[str, object]) -> bool:
 
 @contextmanager
 def compiled(*, quickly: bool):
-    """Within it machine code is made without costly passes, for the many laws in which rounding has no say, or is as users have it.
+    """Within it machine code is made without costly passes, for the many laws in which rounding has
+    no say, or is as users have it.
 
     What was compiled before stays compiled.
     """
@@ -140,7 +157,10 @@ def several_chunks(forgotten, monkeypatch):
 @pytest.fixture
 def ordinary_promotion():
     """The library is strict; optax and the user's own code need not be."""
-    for name, usual in (("jax_numpy_dtype_promotion", "standard"), ("jax_numpy_rank_promotion", "allow")):
+    for name, usual in (
+        ("jax_numpy_dtype_promotion", "standard"),
+        ("jax_numpy_rank_promotion", "allow"),
+    ):
         jax.config.update(name, usual)  # not by contexts, which are of one thread
     yield
     for name, strict in STRICT:
@@ -149,7 +169,9 @@ def ordinary_promotion():
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The kernels, built once for this run unless they are already; without a compiler there are none to test."""
+    """The kernels, built once for this run unless they are already; without a compiler there are
+    none to test.
+    """
     if kernels.built():
         return libraries.library()
     own = tmp_path_factory.getbasetemp()

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from test_accuracy import HALF, HARD, normal
 
-N, K = 256, 7  # elements of each hard input; segments, of which 3 is empty, 4 has one element, and masks hide all of 5
-FILLED = (32, 0, 1, 10, 26, 18, 5, 32)  # how many rows a mask leaves to each of eight devices, or microbatches
+# elements of each hard input; segments, of which 3 is empty, 4 has one element, and masks hide all
+# of 5
+N, K = 256, 7
+# how many rows a mask leaves to each of eight devices, or microbatches
+FILLED = (32, 0, 1, 10, 26, 18, 5, 32)
 BOUNDS = (0, 0, 1, 87, N)  # of unequal microbatches: one is empty, one has one element
 FIXED = [0, N // 2, N - 1]  # where outliers are: no mask hides them
 JUNK = np.array([np.nan, np.inf, -np.inf, 1e30])
@@ -19,7 +22,9 @@ def constant(value):
 
 
 def beside(value):
-    return lambda rng, groups, n: np.where(np.arange(n) == 0, value, rng.standard_normal((groups, n)))
+    return lambda rng, groups, n: np.where(
+        np.arange(n) == 0, value, rng.standard_normal((groups, n))
+    )
 
 
 INPUTS = {hard.name: hard.make for hard in HARD}
@@ -28,8 +33,14 @@ INPUTS |= {f"beside_{value}": beside(value) for value in (np.nan, np.inf, -np.in
 INPUTS |= {"all_masked": INPUTS["normal"], "one_left": INPUTS["mean_1e+06"]}
 MAKERS = {"float32": INPUTS}
 for dtype in ("float16", "bfloat16"):
-    halves = {name: lambda rng, groups, n, make=make: make(rng, (groups, n)) for kind, name, make in HALF if kind == dtype}
-    MAKERS[dtype] = halves | {name: INPUTS[name] for name in ("constant_3.3", "beside_nan", "all_masked")}
+    halves = {
+        name: lambda rng, groups, n, make=make: make(rng, (groups, n))
+        for kind, name, make in HALF
+        if kind == dtype
+    }
+    MAKERS[dtype] = halves | {
+        name: INPUTS[name] for name in ("constant_3.3", "beside_nan", "all_masked")
+    }
 WIDE = ("normal", "mean_10000", "constant_3.3", "beside_nan", "all_masked")
 MAKERS["float64"] = {name: INPUTS[name] for name in WIDE} | {"mean_1e+08": normal(1e8)}
 
@@ -44,7 +55,9 @@ def ids_of(n):
 
 @dataclass(frozen=True)
 class Data:
-    """Hard inputs as channels of one array ``(N, inputs)``: one program takes them all, and one that is not finite is beside others."""
+    """Hard inputs as channels of one array ``(N, inputs)``: one program takes them all, and one
+    that is not finite is beside others.
+    """
 
     names: tuple[str, ...]
     x: np.ndarray
@@ -56,7 +69,9 @@ class Data:
 
 @cache
 def data(masked, dtype="float32", fold=1, segments=False, shuffled=False):
-    """With ``fold`` 2 of the shape ``(inputs, N / 2, 2)``: the groups are those of two channels together."""
+    """With ``fold`` 2 of the shape ``(inputs, N / 2, 2)``: the groups are those of two channels
+    together.
+    """
     rng = np.random.default_rng(0)
     x = np.stack([make(rng, 1, N)[0] for make in MAKERS[dtype].values()], 1)
     names, count = list(MAKERS[dtype]), x.shape[1]
@@ -71,7 +86,10 @@ def data(masked, dtype="float32", fold=1, segments=False, shuffled=False):
         where[:, names.index("all_masked")] = False
         if "one_left" in names:
             where[:, names.index("one_left")] = np.arange(N) == N // 2
-    (cotangent, x), params = (folded(a, fold) for a in (rng.standard_normal(x.shape), x)), rng.uniform(0.5, 1.5, (2, count))
+    (cotangent, x), params = (
+        (folded(a, fold) for a in (rng.standard_normal(x.shape), x)),
+        rng.uniform(0.5, 1.5, (2, count)),
+    )
     if masked:
         where = folded(where, fold)
         if segments:

@@ -25,7 +25,9 @@ TOGETHER = Part((0, 1))  # of the positions and channels of a group
 
 @dataclass(frozen=True)
 class Way:
-    """Of cutting: ``run(x, scale, bias, where, epsilon) -> y, (moments, running)``, of which each may be None."""
+    """Of cutting: ``run(x, scale, bias, where, epsilon) -> y, (moments, running)``, of which each
+    may be None.
+    """
 
     name: str
     run: Callable
@@ -33,8 +35,11 @@ class Way:
     segments: bool = False
     over_devices: bool = False
     part: Part = TOGETHER
-    fused: bool = True  # not by Moments, to which x gives a gradient of its own, and which do not have the range of x
-    bounds: tuple[int, ...] = ()  # of microbatches one after the other, of which those that are not finite leave the statistics alone
+    # not by Moments, to which x gives a gradient of its own, and which do not have the range of x
+    fused: bool = True
+    # of microbatches one after the other, of which those that are not finite leave the statistics
+    # alone
+    bounds: tuple[int, ...] = ()
     statistics: bool = True  # whether there are Moments or running statistics
     whole: bool = True  # whether outputs are those of the whole, not of microbatches by themselves
     mask: str = "where"  # what errors call it
@@ -46,7 +51,11 @@ class Way:
         """Which group each position belongs to: that of the statistics, or of the output."""
         if self.segments:
             return ids_of(N // self.fold)
-        return np.searchsorted(self.bounds, np.arange(N), "right") if outputs and not self.whole else np.zeros(N // self.fold, int)
+        return (
+            np.searchsorted(self.bounds, np.arange(N), "right")
+            if outputs and not self.whole
+            else np.zeros(N // self.fold, int)
+        )
 
 
 def locally(run, **options):
@@ -58,16 +67,22 @@ def over_devices(run, segments=False):
 
     def call(x, scale, bias, where, epsilon):
         def local(x, scale, bias, where, ids):
-            return run(x, scale, bias, where, epsilon, axis_name="d", **({"ids": ids} if segments else {}))
+            return run(
+                x, scale, bias, where, epsilon, axis_name="d", **({"ids": ids} if segments else {})
+            )
 
         specs = P("d"), P(), P(), P("d"), P("d")
-        return shard_map(local, mesh=MESH, in_specs=specs, out_specs=(P("d"), P()))(x, scale, bias, where, jnp.asarray(ids_of(N)))
+        return shard_map(local, mesh=MESH, in_specs=specs, out_specs=(P("d"), P()))(
+            x, scale, bias, where, jnp.asarray(ids_of(N))
+        )
 
     return call
 
 
 def batch_norm(x, scale, bias, where, epsilon, axis_name=None):
-    y, found = jn.batch_norm(x, scale=scale, bias=bias, where=where, epsilon=epsilon, axis_name=axis_name)
+    y, found = jn.batch_norm(
+        x, scale=scale, bias=bias, where=where, epsilon=epsilon, axis_name=axis_name
+    )
     return y, (found, None)
 
 
@@ -77,7 +92,10 @@ def cut(x, where, bounds=BOUNDS):
 
 def merged(x, scale, bias, where, epsilon):
     found = jn.merge(*(jn.moments(part, 0, where=mask) for part, mask in cut(x, where)))
-    return jn.normalize(x, found, scale=scale, bias=bias, where=where, epsilon=epsilon), (found, None)
+    return jn.normalize(x, found, scale=scale, bias=bias, where=where, epsilon=epsilon), (
+        found,
+        None,
+    )
 
 
 def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
@@ -87,21 +105,35 @@ def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
         y = h * params[0][None] + params[1][None]
         return y if where is None else jnp.where(batch[1], y, 0)
 
-    run = online.stages([lambda params, h, batch: batch[0], last], epsilon=epsilon, where=None if where is None else lambda batch: batch[1])
+    run = online.stages(
+        [lambda params, h, batch: batch[0], last],
+        epsilon=epsilon,
+        where=None if where is None else lambda batch: batch[1],
+    )
     outputs, (found,) = run((scale, bias), cut(x, where, bounds))
-    return jnp.concatenate(outputs), (jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, found), None)
+    return jnp.concatenate(outputs), (
+        jax.tree.map(lambda leaf: leaf[None] if leaf.ndim == 1 else leaf, found),
+        None,
+    )
 
 
 def observed(x, scale, bias, where, epsilon):
-    """The state of each channel, since weights are those of whole elements; what they hide is not normalized."""
-    start = jax.tree.map(lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype)))
+    """The state of each channel, since weights are those of whole elements; what they hide is not
+    normalized.
+    """
+    start = jax.tree.map(
+        lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype))
+    )
     for part, mask in cut(x, where):
-        update = lambda state, x, w: online.update(state, x, weights=w)  # noqa: E731
+        update = lambda state, x, w: online.update(state, x, weights=w)
         start = jax.vmap(update, (0, 1, None if mask is None else 1))(start, part, mask)
     shown = x if where is None else jnp.where(where, x, 0)
     y = jax.vmap(partial(online.normalize, epsilon=epsilon), (1, 0), 1)(shown, start)
     y = y * scale[None].astype(y.dtype) + bias[None].astype(y.dtype)
-    return y if where is None else jnp.where(where, y, 0), (jax.tree.map(lambda leaf: leaf[None], start), None)
+    return y if where is None else jnp.where(where, y, 0), (
+        jax.tree.map(lambda leaf: leaf[None], start),
+        None,
+    )
 
 
 def module(family, name, count, scale, bias, **options):
@@ -111,7 +143,9 @@ def module(family, name, count, scale, bias, **options):
         norm.scale[...], norm.bias[...] = scale, bias
         return norm
     norm = getattr(linen, name)(**options)
-    params = {"scale": scale, "bias": bias} | ({"mean_scale": jnp.ones(count)} if name == "GraphNorm" else {})
+    params = {"scale": scale, "bias": bias} | (
+        {"mean_scale": jnp.ones(count)} if name == "GraphNorm" else {}
+    )
     return norm, {"params": params}
 
 
@@ -121,8 +155,16 @@ def output_dtype(x):
 
 
 def batch_module(x, scale, bias, where, epsilon, family, axis_name=None, bounds=None):
-    """Output and running statistics, from 0 and 1; ``bounds`` are those of microbatches that accumulate."""
-    options = {"dtype": output_dtype(x), "momentum": 0.9, "epsilon": epsilon, "use_running_average": False, "axis_name": axis_name}
+    """Output and running statistics, from 0 and 1; ``bounds`` are those of microbatches that
+    accumulate.
+    """
+    options = {
+        "dtype": output_dtype(x),
+        "momentum": 0.9,
+        "epsilon": epsilon,
+        "use_running_average": False,
+        "axis_name": axis_name,
+    }
     parts = [(x, where)] if bounds is None else cut(x, where, bounds)
     made = module(family, "BatchNorm", x.shape[1], scale, bias, **options)
     if family == "nnx":
@@ -134,13 +176,21 @@ def batch_module(x, scale, bias, where, epsilon, family, axis_name=None, bounds=
     variables["batch_stats"] = {"mean": jnp.zeros(x.shape[1]), "var": jnp.ones(x.shape[1])}
     variables, ys = variables if bounds is None else linen.accumulate(variables), []
     for part, mask in parts:
-        y, updated = norm.apply(variables, part, mask=mask, mutable=["batch_stats", "batch_moments"])
+        y, updated = norm.apply(
+            variables, part, mask=mask, mutable=["batch_stats", "batch_moments"]
+        )
         variables, ys = {**variables, **updated}, [*ys, y]
-    return jnp.concatenate(ys), (None, (variables["batch_stats"]["mean"], variables["batch_stats"]["var"]))
+    return jnp.concatenate(ys), (
+        None,
+        (variables["batch_stats"]["mean"], variables["batch_stats"]["var"]),
+    )
 
 
 def of_segments(x, scale, bias, where, epsilon, ids=None, axis_name=None, axes=0):
-    by = {"segments": ids_of(x.shape[0 if axes == 0 else 1]) if ids is None else ids, "num_segments": K}
+    by = {
+        "segments": ids_of(x.shape[0 if axes == 0 else 1]) if ids is None else ids,
+        "num_segments": K,
+    }
     scale, bias = (a.reshape((1,) * (x.ndim - 1) + a.shape) for a in (scale, bias))
     options = {"scale": scale, "bias": bias, "where": where, "epsilon": epsilon}
     found = jn.moments(x, axes, where=where, axis_name=axis_name, **by)
@@ -150,13 +200,21 @@ def of_segments(x, scale, bias, where, epsilon, ids=None, axis_name=None, axes=0
 def applied_to_segments(x, scale, bias, where, epsilon):
     """Microbatches have Moments of segments, which are merged, and normalize them."""
     ids = [ids_of(N)[i:j] for i, j in pairwise(BOUNDS)]
-    parts = [jn.moments(x, 0, where=w, segments=i, num_segments=K) for (x, w), i in zip(cut(x, where), ids, strict=True)]
-    found, options = jn.merge(*parts), {"scale": scale[None], "bias": bias[None], "where": where, "epsilon": epsilon}
+    parts = [
+        jn.moments(x, 0, where=w, segments=i, num_segments=K)
+        for (x, w), i in zip(cut(x, where), ids, strict=True)
+    ]
+    found, options = (
+        jn.merge(*parts),
+        {"scale": scale[None], "bias": bias[None], "where": where, "epsilon": epsilon},
+    )
     return jn.normalize(x, found, axes=0, segments=ids_of(N), **options), (found, None)
 
 
 def segment_module(x, scale, bias, where, epsilon, family, name, **options):
-    made = module(family, name, x.shape[-1], scale, bias, dtype=output_dtype(x), epsilon=epsilon, **options)
+    made = module(
+        family, name, x.shape[-1], scale, bias, dtype=output_dtype(x), epsilon=epsilon, **options
+    )
     by = {"segments": ids_of(x.shape[-2]), "num_segments": K, "mask": where}
     return made(x, **by) if family == "nnx" else made[0].apply(made[1], x, **by), (None, None)
 
@@ -171,18 +229,58 @@ WAYS = [
     Way("online", observed, fused=False, bounds=BOUNDS, mask="weights"),
     Way("segments", of_segments, segments=True),
     Way("segments_of_two_axes", locally(of_segments, axes=(-2, -1)), fold=2, segments=True),
-    Way("segments_over_devices", over_devices(of_segments, segments=True), segments=True, over_devices=True),
+    Way(
+        "segments_over_devices",
+        over_devices(of_segments, segments=True),
+        segments=True,
+        over_devices=True,
+    ),
     Way("segments_of_microbatches", applied_to_segments, segments=True, fused=False),
 ]
 for family in ("linen", "nnx"):
     of_family = partial(locally, family=family)
     WAYS += [
-        Way(f"{family}_devices", over_devices(partial(batch_module, family=family)), over_devices=True, mask="mask"),
-        Way(f"{family}_accumulate", of_family(batch_module, bounds=BOUNDS), bounds=BOUNDS, whole=False, mask="mask"),
-        Way(f"{family}_instance", of_family(segment_module, name="InstanceNorm"), segments=True, statistics=False, mask="mask"),
-        Way(f"{family}_graph", of_family(segment_module, name="GraphNorm"), segments=True, statistics=False, mask="mask"),
-        Way(f"{family}_pair", of_family(segment_module, name="PairNorm", use_scale=True, use_bias=True), **PAIR, mask="mask"),
-        Way(f"{family}_layer", of_family(segment_module, name="LayerNorm", **WIDE), fold=2, segments=True, statistics=False, mask="mask"),
+        Way(
+            f"{family}_devices",
+            over_devices(partial(batch_module, family=family)),
+            over_devices=True,
+            mask="mask",
+        ),
+        Way(
+            f"{family}_accumulate",
+            of_family(batch_module, bounds=BOUNDS),
+            bounds=BOUNDS,
+            whole=False,
+            mask="mask",
+        ),
+        Way(
+            f"{family}_instance",
+            of_family(segment_module, name="InstanceNorm"),
+            segments=True,
+            statistics=False,
+            mask="mask",
+        ),
+        Way(
+            f"{family}_graph",
+            of_family(segment_module, name="GraphNorm"),
+            segments=True,
+            statistics=False,
+            mask="mask",
+        ),
+        Way(
+            f"{family}_pair",
+            of_family(segment_module, name="PairNorm", use_scale=True, use_bias=True),
+            **PAIR,
+            mask="mask",
+        ),
+        Way(
+            f"{family}_layer",
+            of_family(segment_module, name="LayerNorm", **WIDE),
+            fold=2,
+            segments=True,
+            statistics=False,
+            mask="mask",
+        ),
     ]
 
 
@@ -224,17 +322,45 @@ def pieces(given, labels, *, fold=1, part=TOGETHER, epsilon=1e-5, bounds=()):
         params = [a[row] if fold == 1 else a for a in (given.scale, given.bias)]
         for label in np.unique(labels):
             at = np.nonzero(labels == label)[0]
-            yield piece(name, row, label, at, where[row, at], x[row, at], cotangent[row, at], *params, part, epsilon)
+            yield piece(
+                name,
+                row,
+                label,
+                at,
+                where[row, at],
+                x[row, at],
+                cotangent[row, at],
+                *params,
+                part,
+                epsilon,
+            )
 
 
 @np.errstate(all="ignore")
 def piece(name, row, label, at, shown, x, cotangent, scale, bias, part, epsilon):
-    of = oracle(x, (part,), epsilon=epsilon, scale=scale, bias=bias, cotangent=cotangent, where=shown)
+    of = oracle(
+        x, (part,), epsilon=epsilon, scale=scale, bias=bias, cotangent=cotangent, where=shown
+    )
     groups = [c[s] for c, s in zip(x.T, shown.T, strict=True)] if part.summed else [x[shown]]
     means, variances = zip(*(about_the_first(values) for values in groups), strict=True)
     mean, var = means[0], sum(variances)
     terms = np.abs(cotangent * scale).max() / np.sqrt(var + epsilon)
-    return Piece(name, row, int(label), at, shown, bias, int(shown.sum()), mean, var, of.y, of.dx, of.dscale, of.dbias, terms)
+    return Piece(
+        name,
+        row,
+        int(label),
+        at,
+        shown,
+        bias,
+        int(shown.sum()),
+        mean,
+        var,
+        of.y,
+        of.dx,
+        of.dscale,
+        of.dbias,
+        terms,
+    )
 
 
 def about_the_first(values):

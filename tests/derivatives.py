@@ -1,4 +1,6 @@
-"""Derivatives of both modes and two orders, against differences and each other, in two programs: compiling is what takes long."""
+"""Derivatives of both modes and two orders, against differences and each other, in two programs:
+compiling is what takes long.
+"""
 
 import jax
 import numpy as np
@@ -6,7 +8,9 @@ from test_native import close
 
 STEP = 1e-5  # an error of its square, and of 1e-16 divided by it
 
-PAIRS = (  # the same number twice: along a direction, the first or the second, and of what is shown of the result
+# the same number twice: along a direction, the first or the second, and of what is shown of the
+# result
+PAIRS = (
     ("reverse", "forward", 0),
     ("reverse of forward", "forward of forward", 1),
     ("forward of reverse", "forward of forward", 0),
@@ -15,9 +19,11 @@ PAIRS = (  # the same number twice: along a direction, the first or the second, 
 
 
 def check_derivatives(call, arguments, bound=1e-7):
-    """Of a function of float64 arrays that gives one; along random directions, ``bound`` next to the largest of differences."""
+    """Of a function of float64 arrays that gives one; along random directions, ``bound`` next to
+    the largest of differences.
+    """
     call, rng = jax.jit(call), np.random.default_rng(1)
-    like = lambda arrays: tuple(rng.standard_normal(a.shape) for a in arrays)  # noqa: E731
+    like = lambda arrays: tuple(rng.standard_normal(a.shape) for a in arrays)
     arguments = tuple(map(np.asarray, arguments))
     first, second = like(arguments), like(arguments)
     (shown,) = like([jax.eval_shape(call, *arguments)])
@@ -42,12 +48,26 @@ def check_derivatives(call, arguments, bound=1e-7):
         }
 
     def difference(function, direction):
-        ahead, behind = (function(*(a + step * d for a, d in zip(arguments, direction, strict=True))) for step in (STEP, -STEP))
+        ahead, behind = (
+            function(*(a + step * d for a, d in zip(arguments, direction, strict=True)))
+            for step in (STEP, -STEP)
+        )
         return (np.asarray(ahead) - np.asarray(behind)) / (2 * STEP)
 
     found = derivatives(*arguments)
     close(found["forward"], difference(call, first), bound)
-    close(found["forward of forward"], difference(lambda *at: derivatives(*at)["forward"], second), bound)
+    close(
+        found["forward of forward"],
+        difference(lambda *at: derivatives(*at)["forward"], second),
+        bound,
+    )
     for name, of, direction in PAIRS:
-        along = sum(np.vdot(a, b) for a, b in zip(found[name], (first, second)[direction], strict=True))
-        close(along, np.vdot(shown, found[of]), 1e-10, least=np.linalg.norm(shown) * np.linalg.norm(found[of]))
+        along = sum(
+            np.vdot(a, b) for a, b in zip(found[name], (first, second)[direction], strict=True)
+        )
+        close(
+            along,
+            np.vdot(shown, found[of]),
+            1e-10,
+            least=np.linalg.norm(shown) * np.linalg.norm(found[of]),
+        )

@@ -1,4 +1,6 @@
-"""The truth: the papers' formulas in NumPy, float64 or better, value and gradient, written down independently of the library."""
+"""The truth: the papers' formulas in NumPy, float64 or better, value and gradient, written down
+independently of the library.
+"""
 
 from dataclasses import dataclass
 
@@ -7,9 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """Statistics over ``axes``, with their weight in the mean and in the variance (one part with 1, 1 but for SN).
+    """Statistics over ``axes``, with their weight in the mean and in the variance (one part with 1,
+    1 but for SN).
 
-    The variance is summed over the axes ``summed``, and holds the square of what is ``kept`` of the mean.
+    The variance is summed over the axes ``summed``, and holds the square of what is ``kept`` of the
+    mean.
     """
 
     axes: tuple[int, ...]
@@ -25,11 +29,24 @@ class Result:
     dx: np.ndarray
     dscale: np.ndarray  # per element: sum over the broadcast axes for a parameter's gradient
     dbias: np.ndarray
-    dscale_size: np.ndarray | None = None  # the sums of the sizes, which the rounding errors are measured by
+    # the sums of the sizes, which the rounding errors are measured by
+    dscale_size: np.ndarray | None = None
     dbias_size: np.ndarray | None = None
 
 
-def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None, centered=True, correction=0, epsilon_in="var") -> Result:
+def oracle(
+    x,
+    parts,
+    *,
+    epsilon,
+    scale=1.0,
+    bias=0.0,
+    cotangent=0.0,
+    where=None,
+    centered=True,
+    correction=0,
+    epsilon_in="var",
+) -> Result:
     """Output and gradients of a norm whose statistics are a blend of ``parts``.
 
     m_k = sum(w x) / sum(w), v_k = sum(w (x - m_k)^2) / (sum(w) - correction) over part k,
@@ -37,9 +54,14 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
     """
     given = np.asarray(x)
     wide = np.longdouble if given.dtype == np.float64 else np.float64
-    w = np.ones(given.shape, wide) if where is None else np.broadcast_to(np.asarray(where), given.shape).astype(wide)
+    w = (
+        np.ones(given.shape, wide)
+        if where is None
+        else np.broadcast_to(np.asarray(where), given.shape).astype(wide)
+    )
     x = np.where(w > 0, given, 0).astype(wide)
-    if centered and w.any() and not any(part.kept for part in parts):  # exact, and no digit is lost to a large mean
+    # exact, and no digit is lost to a large mean
+    if centered and w.any() and not any(part.kept for part in parts):
         x = np.where(w > 0, x - x[w > 0].flat[0], 0)
     scale, bias, cotangent = (np.asarray(a).astype(wide) for a in (scale, bias, cotangent))
 
@@ -61,19 +83,33 @@ def oracle(x, parts, *, epsilon, scale=1.0, bias=0.0, cotangent=0.0, where=None,
     live = w > 0
     g = np.where(live, cotangent * scale, 0)
     # d r / d v = -r^3 / 2, or -r^2 / (2 sqrt(v)) with epsilon in std
-    slope = {"var": -0.5 * r**3, "std": np.divide(-(r**2), 2 * np.sqrt(var), out=np.zeros_like(r), where=var > 0)}[epsilon_in]
+    slope = {
+        "var": -0.5 * r**3,
+        "std": np.divide(-(r**2), 2 * np.sqrt(var), out=np.zeros_like(r), where=var > 0),
+    }[epsilon_in]
     dx = g * r
     for part, n, m, _ in stats:
         if centered:
             dx = dx - part.mean_weight * w * total(g * r, part.axes) / n
-        inner = part.var_weight * total(g * (x - mean) * slope, (*part.axes, *part.summed)) / np.maximum(n - correction, 1e-300)
+        inner = (
+            part.var_weight
+            * total(g * (x - mean) * slope, (*part.axes, *part.summed))
+            / np.maximum(n - correction, 1e-300)
+        )
         dx = dx + 2 * w * (x - m + part.kept**2 * m) * inner
     y = np.where(live, hat * scale + bias, 0)
-    return Result(y, np.where(live, dx, 0), np.where(live, cotangent * hat, 0), np.where(live, cotangent, 0) + 0 * hat)
+    return Result(
+        y,
+        np.where(live, dx, 0),
+        np.where(live, cotangent * hat, 0),
+        np.where(live, cotangent, 0) + 0 * hat,
+    )
 
 
 def worst(found, truth, axes) -> float:
-    """The largest error of each group relative to its largest true value; the worst of the groups. A NaN is infinitely wrong."""
+    """The largest error of each group relative to its largest true value; the worst of the groups.
+    A NaN is infinitely wrong.
+    """
     found, truth = np.asarray(found).astype(np.float64), np.asarray(truth).astype(np.float64)
     size = np.abs(truth).max(axes, keepdims=True)
     error = np.abs(found - truth).max(axes, keepdims=True)

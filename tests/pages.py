@@ -6,7 +6,10 @@ from pathlib import Path
 import jax
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))}
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 
 
 def blocks(page: str, language: str = "python") -> list[str]:

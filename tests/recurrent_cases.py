@@ -29,7 +29,12 @@ class Case:
     projection: int | None = None
 
     def __str__(self):
-        parts = (self.cell, self.norm or "none", self.placement if self.norm else "", "projected" if self.projection else "")
+        parts = (
+            self.cell,
+            self.norm or "none",
+            self.placement if self.norm else "",
+            "projected" if self.projection else "",
+        )
         return "-".join(part for part in parts if part)
 
     @property
@@ -48,9 +53,16 @@ class Case:
     def params(self, dtype=np.float32, seed=0):
         """Every leaf random: ones and zeros hide what is swapped or left out."""
         extra = {} if self.projection is None else {"projection": self.projection}
-        init = partial(getattr(jn.recurrent, f"init_{self.cell}"), in_features=FEATURES, features=HIDDEN, **self.options, **extra)
+        init = partial(
+            getattr(jn.recurrent, f"init_{self.cell}"),
+            in_features=FEATURES,
+            features=HIDDEN,
+            **self.options,
+            **extra,
+        )
         made = {}
-        jax.eval_shape(lambda: made.update(init(jax.random.key(0))))  # for its names, in order, and shapes: nothing is compiled
+        # for its names, in order, and shapes: nothing is compiled
+        jax.eval_shape(lambda: made.update(init(jax.random.key(0))))
         rng = np.random.default_rng(seed)
         draws = {name: rng.standard_normal(leaf.shape) for name, leaf in made.items()}
         for name in draws:
@@ -60,17 +72,34 @@ class Case:
         return {name: jnp.asarray(draw.astype(dtype)) for name, draw in draws.items()}
 
     def oracle(self, x, params, epsilon=1e-6, initial=None):
-        return recurrent_oracle.network(self.cell, x, params, epsilon=epsilon, initial=initial, **self.options)
+        return recurrent_oracle.network(
+            self.cell, x, params, epsilon=epsilon, initial=initial, **self.options
+        )
 
 
-PLACEMENTS = {"rnn": ("ba2016", "sum"), "gru": ("ba2016", "sum", "gate"), "lstm": ("ba2016", "sum", "gate", "carried_cell")}
+PLACEMENTS = {
+    "rnn": ("ba2016", "sum"),
+    "gru": ("ba2016", "sum", "gate"),
+    "lstm": ("ba2016", "sum", "gate", "carried_cell"),
+}
 CASES = [
-    *(Case(cell, norm, placement) for cell in PLACEMENTS for norm in ("layer", "rms") for placement in PLACEMENTS[cell]),
+    *(
+        Case(cell, norm, placement)
+        for cell in PLACEMENTS
+        for norm in ("layer", "rms")
+        for placement in PLACEMENTS[cell]
+    ),
     *(Case(cell, norm) for cell in PLACEMENTS for norm in ("batch", None)),
     Case("lstm", "layer", projection=2),
     Case("lstm", None, projection=3),
 ]
-FEW = [Case("lstm"), Case("lstm", "rms", "gate"), Case("gru"), Case("rnn", "layer", "sum"), Case("lstm", None, projection=3)]
+FEW = [
+    Case("lstm"),
+    Case("lstm", "rms", "gate"),
+    Case("gru"),
+    Case("rnn", "layer", "sum"),
+    Case("lstm", None, projection=3),
+]
 by_few = pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:3]), ids=str)
 OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do not see each other
 
@@ -81,19 +110,27 @@ def sequences(rng, *shape, dtype=np.float32):
 
 def disturbed(params):
     """By NumPy: JAX would compile programs for each shape."""
-    draw = lambda leaf: (0.3 * np.random.default_rng(0).standard_normal(leaf.shape)).astype(leaf.dtype)  # noqa: E731
+    draw = lambda leaf: (0.3 * np.random.default_rng(0).standard_normal(leaf.shape)).astype(
+        leaf.dtype
+    )
     return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf) + draw(leaf)), params)
 
 
 def made(init, *arguments, **options):
-    """Variables of the shapes that ``init`` gives, which is not compiled for them: scales about 1, all else about 0."""
+    """Variables of the shapes that ``init`` gives, which is not compiled for them: scales about 1,
+    all else about 0.
+    """
     like = jax.eval_shape(partial(init, **options), *arguments)
-    start = lambda path, leaf: np.full(leaf.shape, "scale" in jax.tree_util.keystr(path), leaf.dtype)  # noqa: E731
+    start = lambda path, leaf: np.full(
+        leaf.shape, "scale" in jax.tree_util.keystr(path), leaf.dtype
+    )
     return disturbed(jax.tree_util.tree_map_with_path(start, like))
 
 
 def applied(module, *arguments, **options):
-    """What a module gives, in one program: Flax's loop takes a dozen where its steps are called one by one."""
+    """What a module gives, in one program: Flax's loop takes a dozen where its steps are called one
+    by one.
+    """
     return jax.jit(module.apply)(*arguments, **options)
 
 
@@ -110,4 +147,7 @@ def loss(case, weights, x, params, **options):
 
 def weights_for(case, rng, x, params, dtype=np.float32):
     shapes = jax.eval_shape(case.call, x, params)
-    return [jnp.asarray(rng.standard_normal(leaf.shape).astype(dtype)) for leaf in jax.tree.leaves(shapes)]
+    return [
+        jnp.asarray(rng.standard_normal(leaf.shape).astype(dtype))
+        for leaf in jax.tree.leaves(shapes)
+    ]

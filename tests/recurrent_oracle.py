@@ -1,4 +1,6 @@
-"""The papers' recurrent cells in float64 NumPy, one sequence position at a time, nothing folded, nothing fused."""
+"""The papers' recurrent cells in float64 NumPy, one sequence position at a time, nothing folded,
+nothing fused.
+"""
 
 import numpy as np
 
@@ -38,7 +40,13 @@ def rnn_step(p, x, h, norm, placement, epsilon):
         return (np.tanh(a + r + p["bias"]),)
     if placement == "sum":
         return (np.tanh(p["scale"] * norm(a + r, epsilon) + p["bias"]),)
-    return (np.tanh(affine(p, "input", a, norm, epsilon) + affine(p, "recurrent", r, norm, epsilon) + p["bias"]),)
+    return (
+        np.tanh(
+            affine(p, "input", a, norm, epsilon)
+            + affine(p, "recurrent", r, norm, epsilon)
+            + p["bias"]
+        ),
+    )
 
 
 def lstm_step(p, x, h, c, norm, placement, epsilon):
@@ -51,7 +59,11 @@ def lstm_step(p, x, h, c, norm, placement, epsilon):
         each = [norm(part, epsilon) for part in np.split(a + r, 4, -1)]
         gates = p["scale"] * np.concatenate(each, -1) + p["bias"]
     else:
-        gates = affine(p, "input", a, norm, epsilon) + affine(p, "recurrent", r, norm, epsilon) + p["bias"]
+        gates = (
+            affine(p, "input", a, norm, epsilon)
+            + affine(p, "recurrent", r, norm, epsilon)
+            + p["bias"]
+        )
     i, f, g, o = np.split(gates, 4, -1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     if norm is None or placement == "sum":
@@ -66,7 +78,9 @@ def gru_step(p, x, h, norm, placement, epsilon):
     (b_rz, b_n) = np.split(p["bias"], [2 * n])
     if norm is None or placement == "ba2016":
         if norm is not None:
-            (sx_rz, sx_n), (sh_rz, sh_n) = (np.split(p[f"{name}_scale"], [2 * n]) for name in ("input", "recurrent"))
+            (sx_rz, sx_n), (sh_rz, sh_n) = (
+                np.split(p[f"{name}_scale"], [2 * n]) for name in ("input", "recurrent")
+            )
             a_rz, a_n = sx_rz * norm(a_rz, epsilon), sx_n * norm(a_n, epsilon)
             r_rz, r_n = sh_rz * norm(r_rz, epsilon), sh_n * norm(r_n, epsilon)
         r, z = np.split(sigmoid(a_rz + r_rz + b_rz), 2, -1)
@@ -74,7 +88,11 @@ def gru_step(p, x, h, norm, placement, epsilon):
     else:
         (s_rz, s_n) = np.split(p["scale"], [2 * n])
         parts = np.split(a_rz + r_rz, 2, -1) if placement == "gate" else [a_rz + r_rz]
-        r, z = np.split(sigmoid(s_rz * np.concatenate([norm(part, epsilon) for part in parts], -1) + b_rz), 2, -1)
+        r, z = np.split(
+            sigmoid(s_rz * np.concatenate([norm(part, epsilon) for part in parts], -1) + b_rz),
+            2,
+            -1,
+        )
         candidate = np.tanh(s_n * norm(a_n + r * r_n, epsilon) + b_n)
     return ((1 - z) * candidate + z * h,)
 
@@ -86,12 +104,17 @@ def network(name, x, params, norm="layer", placement="ba2016", epsilon=1e-6, ini
     """``(state, outputs)`` for x of shape (batch, time, features), all steps taken."""
     p = {key: np.asarray(value, np.float64) for key, value in params.items()}
     x = np.asarray(x, np.float64)
-    features, rows = p["recurrent_kernel"].shape[1] // {"rnn": 1, "gru": 3, "lstm": 4}[name], p["recurrent_kernel"].shape[0]
+    features, rows = (
+        p["recurrent_kernel"].shape[1] // {"rnn": 1, "gru": 3, "lstm": 4}[name],
+        p["recurrent_kernel"].shape[0],
+    )
     widths = (rows, features) if name == "lstm" else (rows,)
     state = tuple(np.zeros((len(x), width)) for width in widths) if initial is None else initial
     outputs = []
     for t in range(x.shape[1]):
-        state = STEPS[name](p, x[:, t], *state, norm=NORMS.get(norm), placement=placement, epsilon=epsilon)
+        state = STEPS[name](
+            p, x[:, t], *state, norm=NORMS.get(norm), placement=placement, epsilon=epsilon
+        )
         if "projection" in p:
             state = (state[0] @ p["projection"], *state[1:])
         outputs.append(state[0])

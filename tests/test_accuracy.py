@@ -1,4 +1,6 @@
-"""Hard inputs: every norm against the float64 oracle on the same rounded input, output and gradient."""
+"""Hard inputs: every norm against the float64 oracle on the same rounded input, output and
+gradient.
+"""
 
 import os
 from collections.abc import Callable
@@ -23,7 +25,9 @@ B32 = (4e-7, 1e-6)  # output, gradient
 
 @dataclass(frozen=True)
 class Hard:
-    """An input: ``make(rng, groups, n)`` gives the rows; ``unit`` is the size that epsilon scales with."""
+    """An input: ``make(rng, groups, n)`` gives the rows; ``unit`` is the size that epsilon scales
+    with.
+    """
 
     name: str
     make: Callable
@@ -48,7 +52,11 @@ def outlier(value, place):
 
 
 def one_ulp(rng, groups, n):
-    return np.where(np.arange(groups * n).reshape(groups, n) % 2 == 0, np.float32(1e6), np.nextafter(np.float32(1e6), np.float32(2e6)))
+    return np.where(
+        np.arange(groups * n).reshape(groups, n) % 2 == 0,
+        np.float32(1e6),
+        np.nextafter(np.float32(1e6), np.float32(2e6)),
+    )
 
 
 HARD = [
@@ -57,21 +65,30 @@ HARD = [
     Hard("sorted", lambda rng, groups, n: np.sort(rng.standard_normal((groups, n)) + 1e4, 1)),
     Hard("ramp", lambda rng, groups, n: np.linspace(0, 1e6, n) + np.zeros((groups, 1))),
     Hard("lognormal", lambda rng, groups, n: np.exp(3 * rng.standard_normal((groups, n)))),
-    *(Hard(f"outlier_{value:g}_{place}", outlier(value, place)) for value in (1e4, 1e6) for place in ("first", "middle", "last")),
+    *(
+        Hard(f"outlier_{value:g}_{place}", outlier(value, place))
+        for value in (1e4, 1e6)
+        for place in ("first", "middle", "last")
+    ),
     *(Hard(f"size_{size:g}", normal(0, size)) for size in (1e10, 1e15)),
     *(Hard(f"size_{size:g}", normal(0, size), size) for size in (1e13, 1e-3, 1e-20, 1e-30)),
     Hard("one_ulp", one_ulp),
 ]
-OF_UNITS = [hard for hard in HARD if hard.unit != 1]  # each with an epsilon, and so programs, of its own
+# each with an epsilon, and so programs, of its own
+OF_UNITS = [hard for hard in HARD if hard.unit != 1]
 
 
 @lru_cache
 def runs(case, implementation, **options):
-    """Output and gradients of x, scale and bias: as they are called, and compiled once for all inputs."""
+    """Output and gradients of x, scale and bias: as they are called, and compiled once for all
+    inputs.
+    """
 
     def run(x, scale, bias, cotangent, where):
         shown = {} if where is None else {"where": where}
-        y, pullback = jax.vjp(lambda *a: case(a[0], scale=a[1], bias=a[2], **shown, **options), x, scale, bias)
+        y, pullback = jax.vjp(
+            lambda *a: case(a[0], scale=a[1], bias=a[2], **shown, **options), x, scale, bias
+        )
         return y, *pullback(cotangent.astype(y.dtype))
 
     return run, jax.jit(run)
@@ -79,7 +96,10 @@ def runs(case, implementation, **options):
 
 def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
     """A norm of a hard input: ``ways`` are those of ``runs``."""
-    x, options = case.arrange(hard.make(rng, *case.groups)).astype(np.float32), {"epsilon": case.epsilon * hard.unit**2}
+    x, options = (
+        case.arrange(hard.make(rng, *case.groups)).astype(np.float32),
+        {"epsilon": case.epsilon * hard.unit**2},
+    )
     bounds = [slack * bound for bound in hard.bounds]
     scale, bias = case.params(rng)
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
@@ -87,10 +107,19 @@ def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
     split = case.split_shape
     for run in runs(case, os.environ.get(plan.VARIABLE), **options)[ways]:
         found = run(*map(jnp.asarray, (x, scale, bias, cotangent)), where)
-        assert worst(np.reshape(found[0], split), truth.y.reshape(split), case.group_axes) <= bounds[0]
-        assert worst(np.reshape(found[1], split), truth.dx.reshape(split), case.group_axes) <= bounds[1]
-        for got, want, size in ((found[2], truth.dscale, truth.dscale_size), (found[3], truth.dbias, truth.dbias_size)):
-            assert np.abs(got - want).max() <= bounds[1] * size.max()  # of the sum of sizes: the sum itself may cancel
+        assert (
+            worst(np.reshape(found[0], split), truth.y.reshape(split), case.group_axes) <= bounds[0]
+        )
+        assert (
+            worst(np.reshape(found[1], split), truth.dx.reshape(split), case.group_axes)
+            <= bounds[1]
+        )
+        for got, want, size in (
+            (found[2], truth.dscale, truth.dscale_size),
+            (found[3], truth.dbias, truth.dbias_size),
+        ):
+            # of the sum of sizes: the sum itself may cancel
+            assert np.abs(got - want).max() <= bounds[1] * size.max()
 
 
 @pytest.mark.parametrize("hard", [hard for hard in HARD if hard.unit == 1], ids=str)
@@ -132,7 +161,9 @@ def test_hard_inputs_of_so_many_rows_that_a_cpu_takes_them_in_one_loop(name, har
 def test_an_outlier_among_65536(axes, place, rng):
     rows = outlier(1e6, place)(rng, 3, 65536).astype(np.float32)
     y = np.asarray(jn.standardize(rows.T if axes == 0 else rows, axes))
-    truth = (rows - rows.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(rows.astype(np.float64).var(1, keepdims=True) + 1e-5)
+    truth = (rows - rows.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(
+        rows.astype(np.float64).var(1, keepdims=True) + 1e-5
+    )
     assert worst(y.T if axes == 0 else y, truth, 1) <= B32[0]
 
 
@@ -141,26 +172,36 @@ def test_an_outlier_among_65536(axes, place, rng):
 def test_full_range_is_right_beyond_the_range_of_squares(case, implementation, size, rng):
     x = case.arrange(rng.uniform(-1, 1, case.groups) * size).astype(np.float32)
     y, truth = case(x, full_range=True), case.truth(x).y
-    assert worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.group_axes) <= B32[0]
+    assert (
+        worst(np.reshape(y, case.split_shape), truth.reshape(case.split_shape), case.group_axes)
+        <= B32[0]
+    )
 
 
 @pytest.mark.parametrize("case", long_sweep(DISTINCT, quick=KINDS[:2]), ids=str)
 def test_subnormal_numbers_give_finite_results(case, rng):
     x = case.arrange(1e-40 * rng.standard_normal(case.groups)).astype(np.float32)
-    y, dx, *_ = runs(case, os.environ.get(plan.VARIABLE), epsilon=1e-85)[1](x, None, None, np.ones(case.shape, np.float32), None)
+    y, dx, *_ = runs(case, os.environ.get(plan.VARIABLE), epsilon=1e-85)[1](
+        x, None, None, np.ones(case.shape, np.float32), None
+    )
     assert np.isfinite(y).all()
     assert np.isfinite(dx).all()
 
 
 @pytest.mark.parametrize("full_range", long_sweep([False, True], quick=[False]))
 def test_gradients_of_a_set_without_spread_down_to_the_smallest_epsilon(full_range):
-    """The factor 1 / sqrt(epsilon), bounded by that of 1.2e-38 times the square of the elements, give or take a power of two."""
+    """The factor 1 / sqrt(epsilon), bounded by that of 1.2e-38 times the square of the elements,
+    give or take a power of two.
+    """
 
     usual, tiny = (1e-5, 1e-20, 1e-30, 1e-36), (1e-40, 1e-80)
 
     @jax.jit
     def factors(x):
-        norms = [partial(jn.standardize, axes=0, epsilon=epsilon, full_range=full_range) for epsilon in (*usual, *tiny, 0.0)]
+        norms = [
+            partial(jn.standardize, axes=0, epsilon=epsilon, full_range=full_range)
+            for epsilon in (*usual, *tiny, 0.0)
+        ]
         return [jax.grad(lambda x, norm=norm: norm(x)[0])(x)[0] * 64 / 63 for norm in norms]
 
     for value in (0.0, 3.3, 1e-10):
@@ -181,7 +222,9 @@ HALF = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "name", "make"), HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF])
+@pytest.mark.parametrize(
+    ("dtype", "name", "make"), HALF, ids=[f"{dtype}-{name}" for dtype, name, _ in HALF]
+)
 @pytest.mark.parametrize("case", long_sweep(DISTINCT, quick=KINDS[:2]), ids=str)
 def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
     """At most 0.51 units in the last place of the output away from the truth."""
@@ -189,7 +232,9 @@ def test_half_precision_is_rounded_once(case, dtype, name, make, rng):
     y = case(x)
     assert y.dtype == x.dtype
     truth = case.truth(np.asarray(x).astype(np.float64)).y
-    spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))) * float(jnp.finfo(dtype).eps)
+    spacing = 2.0 ** np.floor(
+        np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))
+    ) * float(jnp.finfo(dtype).eps)
     big = np.abs(truth) > 1e-3  # near zero an absolute error of 1e-7 is many of its units
     assert (np.abs(np.asarray(y).astype(np.float64) - truth) / spacing)[big].max() <= 0.51
 
@@ -198,22 +243,36 @@ GRADIENTS = [(case, half) for case in DISTINCT for half in HALF[:3]]
 FEWER = [(case, half) for case, half in GRADIENTS if half[0] == "bfloat16" and case in KINDS[:2]]
 
 
-@pytest.mark.parametrize("masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"])
 @pytest.mark.parametrize(
-    ("case", "half"), long_sweep(GRADIENTS, quick=FEWER), ids=lambda value: str(value) if value in DISTINCT else "-".join(value[:2])
+    "masked", long_sweep([False, True], quick=[False]), ids=["plain", "masked"]
+)
+@pytest.mark.parametrize(
+    ("case", "half"),
+    long_sweep(GRADIENTS, quick=FEWER),
+    ids=lambda value: str(value) if value in DISTINCT else "-".join(value[:2]),
 )
 def test_gradients_of_half_precision_are_rounded_once(case, half, masked, rng):
     """Half a unit in the last place, beside the error of float32."""
     dtype, _, make = half
-    x, cotangent = jnp.asarray(make(rng, case.shape), dtype), jnp.asarray(rng.standard_normal(case.shape), dtype)
+    x, cotangent = (
+        jnp.asarray(make(rng, case.shape), dtype),
+        jnp.asarray(rng.standard_normal(case.shape), dtype),
+    )
     where = rng.uniform(size=case.shape) < 0.7 if masked else None
     scale, bias = case.params(rng)
     y, found, *_ = runs(case, os.environ.get(plan.VARIABLE))[1](x, scale, bias, cotangent, where)
     wide, wide_cotangent = (np.asarray(a).astype(np.float64) for a in (x, cotangent))
     assert y.dtype == found.dtype == x.dtype
-    truth = np.asarray(case.truth(wide, scale=scale, bias=bias, where=where, cotangent=wide_cotangent).dx, np.float64)
-    spacing = 2.0 ** np.floor(np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))) * float(jnp.finfo(dtype).eps)
-    assert (np.abs(np.asarray(found).astype(np.float64) - truth) - spacing / 2).max() <= B32[1] * np.abs(truth).max()
+    truth = np.asarray(
+        case.truth(wide, scale=scale, bias=bias, where=where, cotangent=wide_cotangent).dx,
+        np.float64,
+    )
+    spacing = 2.0 ** np.floor(
+        np.log2(np.maximum(np.abs(truth), float(jnp.finfo(dtype).tiny)))
+    ) * float(jnp.finfo(dtype).eps)
+    assert (np.abs(np.asarray(found).astype(np.float64) - truth) - spacing / 2).max() <= B32[
+        1
+    ] * np.abs(truth).max()
 
 
 @pytest.mark.parametrize("mean", [0, 1e4, 1e8])
@@ -246,19 +305,31 @@ def test_a_constant_set_gives_the_bias(value, n, masked, axis):
 
 @partial(jax.jit, static_argnums=2)
 def of_two_epsilons(x, where, axis):
-    """Output and gradient, whose cotangent is x + 1, with a bias of 0.7; compiled once for each shape."""
-    of = lambda epsilon: jax.vjp(lambda x: jn.standardize(x, axis, bias=jnp.full((1, 1), 0.7), where=where, epsilon=epsilon), x)  # noqa: E731
+    """Output and gradient, whose cotangent is x + 1, with a bias of 0.7; compiled once for each
+    shape.
+    """
+    of = lambda epsilon: jax.vjp(
+        lambda x: jn.standardize(x, axis, bias=jnp.full((1, 1), 0.7), where=where, epsilon=epsilon),
+        x,
+    )
     return [(y, pullback(x + 1)[0]) for y, pullback in map(of, (1e-5, 0.0))]
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_constant_behind_a_mask_that_the_compiler_knows(axis, rng):
-    """Division by a number of elements that it knows would be multiplication by a rounded inverse. The gradient of the scale is 0."""
-    where, cotangent = rng.random((105, 77)) < 0.4, rng.standard_normal((105, 77)).astype(np.float32)
+    """Division by a number of elements that it knows would be multiplication by a rounded inverse.
+    The gradient of the scale is 0.
+    """
+    where, cotangent = (
+        rng.random((105, 77)) < 0.4,
+        rng.standard_normal((105, 77)).astype(np.float32),
+    )
 
     @jax.jit
     def run(x):
-        norm = lambda scale: jn.standardize(x, axis, scale=scale, bias=jnp.full((1, 1), 0.7), where=where)  # noqa: E731
+        norm = lambda scale: jn.standardize(
+            x, axis, scale=scale, bias=jnp.full((1, 1), 0.7), where=where
+        )
         y, pullback = jax.vjp(norm, jnp.ones((1, 77)))
         return y, *pullback(cotangent)
 
@@ -269,19 +340,24 @@ def test_a_constant_behind_a_mask_that_the_compiler_knows(axis, rng):
 
 
 @pytest.mark.parametrize("value", [0, 0.1, 3.3, 1e6 + 0.3])
-@pytest.mark.parametrize("case", long_sweep([case for case in CASES if case.centered], quick=KINDS[:2]), ids=str)
+@pytest.mark.parametrize(
+    "case", long_sweep([case for case in CASES if case.centered], quick=KINDS[:2]), ids=str
+)
 def test_every_norm_of_a_constant_gives_the_bias(case, value, rng):
     x, (scale, bias) = np.full(case.shape, value, np.float32), case.params(rng)
     for where in (None, np.ones(case.shape, bool)):
         y = np.asarray(case(x, scale=scale, bias=bias, where=where)).reshape(case.split_shape)
-        np.testing.assert_array_equal(y, np.broadcast_to(bias.reshape(case.param_split), case.split_shape))
+        np.testing.assert_array_equal(
+            y, np.broadcast_to(bias.reshape(case.param_split), case.split_shape)
+        )
 
 
 OF_ONE_MEAN = [case for case in CASES if case.centered and case.name != "switchable"]
 
 
 @pytest.mark.parametrize("case", long_sweep(OF_ONE_MEAN, quick=KINDS), ids=str)
-@pytest.mark.parametrize("power", long_sweep([-8, 5, 12], quick=[12]))  # each with an epsilon, and so programs, of its own
+# each with an epsilon, and so programs, of its own
+@pytest.mark.parametrize("power", long_sweep([-8, 5, 12], quick=[12]))
 def test_scaling_and_shifting_the_input_changes_only_the_sign(case, power, rng):
     """y(a x + b) = sign(a) y(x) for a = ±2^k and epsilon scaled by a^2."""
     x = rng.standard_normal(case.shape).astype(np.float32)
@@ -289,17 +365,23 @@ def test_scaling_and_shifting_the_input_changes_only_the_sign(case, power, rng):
     for a in (2.0**power, -(2.0**power)):
         y = np.asarray(case(np.float32(a) * x, epsilon=case.epsilon * a * a))
         split = case.split_shape
-        assert worst(np.reshape(np.sign(a) * y, split), truth.reshape(split), case.group_axes) <= B32[0]
+        assert (
+            worst(np.reshape(np.sign(a) * y, split), truth.reshape(split), case.group_axes)
+            <= B32[0]
+        )
     y = np.asarray(case(x), np.float64).reshape(case.split_shape)
     var = x.astype(np.float64).reshape(case.split_shape).var(case.axes)
     assert np.abs(y.mean(case.axes)).max() <= 1e-7
     if case.name != "pair":  # of which that is said of the sum over the channels
-        np.testing.assert_allclose((y**2).mean(case.axes), var / (var + case.epsilon), rtol=8e-7)  # twice the bound of the output
+        # twice the bound of the output
+        np.testing.assert_allclose((y**2).mean(case.axes), var / (var + case.epsilon), rtol=8e-7)
 
 
 @pytest.mark.parametrize("name", long_sweep(["layer", "rms"], quick=["layer"]))
 def test_a_row_depends_on_the_batch_in_its_last_bits_only(name, rng):
-    """XLA orders sums by shape, so equal bits are not promised; 4 units in the last place of the largest value are."""
+    """XLA orders sums by shape, so equal bits are not promised; 4 units in the last place of the
+    largest value are.
+    """
     x = rng.standard_normal((257, 77)).astype(np.float32)
     one = np.concatenate([np.asarray(BY_NAME[name](x[i : i + 1])) for i in range(8)])
     for size in (1, 2, 3, 8, 64, 257):

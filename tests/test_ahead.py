@@ -1,4 +1,5 @@
-"""Programs for TPUs, compiled ahead of time where there is none: what their compiler makes of the norms and of a recurrent network.
+"""Programs for TPUs, compiled ahead of time where there is none: what their compiler makes of the
+norms and of a recurrent network.
 
 It takes the libtpu that jax[tpu] of the installed JAX asks for, which the nightly run installs.
 """
@@ -34,9 +35,13 @@ def chip(request, monkeypatch):
     """``chip(*shape)`` is the type of a float32 array on one."""
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")  # there is none to be asked about
     jax.devices()  # looks for plug-ins
-    device = topologies.get_topology_desc(platform="tpu", topology_name=f"{request.param}:2x2").devices[0]
+    device = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{request.param}:2x2"
+    ).devices[0]
     assert device.device_kind == CHIPS[request.param]
-    return lambda *shape: jax.ShapeDtypeStruct(shape, "float32", sharding=SingleDeviceSharding(device))
+    return lambda *shape: jax.ShapeDtypeStruct(
+        shape, "float32", sharding=SingleDeviceSharding(device)
+    )
 
 
 def compiled(function, *types):
@@ -45,7 +50,9 @@ def compiled(function, *types):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_moves_its_input_a_few_times(name, chip):
-    """Between memory and cores at most 4 times for the output, and 8 times for it and all gradients."""
+    """Between memory and cores at most 4 times for the output, and 8 times for it and all
+    gradients.
+    """
     norm, shape = NORMS[name]
     x, param = chip(*shape), chip(shape[-1])
     programs = compiled(norm, x, param, param), compiled(with_gradients(norm), x, param, param, x)
@@ -59,8 +66,14 @@ def test_the_gradients_of_a_layer_normalized_lstm(chip):
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     params = jax.eval_shape(lambda key: recurrent.init_lstm(key, in_features=16, features=32), key)
     params = jax.tree.map(lambda leaf: chip(*leaf.shape), params)
-    program = compiled(jax.value_and_grad(lambda params, x: recurrent.lstm(x, params)[1].sum()), params, chip(8, 20, 16))
+    program = compiled(
+        jax.value_and_grad(lambda params, x: recurrent.lstm(x, params)[1].sum()),
+        params,
+        chip(8, 20, 16),
+    )
     loss, gradient = program.out_info
     assert loss.shape == ()
-    assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
+    assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(
+        lambda leaf: leaf.shape, params
+    )
     assert len(re.findall(r" while\(", program.as_text())) <= 4

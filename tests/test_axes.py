@@ -43,7 +43,11 @@ SPLIT = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "sizes", "split", "axes", "stats_shape"), SPLIT, ids=[f"{row[0]} {row[1]}" for row in SPLIT])
+@pytest.mark.parametrize(
+    ("pattern", "sizes", "split", "axes", "stats_shape"),
+    SPLIT,
+    ids=[f"{row[0]} {row[1]}" for row in SPLIT],
+)
 def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, stats_shape, rng):
     x = rng.standard_normal((2, 4, 5, 6)).astype(np.float32)
     found = jn.moments(x, pattern, **sizes)
@@ -53,13 +57,16 @@ def test_a_split_axis_equals_a_reshape(pattern, sizes, split, axes, stats_shape,
     np.testing.assert_array_equal(found.var, truth.var.reshape(stats_shape))
     y = jn.standardize(x, pattern, **sizes)
     np.testing.assert_array_equal(y, jn.standardize(x.reshape(split), axes).reshape(x.shape))
-    np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)  # the mean is rounded, the groups are small
+    # the mean is rounded, the groups are small
+    np.testing.assert_allclose(jn.normalize(x, found), y, atol=1e-5)
 
 
 @pytest.mark.parametrize("pattern", ["... [c]", "[c]", "[...]", "[... c]"])
 def test_an_ellipsis_may_stand_for_no_axis(pattern):
     assert resolve(pattern, (4,)) == resolve(0, (4,))
-    np.testing.assert_allclose(jn.standardize(jnp.array([1.0, 3.0]), pattern, epsilon=0.0), [-1.0, 1.0])
+    np.testing.assert_allclose(
+        jn.standardize(jnp.array([1.0, 3.0]), pattern, epsilon=0.0), [-1.0, 1.0]
+    )
 
 
 def test_masks_and_parameters_follow_the_split(rng):
@@ -67,14 +74,18 @@ def test_masks_and_parameters_follow_the_split(rng):
     scale, mask = rng.standard_normal(6).astype(np.float32), rng.random((4, 1)) < 0.7
     y = jn.standardize(x, "n [h] (g [c])", g=2, scale=scale.reshape(1, 1, 6), where=mask)
     full = np.broadcast_to(mask, x.shape).reshape(2, 4, 2, 3)
-    truth = jn.standardize(x.reshape(2, 4, 2, 3), (1, 3), scale=scale.reshape(1, 1, 2, 3), where=full)
+    truth = jn.standardize(
+        x.reshape(2, 4, 2, 3), (1, 3), scale=scale.reshape(1, 1, 2, 3), where=full
+    )
     np.testing.assert_allclose(y, truth.reshape(x.shape), atol=1e-6)
 
 
 def test_ghost_batches_are_normalized_by_themselves(rng):
     x = rng.standard_normal((8, 3)).astype(np.float32)
     y = jn.standardize(x, "(k [n]) c", k=4)
-    np.testing.assert_allclose(y, jnp.concatenate([jn.batch_norm(part)[0] for part in np.split(x, 4)]), atol=1e-6)
+    np.testing.assert_allclose(
+        y, jnp.concatenate([jn.batch_norm(part)[0] for part in np.split(x, 4)]), atol=1e-6
+    )
 
 
 def test_one_group_is_layer_norm_and_one_channel_per_group_instance_norm(rng):
@@ -93,7 +104,9 @@ def test_feature_axes_may_stand_anywhere(rng):
     np.testing.assert_allclose(y, jn.group_norm(x, 3, scale=scale, bias=bias), atol=1e-6)
     two = rng.standard_normal((4, 6)).astype(np.float32)
     y = jn.batch_norm(x, scale=two, feature_axes=(1, -1))[0]
-    np.testing.assert_allclose(y, jn.standardize(x, (0, 2), scale=two.reshape(1, 4, 1, 6)), atol=1e-6)
+    np.testing.assert_allclose(
+        y, jn.standardize(x, (0, 2), scale=two.reshape(1, 4, 1, 6)), atol=1e-6
+    )
 
 
 def test_parameters_may_have_the_rank_of_x(rng):
@@ -110,7 +123,9 @@ def test_parameters_may_have_the_rank_of_x(rng):
     np.testing.assert_allclose(jn.rms_norm(x, scale=heads), jn.rms_norm(x) * heads, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", [jn.layer_norm, jn.rms_norm, jn.instance_norm, lambda x, **o: jn.batch_norm(x, **o)[0]])
+@pytest.mark.parametrize(
+    "norm", [jn.layer_norm, jn.rms_norm, jn.instance_norm, lambda x, **o: jn.batch_norm(x, **o)[0]]
+)
 @pytest.mark.parametrize("shape", [(4, 8), (3, 8), (4, 4, 8), (3, 4, 4), (1, 1, 8), (1, 8)])
 def test_parameters_of_another_rank_are_refused_whatever_the_sizes(norm, shape):
     """A scale (heads, d) is not one of examples where there are as many heads as examples."""
@@ -136,7 +151,11 @@ def test_empty_arrays_keep_their_shape_and_state(shape):
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 6), (2, 0, 4, 6)])
-@pytest.mark.parametrize("case", long_sweep([case for case in DISTINCT if len(case.shape) == 4], quick=KINDS[:3]), ids=str)
+@pytest.mark.parametrize(
+    "case",
+    long_sweep([case for case in DISTINCT if len(case.shape) == 4], quick=KINDS[:3]),
+    ids=str,
+)
 def test_empty_images_keep_their_shape(case, shape):
     group = {"groups": 2} if case.name == "group" else {}
     x = jnp.zeros(shape)
@@ -153,7 +172,10 @@ def test_everything_but_the_operand_may_be_named(rng):
     np.testing.assert_array_equal(jn.normalize(x, moments=found), jn.normalize(x, found))
     np.testing.assert_array_equal(jn.group_norm(x, num_groups=3), jn.group_norm(x, 3))
     logits = jnp.zeros(3)
-    np.testing.assert_array_equal(jn.switchable_norm(x, mean_logits=logits, var_logits=logits)[0], jn.switchable_norm(x, logits, logits)[0])
+    np.testing.assert_array_equal(
+        jn.switchable_norm(x, mean_logits=logits, var_logits=logits)[0],
+        jn.switchable_norm(x, logits, logits)[0],
+    )
     np.testing.assert_array_equal(jn.ema(found, batch=found).mean, found.mean)
     for function in (jn.layer_norm, jn.rms_norm, jn.instance_norm, jn.batch_norm):
         with pytest.raises(TypeError):

@@ -20,7 +20,9 @@ OTHER = "cpu-0123456789abcdef"
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """``compiler(script)`` makes the script the compiler; by default it gives a library that has all that is asked of it."""
+    """``compiler(script)`` makes the script the compiler; by default it gives a library that has
+    all that is asked of it.
+    """
     path = tmp_path / "compile"
 
     def make(script: str) -> Path:
@@ -30,7 +32,8 @@ def compiler(tmp_path, monkeypatch):
         return path
 
     monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator",))
-    monkeypatch.setattr(libraries, "PREBUILT", tmp_path / "prebuilt")  # whatever the installed wheel has
+    # whatever the installed wheel has
+    monkeypatch.setattr(libraries, "PREBUILT", tmp_path / "prebuilt")
     make(COPIES)
     return make
 
@@ -47,7 +50,10 @@ def names(folder):
 
 def test_building(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler that can build the kernels \(no-such-compiler: not found\)"):
+    with pytest.raises(
+        build.BuildError,
+        match=r"no C\+\+ compiler that can build the kernels \(no-such-compiler: not found\)",
+    ):
         build.build(tmp_path)
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(build.BuildError, match="false: failed"):
@@ -61,13 +67,20 @@ def test_building(tmp_path, monkeypatch, capsys):
 
 
 def test_it_tells_what_it_does(folder, compiler, capsys):
-    """Of the first build, of one that has nothing to do, and of a forced one beside what others have left."""
+    """Of the first build, of one that has nothing to do, and of a forced one beside what others
+    have left.
+    """
     path = libraries.library(folder)
     assert main([], folder) == 0
     first, *compiled, last = capsys.readouterr().out.splitlines()
     count = len(libraries.SOURCES)
-    assert first == f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about half a minute"
-    lines = [re.fullmatch(r" +\d+ s: (\S+) compiled, (\d) of (\d)", line).groups() for line in compiled]
+    assert (
+        first
+        == f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about half a minute"
+    )
+    lines = [
+        re.fullmatch(r" +\d+ s: (\S+) compiled, (\d) of (\d)", line).groups() for line in compiled
+    ]
     assert sorted(name for name, *_ in lines) == [source.name for source in libraries.SOURCES]
     assert [counts for _, *counts in lines] == [[str(i + 1), str(count)] for i in range(count)]
     assert last == f"Built: {path}"
@@ -88,13 +101,16 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
         f"Built: {path}",
         "Removed: 2 older libraries, long unused or damaged",
     ]
-    assert names(folder) == sorted([path.name, path.with_suffix(".json").name, "building-site", *kept])
+    assert names(folder) == sorted(
+        [path.name, path.with_suffix(".json").name, "building-site", *kept]
+    )
 
 
 def test_libraries_of_other_environments_stay_while_they_are_used(folder, compiler):
     path = build.build(folder)
     facts = json.loads(path.with_suffix(".json").read_text())
-    days = {"jaxlib": 29, "features": 29, "sources": 29, "machine": 31, "flags": 31}  # which of the facts is another, unused for so long
+    # which of the facts is another, unused for so long
+    days = {"jaxlib": 29, "features": 29, "sources": 29, "machine": 31, "flags": 31}
     for number, (name, age) in enumerate(days.items()):
         other = folder / f"cpu-{number:016x}.so"
         other.touch()
@@ -102,11 +118,18 @@ def test_libraries_of_other_environments_stay_while_they_are_used(folder, compil
         os.utime(other, (time.time() - age * 86400,) * 2)
     build.build(folder, force=True)
     kept = [*(folder / f"cpu-{number:016x}.so" for number in range(3)), path]
-    assert names(folder) == sorted(file.name for library in kept for file in (library, library.with_suffix(".json")))
+    assert names(folder) == sorted(
+        file.name for library in kept for file in (library, library.with_suffix(".json"))
+    )
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [("/some/cache", "/some/cache/jaxnorm"), ("", "HOME/.cache/jaxnorm"), ("cache", "HOME/.cache/jaxnorm")]
+    ("given", "found"),
+    [
+        ("/some/cache", "/some/cache/jaxnorm"),
+        ("", "HOME/.cache/jaxnorm"),
+        ("cache", "HOME/.cache/jaxnorm"),
+    ],
 )
 def test_libraries_lie_in_the_cache_of_the_user(given, found, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", given)
@@ -115,13 +138,18 @@ def test_libraries_lie_in_the_cache_of_the_user(given, found, tmp_path, monkeypa
 
 
 def test_without_a_home_there_is_no_library_and_no_error(monkeypatch):
-    """As in a container whose user has no entry: norms run in plain JAX, and a build says what to do."""
+    """As in a container whose user has no entry: norms run in plain JAX, and a build says what to
+    do.
+    """
     for name in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     folder = libraries.cache()
     assert not libraries.library(folder).exists()
-    with pytest.raises(build.BuildError, match=f"{folder} cannot be written .* Name another cache in XDG_CACHE_HOME"):
+    with pytest.raises(
+        build.BuildError,
+        match=f"{folder} cannot be written .* Name another cache in XDG_CACHE_HOME",
+    ):
         build.build(folder)
 
 
@@ -133,7 +161,9 @@ def test_a_folder_that_is_not_there_is_made(tmp_path, compiler, capsys):
 
 def test_what_is_damaged_is_not_up_to_date(folder, compiler):
     path = build.build(folder)
-    path.unlink()  # another file in its place: this process has opened the library, and would end if that were cut short
+    # another file in its place: this process has opened the library, and would end if that were cut
+    # short
+    path.unlink()
     path.write_bytes(SHARED.read_bytes()[:5000])
     assert build.build(folder) == path
     assert path.read_bytes() == SHARED.read_bytes()
@@ -141,20 +171,34 @@ def test_what_is_damaged_is_not_up_to_date(folder, compiler):
 
 def test_a_library_without_kernels_is_not_taken(folder, compiler, monkeypatch):
     monkeypatch.setattr(libraries, "KERNELS", ("JaxnormForward",))
-    with pytest.raises(build.BuildError, match=r"what the compiler gave lacks JaxnormForward\. Name another in CXX\."):
+    with pytest.raises(
+        build.BuildError,
+        match=r"what the compiler gave lacks JaxnormForward\. Name another in CXX\.",
+    ):
         build.build(folder)
     assert names(folder) == []
 
 
 COMPILERS = {
-    "killed": ("#!/bin/sh\nkill -9 $$\n", r"\(\S+/compile was killed by signal 9 \(out of memory\?\)\)"),
+    "killed": (
+        "#!/bin/sh\nkill -9 $$\n",
+        r"\(\S+/compile was killed by signal 9 \(out of memory\?\)\)",
+    ),
     "terminated": ("#!/bin/sh\nkill -15 $$\n", r"\(\S+/compile was killed by signal 15\)"),
     "its part killed": (
-        "#!/bin/sh\necho 'g++: fatal error: Killed signal terminated program cc1plus' >&2\nexit 1\n",
-        r"\(\S+/compile: g\+\+: fatal error: Killed signal terminated program cc1plus \(out of memory\?\)\)",
+        "#!/bin/sh\necho 'g++: fatal error: Killed signal terminated program cc1plus' >&2\nexit "
+        "1\n",
+        r"\(\S+/compile: g\+\+: fatal error: Killed signal terminated program cc1plus \(out of "
+        r"memory\?\)\)",
     ),
-    "no program": ("#!/no/such/shell\n", r"\(\S+/compile cannot be run \(No such file or directory\)\)"),
-    "errors": ("#!/bin/sh\necho 'a.cc: note\na.cc:3: error: no' >&2\nexit 1\n", r"\(\S+/compile: a.cc:3: error: no\)"),
+    "no program": (
+        "#!/no/such/shell\n",
+        r"\(\S+/compile cannot be run \(No such file or directory\)\)",
+    ),
+    "errors": (
+        "#!/bin/sh\necho 'a.cc: note\na.cc:3: error: no' >&2\nexit 1\n",
+        r"\(\S+/compile: a.cc:3: error: no\)",
+    ),
 }
 
 
@@ -187,7 +231,8 @@ def test_a_folder_that_cannot_be_written(folder, compiler, monkeypatch, capsys):
     monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
     assert main([], folder) == 1
     assert capsys.readouterr().err == (
-        f"jaxnorm: the kernels' folder {folder} cannot be written (Permission denied). Name another cache "
+        f"jaxnorm: the kernels' folder {folder} cannot be written (Permission denied). Name "
+        "another cache "
         "in XDG_CACHE_HOME, for the build and wherever they are to be used.\n"
     )
 
@@ -239,5 +284,8 @@ def test_builds_wait_for_each_other(folder, compiler):
             os.close(lock)
 
     assert build.build(folder, tell=tell) == path
-    assert told == [f"Another build is under way in {folder}: waiting for its end.", f"Up to date: {path}"]
+    assert told == [
+        f"Another build is under way in {folder}: waiting for its end.",
+        f"Up to date: {path}",
+    ]
     assert path.with_suffix(".json").read_text() == check

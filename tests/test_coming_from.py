@@ -38,14 +38,18 @@ def layer(library, x, mask=None):
 
 
 def updated(library, x, **options):
-    norm = library.BatchNorm(use_running_average=False, momentum=0.5, use_fast_variance=False, **options)
+    norm = library.BatchNorm(
+        use_running_average=False, momentum=0.5, use_fast_variance=False, **options
+    )
     variables = norm.init(KEY, np.ones((4, 6), np.float32))
     return norm.apply(variables, x, mutable=["batch_stats"])
 
 
 def mean(library, x, mask, **options):
     """Of a batch, as the module sees it."""
-    norm = library.BatchNorm(use_running_average=False, momentum=0.0, use_bias=False, use_scale=False, **options)
+    norm = library.BatchNorm(
+        use_running_average=False, momentum=0.0, use_bias=False, use_scale=False, **options
+    )
     state = {"batch_stats": {"mean": np.zeros(6, np.float32), "var": np.ones(6, np.float32)}}
     return norm.apply(state, x, mask=mask, mutable=["batch_stats"])[1]["batch_stats"]["mean"]
 
@@ -71,7 +75,8 @@ def test_masks_of_floats(x, rng):
 def test_nan_under_a_mask(x):
     x = np.where(MASK, x, np.nan)[:3]
     ours, theirs = (
-        jax.grad(lambda x, library=library: (layer(library, x, MASK[:3])[:, :4] ** 3).sum())(x) for library in (jaxnorm.linen, flax.linen)
+        jax.grad(lambda x, library=library: (layer(library, x, MASK[:3])[:, :4] ** 3).sum())(x)
+        for library in (jaxnorm.linen, flax.linen)
     )
     assert np.all(np.isfinite(ours))
     assert np.any(np.isnan(theirs))
@@ -79,7 +84,10 @@ def test_nan_under_a_mask(x):
 
 def test_variance_far_from_zero(x):
     truth = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
-    ours, theirs = (np.abs(layer(library, x + np.float32(4096)) - truth).max() for library in (jaxnorm.linen, flax.linen))
+    ours, theirs = (
+        np.abs(layer(library, x + np.float32(4096)) - truth).max()
+        for library in (jaxnorm.linen, flax.linen)
+    )
     assert ours < 1e-3 < theirs  # x itself is rounded to 5e-4 there
 
 
@@ -96,14 +104,19 @@ def test_replicas_of_different_counts(x):
     halves, taken = x.reshape(2, 2, 6), x[:3]
 
     def across(library):
-        return jax.vmap(lambda x, m: mean(library, x, m, axis_name="i"), axis_name="i")(halves, mask)[0]
+        return jax.vmap(lambda x, m: mean(library, x, m, axis_name="i"), axis_name="i")(
+            halves, mask
+        )[0]
 
     close(across(jaxnorm.linen), taken.mean(0), atol=1e-6)
     close(across(flax.linen), (x[:2].mean(0) + x[2]) / 2, atol=1e-6)
 
 
 def test_batches_of_nan_or_nothing(x, with_nan):
-    ours, theirs = (updated(library, with_nan)[1]["batch_stats"]["mean"] for library in (jaxnorm.linen, flax.linen))
+    ours, theirs = (
+        updated(library, with_nan)[1]["batch_stats"]["mean"]
+        for library in (jaxnorm.linen, flax.linen)
+    )
     assert ours[0] == 0
     assert np.isnan(theirs[0])
     assert np.all(np.isnan(mean(flax.linen, x, np.zeros((4, 6), bool))))
@@ -116,16 +129,25 @@ def test_state_defaults_and_checkpoints(x):
     jax.tree.map(lambda a, b: close(a, b, atol=1e-6), new, old)
     close(new["batch_stats"]["var"], 0.5 + 0.5 * x.var(0), rtol=1e-5)
     assert (flax.linen.BatchNorm().momentum, flax.linen.BatchNorm().epsilon) == (0.99, 1e-5)
-    others = (flax.linen.LayerNorm(), flax.linen.RMSNorm(), flax.linen.InstanceNorm(), flax.linen.GroupNorm())
+    others = (
+        flax.linen.LayerNorm(),
+        flax.linen.RMSNorm(),
+        flax.linen.InstanceNorm(),
+        flax.linen.GroupNorm(),
+    )
     assert {norm.epsilon for norm in others} == {1e-6}
 
 
 def test_nnx_casts_before_the_statistics(x):
     x = x + np.float32(300)  # which bfloat16 has in steps of 2
     truth = jn.layer_norm(jnp.asarray(x))
-    ours, theirs = (library.LayerNorm(6, dtype=LOW, rngs=nnx.Rngs(0))(x).astype(FULL) for library in (jaxnorm.nnx, nnx))
+    ours, theirs = (
+        library.LayerNorm(6, dtype=LOW, rngs=nnx.Rngs(0))(x).astype(FULL)
+        for library in (jaxnorm.nnx, nnx)
+    )
     assert np.abs(ours - truth).max() < 0.02
-    assert (np.abs(theirs - truth).max() > 0.1) == RUNNING_PROMOTE  # Flax casts since the version that also promotes these
+    # Flax casts since the version that also promotes these
+    assert (np.abs(theirs - truth).max() > 0.1) == RUNNING_PROMOTE
 
 
 @pytest.mark.parametrize("library", [jaxnorm.nnx, nnx], ids=["jaxnorm", "flax"])
@@ -144,7 +166,9 @@ def test_transformations_that_drop_running_statistics(library):
     assert mean(scan(nnx.StateAxes({nnx.BatchStat: nnx.Carry, ...: None})), batches) == [0.75] * 6
 
 
-@pytest.mark.skipif(not hasattr(nnx, "WeightNorm"), reason="this Flax has no such class: test_nnx.py has the error")
+@pytest.mark.skipif(
+    not hasattr(nnx, "WeightNorm"), reason="this Flax has no such class: test_nnx.py has the error"
+)
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_nnx_wrappers_and_the_layer(name, x):
     def changed(library):

@@ -1,4 +1,6 @@
-"""What the pages docs/from/*.md say of PyTorch, Keras and Haiku, asked of those libraries; what is not installed is left out."""
+"""What the pages docs/from/*.md say of PyTorch, Keras and Haiku, asked of those libraries; what is
+not installed is left out.
+"""
 
 import os
 
@@ -14,7 +16,8 @@ import jaxnorm as jn
 import jaxnorm.linen
 from jaxnorm import recurrent
 
-pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]  # the peers' own code and warnings
+# the peers' own code and warnings
+pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]
 KEY = jax.random.key(0)
 LOW, FULL = jnp.bfloat16, jnp.float32
 close = np.testing.assert_allclose
@@ -32,7 +35,12 @@ def with_nan(x):
 
 def converters(page):
     """The functions of a page's blocks of code."""
-    return {name: value for code in blocks(f"docs/from/{page}.md") for name, value in run(code).items() if callable(value)}
+    return {
+        name: value
+        for code in blocks(f"docs/from/{page}.md")
+        for name, value in run(code).items()
+        if callable(value)
+    }
 
 
 class TestTorch:
@@ -47,25 +55,33 @@ class TestTorch:
     def test_defaults(self):
         nn = self.torch.nn
         assert [(norm.eps, norm.momentum) for norm in (nn.BatchNorm1d(6),)] == [(1e-5, 0.1)]
-        assert {norm.eps for norm in (nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.InstanceNorm2d(6))} == {1e-5}
+        assert {
+            norm.eps for norm in (nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.InstanceNorm2d(6))
+        } == {1e-5}
         assert nn.RMSNorm(6).eps is None
         assert not nn.InstanceNorm2d(6).affine
 
     def test_rms_epsilon(self, x):
         x *= 1e-3
-        close(self.torch.nn.RMSNorm(6)(self.torch.tensor(x)).detach(), jn.rms_norm(x, epsilon=np.finfo("f4").eps), rtol=1e-5)
+        close(
+            self.torch.nn.RMSNorm(6)(self.torch.tensor(x)).detach(),
+            jn.rms_norm(x, epsilon=np.finfo("f4").eps),
+            rtol=1e-5,
+        )
 
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
     def test_rms_epsilon_of_each_dtype(self, dtype):
         theirs = self.torch.nn.RMSNorm(6, dtype=(kind := getattr(self.torch, dtype)))
-        output = float(theirs(self.torch.full((6,), 2.0**-11, dtype=kind))[0].detach())  # whose square is 2**-22
+        # whose square is 2**-22
+        output = float(theirs(self.torch.full((6,), 2.0**-11, dtype=kind))[0].detach())
         with jax.enable_x64(True):
             x = jnp.full(6, 2.0**-11, dtype)
             epsilon = self.functions["epsilon_of_torch"](x)
             ours = float(jn.rms_norm(x, epsilon=epsilon)[0])
         assert epsilon == (2.0**-52 if dtype == "float64" else 2.0**-23)
         assert ours == pytest.approx(output, rel=1e-6)
-        assert output == pytest.approx((1 + 2.0**22 * epsilon) ** -0.5, rel=1e-3)  # as many digits as half precision has
+        # as many digits as half precision has
+        assert output == pytest.approx((1 + 2.0**22 * epsilon) ** -0.5, rel=1e-3)
 
     @pytest.mark.parametrize(("size", "stride", "padding"), [(8, 2, 1), (7, 2, 1), (8, 1, 0)])
     def test_padding_of_convolutions(self, size, stride, padding, rng):
@@ -73,7 +89,9 @@ class TestTorch:
         module = self.torch.nn.Conv2d(3, 5, 3, stride=stride, padding=padding)
         conv, variables = self.functions["conv_of_torch"](self.state(module), stride, padding)
         theirs = module(self.torch.tensor(x)).detach().numpy()
-        close(conv.apply(variables, x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), theirs, atol=1e-5)
+        close(
+            conv.apply(variables, x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), theirs, atol=1e-5
+        )
 
     def test_batch_norm_in_training_and_evaluation(self, rng):
         x = rng.standard_normal((2, 6, 3, 3)).astype(np.float32)
@@ -90,9 +108,15 @@ class TestTorch:
     def test_norms_of_checkpoints(self, rng):
         nn, x = self.torch.nn, rng.standard_normal((2, 6, 3, 3)).astype(np.float32)
         ours = {
-            nn.GroupNorm(2, 6): lambda **params: jn.group_norm(x, 2, feature_axes=1, epsilon=1e-5, **params),
-            nn.InstanceNorm2d(6, affine=True): lambda **params: jn.instance_norm(x, feature_axes=1, epsilon=1e-5, **params),
-            nn.LayerNorm((6, 3, 3)): lambda **params: jn.layer_norm(x, axes=(1, 2, 3), epsilon=1e-5, **params),
+            nn.GroupNorm(2, 6): lambda **params: jn.group_norm(
+                x, 2, feature_axes=1, epsilon=1e-5, **params
+            ),
+            nn.InstanceNorm2d(6, affine=True): lambda **params: jn.instance_norm(
+                x, feature_axes=1, epsilon=1e-5, **params
+            ),
+            nn.LayerNorm((6, 3, 3)): lambda **params: jn.layer_norm(
+                x, axes=(1, 2, 3), epsilon=1e-5, **params
+            ),
         }
         for module, norm in ours.items():
             for parameter in module.parameters():
@@ -104,10 +128,15 @@ class TestTorch:
         norm = self.torch.nn.BatchNorm1d
         with pytest.raises(ValueError, match="more than 1 value"):
             norm(6)(self.torch.tensor(x[:1]))
-        one, start = jn.batch_norm(x[:1]), jn.Moments(jnp.ones(()), jnp.zeros((1, 6)), jnp.ones((1, 6)))
+        one, start = (
+            jn.batch_norm(x[:1]),
+            jn.Moments(jnp.ones(()), jnp.zeros((1, 6)), jnp.ones((1, 6))),
+        )
         close(one[0], np.zeros((1, 6)))
         close(jn.ema(start, one[1], momentum=0.9).var, np.full((1, 6), 0.9), rtol=1e-6)
-        np.testing.assert_array_equal(jn.ema(start, one[1], momentum=0.9, unbiased=True).var, start.var)
+        np.testing.assert_array_equal(
+            jn.ema(start, one[1], momentum=0.9, unbiased=True).var, start.var
+        )
         (poisoned := norm(6))(self.torch.tensor(with_nan))
         assert np.isnan(poisoned.running_mean[0])
         cumulative = norm(6, momentum=None)
@@ -117,7 +146,12 @@ class TestTorch:
         close(cumulative.running_var, (x[:3].var(0, ddof=1) + x[1:3].var(0, ddof=1)) / 2, rtol=1e-5)
 
     def test_dtypes(self, x):
-        for module in (self.torch.nn.BatchNorm1d(6), self.torch.nn.LayerNorm(6), self.torch.nn.GroupNorm(2, 6), self.torch.nn.RMSNorm(6)):
+        for module in (
+            self.torch.nn.BatchNorm1d(6),
+            self.torch.nn.LayerNorm(6),
+            self.torch.nn.GroupNorm(2, 6),
+            self.torch.nn.RMSNorm(6),
+        ):
             assert module(self.torch.tensor(x).bfloat16()).dtype == self.torch.bfloat16
             with pytest.raises((NotImplementedError, RuntimeError)):
                 module(self.torch.tensor(x).int())
@@ -130,10 +164,15 @@ class TestTorch:
         wrap = self.torch.nn.utils.parametrizations
         weighted = wrap.weight_norm(self.torch.nn.Linear(6, 3))
         state = self.state(weighted)
-        found = jn.weight_norm(state["parametrizations.weight.original1"].T, 2 * state["parametrizations.weight.original0"].ravel())
+        found = jn.weight_norm(
+            state["parametrizations.weight.original1"].T,
+            2 * state["parametrizations.weight.original0"].ravel(),
+        )
         close(found, 2 * weighted.weight.detach().numpy().T, rtol=1e-5)
         spectral = wrap.spectral_norm(self.torch.nn.Linear(6, 3), n_power_iterations=50)
-        kernel, u, _ = jn.spectral_norm(self.state(spectral)["parametrizations.weight.original"].T, jnp.ones((1, 3)), n_steps=50)
+        kernel, u, _ = jn.spectral_norm(
+            self.state(spectral)["parametrizations.weight.original"].T, jnp.ones((1, 3)), n_steps=50
+        )
         close(kernel, spectral.weight.detach().numpy().T, atol=1e-4)
         assert u.shape == (1, 3)
 
@@ -141,7 +180,9 @@ class TestTorch:
     def test_recurrent_checkpoints(self, name, rng):
         x = rng.standard_normal((2, 4, 6)).astype(np.float32)
         module = getattr(self.torch.nn, name.upper())(6, 5, batch_first=True)
-        _, found = getattr(recurrent, name)(x, self.functions[f"{name}_of_torch"](self.state(module)), norm=None)
+        _, found = getattr(recurrent, name)(
+            x, self.functions[f"{name}_of_torch"](self.state(module)), norm=None
+        )
         close(found, module(self.torch.tensor(x))[0].detach(), atol=1e-5)
 
 
@@ -156,8 +197,13 @@ class TestKeras:
 
     def test_defaults(self):
         layers = self.layers
-        assert (layers.BatchNormalization().momentum, layers.BatchNormalization().epsilon) == (0.99, 1e-3)
-        assert {layer.epsilon for layer in (layers.LayerNormalization(), layers.GroupNormalization())} == {1e-3}
+        assert (layers.BatchNormalization().momentum, layers.BatchNormalization().epsilon) == (
+            0.99,
+            1e-3,
+        )
+        assert {
+            layer.epsilon for layer in (layers.LayerNormalization(), layers.GroupNormalization())
+        } == {1e-3}
         assert layers.RMSNormalization().epsilon == 1e-6
         assert layers.LSTM(5).cell.unit_forget_bias
 
@@ -189,7 +235,11 @@ class TestKeras:
         assert not np.any(ours[~mask])
         assert np.all(np.asarray(theirs)[~mask] != 0)
         layer = self.layers.BatchNormalization(momentum=0.5)
-        close(layer(x, training=True, mask=np.zeros((2, 4), bool)), x / np.sqrt(np.float32(1e-3)), rtol=1e-5)
+        close(
+            layer(x, training=True, mask=np.zeros((2, 4), bool)),
+            x / np.sqrt(np.float32(1e-3)),
+            rtol=1e-5,
+        )
         close(layer.moving_variance, np.full(6, 0.5))
         layer(with_nan[None], training=True)
         assert np.isnan(np.asarray(layer.moving_mean)[0])
@@ -210,13 +260,23 @@ class TestKeras:
     def test_recurrent_checkpoints_and_masks(self, rng):
         x = rng.standard_normal((2, 4, 6)).astype(np.float32)
         for name in ("LSTM", "GRU"):
-            layer = getattr(self.layers, name)(5, return_sequences=True, bias_initializer="random_normal")
+            layer = getattr(self.layers, name)(
+                5, return_sequences=True, bias_initializer="random_normal"
+            )
             theirs, weights = np.asarray(layer(x)), self.weights(layer)
             if name == "LSTM":
-                params = {"input_kernel": weights["kernel"], "recurrent_kernel": weights["recurrent_kernel"], "bias": weights["bias"]}
+                params = {
+                    "input_kernel": weights["kernel"],
+                    "recurrent_kernel": weights["recurrent_kernel"],
+                    "bias": weights["bias"],
+                }
                 close(recurrent.lstm(x, params, norm=None)[1], theirs, atol=1e-5)
             else:
-                close(recurrent.gru(x, self.functions["gru_of_keras"](weights), norm=None)[1], theirs, atol=1e-5)
+                close(
+                    recurrent.gru(x, self.functions["gru_of_keras"](weights), norm=None)[1],
+                    theirs,
+                    atol=1e-5,
+                )
             masked = np.asarray(layer(x, mask=np.array([[1, 1, 1, 1], [1, 1, 1, 0]], bool)))
             np.testing.assert_array_equal(masked[1, 3], masked[1, 2])
 
@@ -228,7 +288,9 @@ class TestHaiku:
         self.functions = converters("haiku")
 
     def call(self, make, x, **options):
-        function = self.hk.without_apply_rng(self.hk.transform_with_state(lambda x: make(self.hk)(x, **options)))
+        function = self.hk.without_apply_rng(
+            self.hk.transform_with_state(lambda x: make(self.hk)(x, **options))
+        )
         params, state = function.init(KEY, np.ones_like(x))
         y, state = function.apply(params, state, x)
         return y, params, state
@@ -242,14 +304,19 @@ class TestHaiku:
         close(ours, y, atol=5e-5)  # Haiku's variance is a difference of squares
         found, running = self.functions["norm_of_haiku"](params, state)
         assert {name: value.shape for name, value in found.items()} == {"scale": (6,), "bias": (6,)}
-        close(running.mean, batch.mean[0], atol=1e-6)  # after a single step the averages are those of the batch
+        # after a single step the averages are those of the batch
+        close(running.mean, batch.mean[0], atol=1e-6)
         close(running.var, batch.var[0], rtol=1e-4)
         assert np.abs(self.call(make, x + np.float32(4096), is_training=True)[0] - ours).max() > 0.1
-        assert np.isnan(self.call(make, with_nan, is_training=True)[2]["batch_norm/~/mean_ema"]["average"][0, 0])
+        assert np.isnan(
+            self.call(make, with_nan, is_training=True)[2]["batch_norm/~/mean_ema"]["average"][0, 0]
+        )
 
     def test_a_frozen_batch_norm(self, x):
         hk = self.hk
-        function = hk.without_apply_rng(hk.transform_with_state(lambda x, training: hk.BatchNorm(True, True, 0.9)(x, training)))
+        function = hk.without_apply_rng(
+            hk.transform_with_state(lambda x, training: hk.BatchNorm(True, True, 0.9)(x, training))
+        )
         params, state = function.init(KEY, x, True)
         _, state = function.apply(params, state, x, True)
         y, after = function.apply(params, state, x + 1, False)
@@ -258,7 +325,11 @@ class TestHaiku:
 
     def test_unbound_axis(self, x):
         with pytest.raises(NameError, match="unbound axis name: i"):
-            self.call(lambda hk: hk.BatchNorm(True, True, 0.9, cross_replica_axis="i"), x, is_training=True)
+            self.call(
+                lambda hk: hk.BatchNorm(True, True, 0.9, cross_replica_axis="i"),
+                x,
+                is_training=True,
+            )
 
     def test_defaults_and_dtypes(self, x):
         norms = {
@@ -269,7 +340,8 @@ class TestHaiku:
         for make, ours in norms.items():
             close(ours, self.call(make, x)[0], atol=1e-5)
             assert self.call(make, jnp.asarray(x, LOW))[0].dtype == LOW
-        shifted = jnp.asarray(x + np.float32(100), LOW)  # by bfloat16's mean, which has steps of 0.5 there
+        # by bfloat16's mean, which has steps of 0.5 there
+        shifted = jnp.asarray(x + np.float32(100), LOW)
         theirs = self.call(lambda hk: hk.LayerNorm(-1, False, False), shifted)[0].astype(FULL)
         truth, ours = jn.layer_norm(shifted.astype(FULL)), jn.layer_norm(shifted).astype(FULL)
         assert np.abs(theirs - truth).max() > 0.05 > np.abs(ours - truth).max()
@@ -284,6 +356,10 @@ class TestHaiku:
             return self.hk.dynamic_unroll(core, x, core.initial_state(2))[0]
 
         function = self.hk.without_apply_rng(self.hk.transform(unroll))
-        params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), function.init(KEY, x))
-        _, ours = recurrent.lstm(x, self.functions["lstm_of_haiku"](params), norm=None, time_major=True)
+        params = jax.tree.map(
+            lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), function.init(KEY, x)
+        )
+        _, ours = recurrent.lstm(
+            x, self.functions["lstm_of_haiku"](params), norm=None, time_major=True
+        )
         close(ours, function.apply(params, x), atol=1e-5)

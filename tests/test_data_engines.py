@@ -1,4 +1,6 @@
-"""A Normalizer fitted by Beam, Dask or Ray equals that of the data in one piece: any order, any partitions, workers that die."""
+"""A Normalizer fitted by Beam, Dask or Ray equals that of the data in one piece: any order, any
+partitions, workers that die.
+"""
 
 import os
 from pathlib import Path
@@ -18,18 +20,26 @@ SIZES = [(5, 1, 0, 9, 0, 3), (18,), (0, 0, 18), (1,) * 18]
 
 def data():
     rng = np.random.default_rng(0)
-    return {"image": rng.integers(0, 256, (18, 2, 2, 3), np.uint8), "state": rng.standard_normal((18, 4)) * 3 + 1e6}
+    return {
+        "image": rng.integers(0, 256, (18, 2, 2, 3), np.uint8),
+        "state": rng.standard_normal((18, 4)) * 3 + 1e6,
+    }
 
 
 def parts(sizes, order=0):
     """The data in batches of these sizes, in any order."""
     ends = np.cumsum(sizes)
-    batches = [{leaf: x[end - size : end] for leaf, x in data().items()} for size, end in zip(sizes, ends, strict=True)]
+    batches = [
+        {leaf: x[end - size : end] for leaf, x in data().items()}
+        for size, end in zip(sizes, ends, strict=True)
+    ]
     return [batches[index] for index in np.random.default_rng(order).permutation(len(batches))]
 
 
 def assert_whole(fitted, leaves=AXES):
-    whole = Normalizer.fit([{leaf: data()[leaf] for leaf in leaves}], {leaf: AXES[leaf] for leaf in leaves})
+    whole = Normalizer.fit(
+        [{leaf: data()[leaf] for leaf in leaves}], {leaf: AXES[leaf] for leaf in leaves}
+    )
     assert set(fitted.summaries) == set(leaves)
     for leaf, summary in fitted.summaries.items():
         moments, low, high = whole.summaries[leaf]
@@ -54,7 +64,12 @@ def engine():
     ray = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
     paths = os.pathsep.join([str(Path(jaxnorm.__file__).parents[1]), os.path.dirname(__file__)])
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": paths}},
+    )
     yield ray
     ray.shutdown()
 
@@ -68,8 +83,13 @@ def test_the_command(engine_name, tmp_path, monkeypatch, request):
     np.savez(tmp_path / "a.npz", **{leaf: x[:5] for leaf, x in data().items()})
     np.savez(tmp_path / "b.npz", **{leaf: x[5:] for leaf, x in data().items()})
     files = [str(tmp_path / name) for name in ("a.npz", "b.npz")]
-    patterns = [word for leaf, pattern in AXES.items() for word in ("--pattern", f"{leaf}={pattern}")]
-    assert main([*files, *patterns, "--engine", engine_name, "--out", str(tmp_path / "stats.json")]) == 0
+    patterns = [
+        word for leaf, pattern in AXES.items() for word in ("--pattern", f"{leaf}={pattern}")
+    ]
+    assert (
+        main([*files, *patterns, "--engine", engine_name, "--out", str(tmp_path / "stats.json")])
+        == 0
+    )
     assert_whole(Normalizer.load(tmp_path / "stats.json"))
 
 
@@ -99,7 +119,11 @@ class TestBeam:
         with beam.Pipeline(runner=runner) as pipeline:
             elements = pipeline | beam.Create(batches) | beam.Reshuffle()
             elements = elements if transform is None else elements | beam.Map(transform)
-            _ = elements | beam.CombineGlobally(FitNormalizer(AXES)) | beam.Map(Normalizer.save, path)
+            _ = (
+                elements
+                | beam.CombineGlobally(FitNormalizer(AXES))
+                | beam.Map(Normalizer.save, path)
+            )
         return Normalizer.load(path)
 
     @pytest.mark.parametrize("sizes", SIZES)
@@ -121,7 +145,9 @@ class TestBeam:
                 raise OSError("lost")
             return batch
 
-        assert_whole(self.combined(parts(SIZES[0]), tmp_path, fails_once, BundleBasedDirectRunner()))
+        assert_whole(
+            self.combined(parts(SIZES[0]), tmp_path, fails_once, BundleBasedDirectRunner())
+        )
         assert marker.exists()
 
 
@@ -136,7 +162,10 @@ class TestDask:
 
         from jaxnorm.data.dask import fit
 
-        arrays = {"image": da.from_array(data()["image"], chunks=(sizes, 1, 2, 2)), "state": da.from_array(data()["state"], chunks=(7, 3))}
+        arrays = {
+            "image": da.from_array(data()["image"], chunks=(sizes, 1, 2, 2)),
+            "state": da.from_array(data()["state"], chunks=(7, 3)),
+        }
         assert_whole(fit(arrays, AXES))
         assert_whole(fit({"state": arrays["state"]}, {"state": AXES["state"]}), ["state"])
         alone = fit(arrays["image"], AXES["image"])
@@ -176,16 +205,25 @@ class TestDask:
         frames, pandas = pytest.importorskip("dask.dataframe"), pytest.importorskip("pandas")
         from jaxnorm.data.dask import fit
 
-        frame = frames.from_pandas(pandas.DataFrame({"x": np.arange(20.0), "y": np.arange(20), "text": "a"}), npartitions=5)
+        frame = frames.from_pandas(
+            pandas.DataFrame({"x": np.arange(20.0), "y": np.arange(20), "text": "a"}), npartitions=5
+        )
         fitted = fit(frame[frame.x >= 10], {"x": 0, "y": 0})
-        assert (fitted.moments["x"].count.item(), fitted.moments["x"].mean.item(), fitted.min["y"].item()) == (10, 14.5, 10)
+        assert (
+            fitted.moments["x"].count.item(),
+            fitted.moments["x"].mean.item(),
+            fitted.min["y"].item(),
+        ) == (10, 14.5, 10)
 
     def test_lengths_that_differ_are_refused(self):
         import dask.array as da
 
         from jaxnorm.data.dask import fit
 
-        with pytest.raises(ValueError, match="arrays must be equally long along the first axis that is reduced: 'b' has 3 of 4"):
+        with pytest.raises(
+            ValueError,
+            match="arrays must be equally long along the first axis that is reduced: 'b' has 3 of 4",
+        ):
             fit({"a": da.ones((4, 2)), "b": da.ones((3, 2))})
 
     def test_a_worker_that_dies_is_replaced(self, tmp_path):
@@ -195,8 +233,15 @@ class TestDask:
         from jaxnorm.data.dask import fit
 
         marker = str(tmp_path / "died")
-        with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, distributed.Client(cluster):
-            assert_whole(fit([dask.delayed(dies_once)(marker, batch) for batch in parts(SIZES[0])], AXES))
+        with (
+            distributed.LocalCluster(
+                n_workers=1, threads_per_worker=1, dashboard_address=None
+            ) as cluster,
+            distributed.Client(cluster),
+        ):
+            assert_whole(
+                fit([dask.delayed(dies_once)(marker, batch) for batch in parts(SIZES[0])], AXES)
+            )
         assert os.path.exists(marker)
 
 
@@ -206,8 +251,12 @@ class TestRay:
         from jaxnorm.data.ray import fit
 
         states = [batch["state"] for batch in parts(sizes, 1) if len(batch["state"])]
-        first, *others = (engine.data.from_numpy(state).rename_columns({"data": "state"}) for state in states)
-        assert_whole(fit(first.union(*others) if others else first, {"state": AXES["state"]}), ["state"])
+        first, *others = (
+            engine.data.from_numpy(state).rename_columns({"data": "state"}) for state in states
+        )
+        assert_whole(
+            fit(first.union(*others) if others else first, {"state": AXES["state"]}), ["state"]
+        )
 
     def test_several_columns_and_empty_blocks(self, engine):
         from jaxnorm.data.ray import fit
@@ -221,13 +270,18 @@ class TestRay:
     def test_nothing_gives_an_empty_normalizer(self, engine):
         from jaxnorm.data.ray import fit
 
-        assert fit(engine.data.from_items([{"x": 1.0}]).filter(lambda row: row["x"] > 1)).summaries == {}
+        assert (
+            fit(engine.data.from_items([{"x": 1.0}]).filter(lambda row: row["x"] > 1)).summaries
+            == {}
+        )
 
     def test_a_worker_that_dies_is_replaced(self, engine, tmp_path):
         from jaxnorm.data.ray import fit
 
         marker = str(tmp_path / "died")
         rows = [{leaf: x[index] for leaf, x in data().items()} for index in range(18)]
-        dataset = engine.data.from_items(rows, override_num_blocks=3).map_batches(lambda batch: dies_once(marker, batch))
+        dataset = engine.data.from_items(rows, override_num_blocks=3).map_batches(
+            lambda batch: dies_once(marker, batch)
+        )
         assert_whole(fit(dataset, AXES))
         assert os.path.exists(marker)

@@ -1,4 +1,6 @@
-"""What values jaxnorm.data takes in and gives back: integers of every size, to their last digit, single examples, trees of any kind."""
+"""What values jaxnorm.data takes in and gives back: integers of every size, to their last digit,
+single examples, trees of any kind.
+"""
 
 import json
 from collections import defaultdict
@@ -14,8 +16,15 @@ import jaxnorm as jn
 from jaxnorm import host
 from jaxnorm.data import Normalizer
 
-RANGES = {  # of integers whose neighbours float32 does not tell apart, at the ends of their range too
-    "int32": [(20_000_001, 20_000_008), (-(2**31), -(2**31) + 9), (2**31 - 9, 2**31 - 1), (-(2**31), 2**31 - 1), (-70_000, 70_000)],
+# of integers whose neighbours float32 does not tell apart, at the ends of their range too
+RANGES = {
+    "int32": [
+        (20_000_001, 20_000_008),
+        (-(2**31), -(2**31) + 9),
+        (2**31 - 9, 2**31 - 1),
+        (-(2**31), 2**31 - 1),
+        (-70_000, 70_000),
+    ],
     "uint32": [(2**32 - 9, 2**32 - 1), (0, 2**32 - 1), (65_530, 65_540)],
     "int16": [(-(2**15), 2**15 - 1)],
     "uint8": [(0, 255)],
@@ -41,12 +50,18 @@ def test_integers_to_their_last_digit(dtype, low, high, jitted):
     wide = np.float64 if dtype == "int64" else np.float32
     run = jax.jit(fitted.normalize) if jitted else lambda x: fitted.normalize(x, dtype=wide)
     y = run(x)
-    from_mean = (exact - mean) - fitted.moments.low_mean  # of which float64 alone would lose a fraction
+    # of which float64 alone would lose a fraction
+    from_mean = (exact - mean) - fitted.moments.low_mean
     np.testing.assert_allclose(y, from_mean / deviation, rtol=3e-7, atol=3e-7)
-    back = jax.jit(lambda y: fitted.denormalize(y, dtype=x.dtype))(y) if jitted else fitted.denormalize(y, dtype=x.dtype)
+    back = (
+        jax.jit(lambda y: fitted.denormalize(y, dtype=x.dtype))(y)
+        if jitted
+        else fitted.denormalize(y, dtype=x.dtype)
+    )
     assert back.dtype == x.dtype
     error = np.abs(np.asarray(back).astype(object) - x.astype(object)).max()
-    assert error <= (high - low) * 2.0**-22 / (1 if wide == np.float32 else 2**29)  # the last digits of y
+    # the last digits of y
+    assert error <= (high - low) * 2.0**-22 / (1 if wide == np.float32 else 2**29)
 
 
 def test_integers_of_jax_in_float64(x64):
@@ -55,21 +70,29 @@ def test_integers_of_jax_in_float64(x64):
     for given in (x, jnp.asarray(x)):
         y = fitted.normalize(given, dtype=np.float64)
         assert y.dtype == np.float64
-        np.testing.assert_allclose(y, ((x - fitted.moments.mean) - fitted.moments.low_mean) / fitted.std, rtol=1e-15)
-        np.testing.assert_allclose(y, ((x - 2**52) - (x - 2**52).mean()) / (x - 2**52).std(), rtol=1e-14)
+        np.testing.assert_allclose(
+            y, ((x - fitted.moments.mean) - fitted.moments.low_mean) / fitted.std, rtol=1e-15
+        )
+        np.testing.assert_allclose(
+            y, ((x - 2**52) - (x - 2**52).mean()) / (x - 2**52).std(), rtol=1e-14
+        )
         np.testing.assert_array_equal(fitted.denormalize(y, dtype=np.int64), x)
 
 
 def test_what_float32_cannot_hold_comes_back_in_float64():
     x = np.array([[20_000_001.0], [20_000_003.0], [20_000_008.0]])
     fitted = Normalizer.fit([x])
-    np.testing.assert_allclose(fitted.denormalize(fitted.normalize(x.astype(np.int32)), dtype=np.float64), x, atol=1e-5)
+    np.testing.assert_allclose(
+        fitted.denormalize(fitted.normalize(x.astype(np.int32)), dtype=np.float64), x, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 def test_beyond_the_range_of_integers_is_its_end(make):
     fitted = Normalizer.fit([np.array([[0], [255]], np.uint8)])
-    assert fitted.denormalize(make(np.float32([[1.01], [-3], [1]])), dtype=np.uint8).ravel().tolist() == [255, 0, 255]
+    assert fitted.denormalize(
+        make(np.float32([[1.01], [-3], [1]])), dtype=np.uint8
+    ).ravel().tolist() == [255, 0, 255]
     wide = Normalizer.fit([np.array([[2**31 - 1], [-(2**31)]], np.int32)])
     found = wide.denormalize(make(np.float32([[9], [-9]])), dtype=np.int32).ravel().tolist()
     assert found[1] == -(2**31)
@@ -96,7 +119,11 @@ def test_a_single_example_under_any_pattern(pattern, shape, sizes, rng):
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 def test_axes_and_sizes_of_numpy_are_saved(suffix, tmp_path, rng):
     x, path = rng.standard_normal((4, 6)), tmp_path / f"s{suffix}"
-    for made in (Normalizer(np.int64(0)), Normalizer(np.array([0, 1])), Normalizer("[n] (g [c])", g=np.int64(2))):
+    for made in (
+        Normalizer(np.int64(0)),
+        Normalizer(np.array([0, 1])),
+        Normalizer("[n] (g [c])", g=np.int64(2)),
+    ):
         made.update(x).save(path)
         assert Normalizer.load(path).axes == made.axes
         assert Normalizer.load(path).sizes == made.sizes
@@ -133,7 +160,16 @@ def test_weights_of_bfloat16():
     np.testing.assert_array_equal(Normalizer().update(x, where=weights).moments.var, found.var)
 
 
-@pytest.mark.parametrize("damage", [{"axes": None}, {"sizes": None}, {"batches": None}, {"structure": None}, {"structure": {"foo": 3}}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"axes": None},
+        {"sizes": None},
+        {"batches": None},
+        {"structure": None},
+        {"structure": {"foo": 3}},
+    ],
+)
 def test_facts_that_are_missing_or_other(damage, tmp_path, rng):
     path = tmp_path / "s.json"
     Normalizer.fit([{"a": rng.standard_normal((4, 3))}]).save(path)
@@ -160,10 +196,18 @@ def test_arrays_of_different_shapes(tmp_path, rng):
 FITTED = Normalizer.fit([np.arange(12.0).reshape(4, 3)])
 MASKED = np.ma.array([[1.0], [1e9]], mask=[[False], [True]])
 REFUSED = {
-    "x must not be a masked array: pass x.data, and where=~x.mask.": lambda: Normalizer().update(MASKED),
-    "dtype must be floating point or integer: got |S5.": lambda: FITTED.normalize(np.ones((4, 3)), dtype="S5"),
-    "dtype must be floating point or integer: got complex128.": lambda: FITTED.normalize(np.ones((4, 3)), dtype=complex),
-    "dtype must be floating point or integer: got bool.": lambda: FITTED.denormalize(np.ones((4, 3)), dtype=bool),
+    "x must not be a masked array: pass x.data, and where=~x.mask.": lambda: Normalizer().update(
+        MASKED
+    ),
+    "dtype must be floating point or integer: got |S5.": lambda: FITTED.normalize(
+        np.ones((4, 3)), dtype="S5"
+    ),
+    "dtype must be floating point or integer: got complex128.": lambda: FITTED.normalize(
+        np.ones((4, 3)), dtype=complex
+    ),
+    "dtype must be floating point or integer: got bool.": lambda: FITTED.denormalize(
+        np.ones((4, 3)), dtype=bool
+    ),
 }
 
 
@@ -183,7 +227,9 @@ def test_integers_at_the_end_of_their_range_come_back(dtype):
     np.testing.assert_array_equal(fitted.denormalize(fitted.normalize(x), dtype=dtype), x)
 
 
-@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int8, np.uint16, np.int16, np.int32, np.float16, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [bool, np.uint8, np.int8, np.uint16, np.int16, np.int32, np.float16, np.float32]
+)
 def test_what_is_asked_for_in_float64_is_computed_in_it(dtype, rng):
     x = rng.integers(0, 2 if dtype is bool else 100, (500, 3)).astype(dtype)
     fitted = Normalizer.fit([x])

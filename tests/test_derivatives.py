@@ -14,7 +14,9 @@ import jaxnorm as jn
 from jaxnorm.kernels.primitives import linear
 
 
-@pytest.mark.parametrize("options", long_sweep([{}, {"masked": True}], quick=[{}]), ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    "options", long_sweep([{}, {"masked": True}], quick=[{}]), ids=["plain", "masked"]
+)
 @laws(DISTINCT, quick=KINDS[:2])
 def test_derivatives_of_both_modes_and_two_orders(case, implementation, options, rng, x64):
     shape = tuple(min(size, 6) for size in case.shape) if case.split is None else case.shape
@@ -24,14 +26,19 @@ def test_derivatives_of_both_modes_and_two_orders(case, implementation, options,
     check_derivatives(lambda x: jnp.sin(case(x, where=where)) * weights, (x,))
 
 
-VARIED = [{"correction": 1}, {"epsilon_in": "std"}, {"correction": 1, "epsilon_in": "std"}, {"epsilon": 0.0}]
+VARIED = [
+    {"correction": 1},
+    {"epsilon_in": "std"},
+    {"correction": 1, "epsilon_in": "std"},
+    {"epsilon": 0.0},
+]
 
 
 @pytest.mark.parametrize("options", long_sweep(VARIED, quick=VARIED[2:3]), ids=str)
 def test_derivatives_of_the_variants(options, rng, x64):
     x = jnp.asarray(rng.standard_normal((3, 5)))
     scale, bias = jnp.asarray(rng.standard_normal((2, 5)))
-    call = lambda x, s, b: jnp.sin(jn.standardize(x, 1, scale=s[None], bias=b[None], **options))  # noqa: E731
+    call = lambda x, s, b: jnp.sin(jn.standardize(x, 1, scale=s[None], bias=b[None], **options))
     check_derivatives(call, (x, scale, bias))
 
 
@@ -49,13 +56,23 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation
         gradient = jax.grad(loss)
         reverse_over_forward = jax.grad(lambda x: jax.jvp(loss, (x,), (direction,))[1])(x)
         reverse_over_reverse = jax.grad(lambda x: (gradient(x) * direction).sum())(x)
-        return jax.jvp(gradient, (x,), (direction,))[1], reverse_over_forward, reverse_over_reverse, gradient(x), jax.jacfwd(loss)(x)
+        return (
+            jax.jvp(gradient, (x,), (direction,))[1],
+            reverse_over_forward,
+            reverse_over_reverse,
+            gradient(x),
+            jax.jacfwd(loss)(x),
+        )
 
     forward_over_reverse, reverse_over_forward, reverse_over_reverse, gradient, by_jvp = ways(x)
     np.testing.assert_allclose(reverse_over_forward, forward_over_reverse, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(reverse_over_reverse, forward_over_reverse, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(by_jvp, gradient, rtol=1e-9, atol=1e-9)
-    one = jnp.asarray(rng.standard_normal((2, 3, 2, 2))) if case.name not in ("layer", "rms") else x[:2]
+    one = (
+        jnp.asarray(rng.standard_normal((2, 3, 2, 2)))
+        if case.name not in ("layer", "rms")
+        else x[:2]
+    )
     if case.name != "group":
         hessian = jax.jit(jax.hessian(loss))(one)
         transposed = jnp.transpose(hessian, (*range(one.ndim, 2 * one.ndim), *range(one.ndim)))
@@ -63,10 +80,14 @@ def test_hessian_jacobians_and_gradients_of_gradients_agree(case, implementation
 
 
 @pytest.mark.parametrize("implementation", long_sweep(["xla", "reference"], quick=["xla"]))
-@pytest.mark.parametrize(("dtype", "given"), [("float64", "float32"), ("float32", "float64"), ("float16", "float64")])
+@pytest.mark.parametrize(
+    ("dtype", "given"), [("float64", "float32"), ("float32", "float64"), ("float16", "float64")]
+)
 @pytest.mark.parametrize("axes", [0, 1])
 def test_gradients_of_an_output_of_another_dtype(axes, given, dtype, implementation, rng, x64):
-    """They are computed in the dtype of the statistics, that of x and at least float32, and have that of x."""
+    """They are computed in the dtype of the statistics, that of x and at least float32, and have
+    that of x.
+    """
     x, dy = jnp.asarray(rng.standard_normal((4, 5)), given), rng.standard_normal((4, 5))
     options = {"scale": jnp.ones((1, 5), given), "implementation": implementation}
 
@@ -78,7 +99,9 @@ def test_gradients_of_an_output_of_another_dtype(axes, given, dtype, implementat
 
     y, dx, exact = run(x, dy.astype(dtype))
     assert (y.dtype, dx.dtype) == (dtype, given)
-    np.testing.assert_allclose(dx, exact, rtol=0, atol=4 * float(jnp.finfo(given).eps) * np.abs(exact).max())
+    np.testing.assert_allclose(
+        dx, exact, rtol=0, atol=4 * float(jnp.finfo(given).eps) * np.abs(exact).max()
+    )
 
 
 def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
@@ -90,7 +113,9 @@ def test_the_moments_of_batch_norm_are_differentiable(rng, x64):
 
     check_derivatives(both, (x,))
     truth = jax.grad(lambda x: (x.mean(0) ** 2).sum() + (x.var(0) ** 3).sum())(x)
-    alone = jax.grad(lambda x: (lambda m: (m.mean**2).sum() + (m.var**3).sum())(jn.moments(x, 0)))(x)
+    alone = jax.grad(lambda x: (lambda m: (m.mean**2).sum() + (m.var**3).sum())(jn.moments(x, 0)))(
+        x
+    )
     np.testing.assert_allclose(alone, truth, rtol=1e-12, atol=1e-14)
 
 
@@ -108,7 +133,9 @@ def test_what_a_loss_leaves_out_of_batch_norm_has_no_part_in_its_gradient(shown,
 
 def test_merging_is_differentiable(rng, x64):
     x = jnp.asarray(rng.standard_normal((4, 3)))
-    check_derivatives(lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1)), (x,))
+    check_derivatives(
+        lambda x: (lambda m: jnp.sin(m.mean) + m.var**2)(jn.moments(x, 0).merge(1)), (x,)
+    )
 
 
 def test_normalize_is_differentiable_in_everything(rng, x64):
@@ -152,7 +179,9 @@ def test_a_single_element_gives_the_bias_and_no_gradient(case, rng):
         pytest.skip("not centered; a blend of several groups")
     shape = tuple(1 if axis in case.axes else size for axis, size in enumerate(case.split_shape))
     x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
-    y, pullback = jax.vjp(lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x)
+    y, pullback = jax.vjp(
+        lambda x: jn.standardize(x, case.axes, bias=jnp.full((1,) * len(shape), 0.5)), x
+    )
     assert (np.asarray(y) == 0.5).all()
     assert (np.asarray(pullback(jnp.ones_like(y))[0]) == 0).all()
 
@@ -162,7 +191,7 @@ def test_gradients_of_gradients_of_a_constant_are_finite_in_a_loop(epsilon_in):
     """Where JAX before 0.12 differentiates what has a derivative of its own by itself."""
     x, direction = jnp.full((6, 4), 1.5), jnp.cos(jnp.arange(24.0)).reshape(6, 4)
     norm = partial(jn.standardize, axes=0, epsilon_in=epsilon_in)
-    loss = lambda x: jax.lax.scan(lambda h, _: (norm(h), None), x, None, length=1)[0].sum()  # noqa: E731
+    loss = lambda x: jax.lax.scan(lambda h, _: (norm(h), None), x, None, length=1)[0].sum()
     assert np.isfinite(jax.grad(lambda x: (jax.grad(loss)(x) * direction).sum())(x)).all()
 
 
@@ -173,7 +202,9 @@ def test_a_variance_of_nan_shows_where_epsilon_is_added_to_its_root():
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_transpose_is_traced_once(elsewhere):
-    """Not once more for the program that it becomes part of, nor for platforms that are not asked for."""
+    """Not once more for the program that it becomes part of, nor for platforms that are not asked
+    for.
+    """
     traced = []
 
     def doubled(name):
@@ -185,7 +216,15 @@ def test_a_transpose_is_traced_once(elsewhere):
 
     like, batched = lambda _: (jax.ShapeDtypeStruct((3,), jnp.float32),), lambda facts, size: facts
     there = doubled("elsewhere") if elsewhere else None
-    twice = linear(f"twice_{elsewhere}", doubled("function"), doubled("transpose"), like, batched, results=1, elsewhere=there)
+    twice = linear(
+        f"twice_{elsewhere}",
+        doubled("function"),
+        doubled("transpose"),
+        like,
+        batched,
+        results=1,
+        elsewhere=there,
+    )
     with jax.default_device(HOST[0]):
         slope = jax.jit(jax.grad(lambda x: twice(None, (), (x,))[0].sum()))(jnp.arange(3.0))
     np.testing.assert_array_equal(slope, [2.0, 2.0, 2.0])

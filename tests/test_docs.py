@@ -1,4 +1,6 @@
-"""The documentation site: its pictures are those that the script draws, its reference has every public name, its checks can fail."""
+"""The documentation site: its pictures are those that the script draws, its reference has every
+public name, its checks can fail.
+"""
 
 import importlib.util
 import re
@@ -24,11 +26,16 @@ def tool(name):
 
 def test_pictures_are_as_the_script_draws_them():
     drawn = tool("draw").drawn()
-    assert {path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")} == drawn
+    assert {
+        path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")
+    } == drawn
 
 
 def test_coloured_are_the_elements_that_share_statistics():
-    masks = {name: tool("draw").mask(name) for name in ("batch", "layer", "layer-image", "instance", "group", "steps-gate")}
+    masks = {
+        name: tool("draw").mask(name)
+        for name in ("batch", "layer", "layer-image", "instance", "group", "steps-gate")
+    }
     assert {name: int(found.sum()) for name, found in masks.items()} == {
         "batch": 4 * 6,
         "layer": 4,
@@ -48,7 +55,9 @@ def test_the_gallery_has_every_norm(name):
         assert hasattr(nnx, module)
 
 
-@pytest.mark.parametrize("package", ["jaxnorm", "jaxnorm.linen", "jaxnorm.nnx", "jaxnorm.recurrent"])
+@pytest.mark.parametrize(
+    "package", ["jaxnorm", "jaxnorm.linen", "jaxnorm.nnx", "jaxnorm.recurrent"]
+)
 def test_the_reference_has_every_name_in_one_group(package):
     text = PAGES[f"docs/reference/{package.removeprefix('jaxnorm.')}.md"]
     shown = re.findall(rf"^::: {package}\.(\w+)$", text, re.MULTILINE)
@@ -57,7 +66,13 @@ def test_the_reference_has_every_name_in_one_group(package):
 
 
 @pytest.mark.parametrize(
-    ("page", "boost"), [("results/speed/README.md", 0.1), ("changelog.md", 0.1), ("index.md", 1), ("reference/jaxnorm.md", 4)]
+    ("page", "boost"),
+    [
+        ("results/speed/README.md", 0.1),
+        ("changelog.md", 0.1),
+        ("index.md", 1),
+        ("reference/jaxnorm.md", 4),
+    ],
 )
 def test_tables_of_results_rank_low_in_the_search(page, boost):
     pytest.importorskip("nbconvert")
@@ -91,7 +106,16 @@ def test_nothing_may_be_loaded_from_other_hosts(text, tmp_path):
 def test_docstrings_become_markdown():
     pytest.importorskip("griffe")
     as_markdown = tool("docstrings").as_markdown
-    assert as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms") == "As [`ema`][jaxnorm.ema], not `flax.linen.RNN`."
-    assert as_markdown("See :class:`BatchNorm`.", "jaxnorm.nnx.batch.SwitchableNorm") == "See [`BatchNorm`][jaxnorm.nnx.BatchNorm]."
-    assert as_markdown("  >>> 1 + 1\n  2\n\nEnd", "jaxnorm") == "  ```pycon\n  >>> 1 + 1\n  2\n  ```\n\nEnd"
+    assert (
+        as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms")
+        == "As [`ema`][jaxnorm.ema], not `flax.linen.RNN`."
+    )
+    assert (
+        as_markdown("See :class:`BatchNorm`.", "jaxnorm.nnx.batch.SwitchableNorm")
+        == "See [`BatchNorm`][jaxnorm.nnx.BatchNorm]."
+    )
+    assert (
+        as_markdown("  >>> 1 + 1\n  2\n\nEnd", "jaxnorm")
+        == "  ```pycon\n  >>> 1 + 1\n  2\n  ```\n\nEnd"
+    )
     assert as_markdown("==  ==\na   b\n==  ==", "jaxnorm") == "```text\n==  ==\na   b\n==  ==\n```"

@@ -14,7 +14,9 @@ from jaxnorm.experiments import data, explain, probes, report
 from jaxnorm.experiments.command import main
 from jaxnorm.experiments.models import LeNet
 
-SMALL = explain.Settings(variant="conv", norms=("none", "batch"), blend_batch_sizes=(64,), epochs=1, snapshots=2)
+SMALL = explain.Settings(
+    variant="conv", norms=("none", "batch"), blend_batch_sizes=(64,), epochs=1, snapshots=2
+)
 
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
@@ -24,14 +26,18 @@ pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 def few(monkeypatch):
     """Digits for four steps."""
     task = explain.TASKS["digits"]
-    monkeypatch.setitem(explain.TASKS, "digits", replace(task, load=lambda folder: task.load(folder).first(256)))
+    monkeypatch.setitem(
+        explain.TASKS, "digits", replace(task, load=lambda folder: task.load(folder).first(256))
+    )
 
 
 def network(norm, variant="conv"):
     found = data.digits()
     batch = found.train_inputs[:16], found.train_labels[:16]
     model = LeNet(norm, variant)
-    variables = model.lazy_init(jax.random.key(0), jax.ShapeDtypeStruct(batch[0].shape, batch[0].dtype), evaluating=True)
+    variables = model.lazy_init(
+        jax.random.key(0), jax.ShapeDtypeStruct(batch[0].shape, batch[0].dtype), evaluating=True
+    )
     return model, variables["params"], variables.get("batch_stats", {}), batch
 
 
@@ -43,17 +49,25 @@ def test_along_the_gradient_are_losses_and_gradients_there():
     gradient_at = jax.jit(jax.grad(loss))
     gradient = gradient_at(params)
     for step, value, turn in zip(probes.REACH, found["losses"], found["turns"], strict=True):
-        there = jax.tree.map(lambda p, g, step=step: np.asarray(p) - np.float32(0.1 * step) * np.asarray(g), params, gradient)
+        there = jax.tree.map(
+            lambda p, g, step=step: np.asarray(p) - np.float32(0.1 * step) * np.asarray(g),
+            params,
+            gradient,
+        )
         assert float(value) == pytest.approx(float(loss(there)), rel=1e-5)
         difference = jax.tree.map(np.subtract, gradient_at(there), gradient)
-        assert float(turn) == pytest.approx(float(np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(difference)))), rel=1e-4)
+        assert float(turn) == pytest.approx(
+            float(np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(difference)))), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("norm", long_sweep(["batch", "layer", "group"], quick=["layer"]))
 def test_scaled_weights_have_the_same_loss_and_a_gradient_over_the_factor(norm):
     found = probes.scaled_weights(*network(norm))
     np.testing.assert_allclose(found["losses"], found["losses"][2], rtol=2e-4)
-    np.testing.assert_allclose(found["gradients"] * np.array(probes.FACTORS), found["gradients"][2], rtol=2e-2)
+    np.testing.assert_allclose(
+        found["gradients"] * np.array(probes.FACTORS), found["gradients"][2], rtol=2e-2
+    )
 
 
 def test_without_a_norm_scaled_weights_have_another_loss():
@@ -89,12 +103,24 @@ def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
     console = Console(quiet=True)
     results = explain.explain(SMALL, tmp_path, console)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"results.json", "explanation.md", "along_gradient.png", "drift.png", "scale.png", "blend.png"}
+    assert names == {
+        "results.json",
+        "explanation.md",
+        "along_gradient.png",
+        "drift.png",
+        "scale.png",
+        "blend.png",
+    }
     assert [run["norm"] for run in results["runs"]] == ["none", "batch", "switchable"]
     assert results["runs"][0]["step"] == [0, 2, 4]
     assert sum(results["runs"][2]["weights"]["mean"]) == pytest.approx(1, abs=1e-5)
     paragraphs = explain.words(results)
-    assert [text.split("**")[1] for text in paragraphs] == ["Along the gradient.", "Drift.", "Scale.", "The blend."]
+    assert [text.split("**")[1] for text in paragraphs] == [
+        "Along the gradient.",
+        "Drift.",
+        "Scale.",
+        "The blend.",
+    ]
     assert "batch -1.00" in paragraphs[2]
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.touch())
     results["runs"].pop()
@@ -107,14 +133,20 @@ def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
 
 @pytest.mark.slow
 def test_networks_that_diverge_are_drawn_and_told(tmp_path, few):
-    explain.explain(replace(SMALL, norms=("none",), learning_rate=1e30), tmp_path, Console(quiet=True))
+    explain.explain(
+        replace(SMALL, norms=("none",), learning_rate=1e30), tmp_path, Console(quiet=True)
+    )
     assert "to the power: none nan" in explain.words(report.read(tmp_path))[2]
     assert (tmp_path / "scale.png").exists()
 
 
 def test_wrong_usage_is_told(capsys):
     for arguments, message in (
-        (["--norms", "switchable"], "unknown norm 'switchable': choose from none, batch, layer, rms, group, layer-channels, instance."),
+        (
+            ["--norms", "switchable"],
+            "unknown norm 'switchable': choose from none, batch, layer, rms, group, "
+            "layer-channels, instance.",
+        ),
         (["imdb"], "unknown data 'imdb': choose from digits, mnist."),
         (["--variant", "dense"], "unknown variant 'dense': choose from conv, deep."),
     ):

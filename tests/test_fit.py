@@ -1,4 +1,6 @@
-"""``jaxnorm fit``: data sets in files, read in pieces, resumable, with errors that say which file and why."""
+"""``jaxnorm fit``: data sets in files, read in pieces, resumable, with errors that say which file
+and why.
+"""
 
 import os
 import signal
@@ -20,7 +22,8 @@ ROWS, FEATURES = 400, 3
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jaxnorm.__file__).parents[1]))  # of processes that start here
+    # of processes that start here
+    monkeypatch.setenv("PYTHONPATH", str(Path(jaxnorm.__file__).parents[1]))
     monkeypatch.setattr(sources, "PIECE", 1000)  # bytes, so that files have many
     return tmp_path
 
@@ -62,7 +65,10 @@ def test_npy(layout, arrays, capsys):
     np.save("b.npy", arrays["state"][150:])
     np.save("none.npy", arrays["state"][:0])
     assert fit("a.npy", "none.npy", "b.npy", "--pattern", "[n] f", "--out", "to/stats.json") == 0
-    assert capsys.readouterr().out == "Written: to/stats.json, of an array: 3 features, 400 elements each\n"
+    assert (
+        capsys.readouterr().out
+        == "Written: to/stats.json, of an array: 3 features, 400 elements each\n"
+    )
     assert assert_fitted("to/stats.json", {"": arrays["state"]}).batches > 3
     assert os.listdir("to") == ["stats.json"]
 
@@ -108,7 +114,12 @@ def test_parquet(arrays):
 def test_columns_that_no_pattern_names_may_hold_anything(arrays):
     """Their first row, by which columns of lists are measured, may be missing."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    others = {"text": [None, "a"], "texts": [[None, "b"], ["a", "b"]], "lists": [None, [1.0]], "structs": [None, {"k": 1}]}
+    others = {
+        "text": [None, "a"],
+        "texts": [[None, "b"], ["a", "b"]],
+        "lists": [None, [1.0]],
+        "structs": [None, {"k": 1}],
+    }
     columns = {"x": arrays["state"][:2, 0], "flag": [None, True], **others}
     parquet.write_table(pa.table(columns), "a.parquet")
     assert fit("a.parquet", "--pattern", "x=[n]") == 0
@@ -119,7 +130,10 @@ def test_columns_that_hold_no_numbers_are_refused(capsys):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"text": [None, "a"], "lists": [None, [1.0]]}), "a.parquet")
     assert fit("a.parquet", "--pattern", "text=[n]") == 2
-    assert "a.parquet must hold numbers in 'text': it holds string. Name what is fitted: --pattern 'lists=[n]'." in said(capsys)
+    assert (
+        "a.parquet must hold numbers in 'text': it holds string. Name what is fitted: --pattern "
+        "'lists=[n]'." in said(capsys)
+    )
     assert fit("a.parquet", "--pattern", "lists=[n] f") == 0  # without the list that is null
     assert_fitted("stats.safetensors", {"lists": np.ones((1, 1))})
 
@@ -128,7 +142,10 @@ def test_ragged_lists_are_refused(capsys):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pa.table({"x": [[1.0, 2.0], [3.0], [4.0]]}), "a.parquet")
     assert fit("a.parquet") == 1
-    assert "a.parquet must hold lists of one length in 'x': there are lengths 1, 2. Pad them, or leave the column out." in said(capsys)
+    assert (
+        "a.parquet must hold lists of one length in 'x': there are lengths 1, 2. Pad them, or "
+        "leave the column out." in said(capsys)
+    )
 
 
 def test_zarr(arrays):
@@ -137,7 +154,9 @@ def test_zarr(arrays):
     for leaf, inside in (("image", group), ("state", group.create_group("inner"))):
         inside.create_array(leaf, data=arrays[leaf], chunks=(64, *arrays[leaf].shape[1:]))
     assert fit("a.zarr", "--pattern", "image=[n h w] c", "--pattern", "inner/state=[n] f") == 0
-    fitted = assert_fitted("stats.safetensors", {"image": arrays["image"], "inner/state": arrays["state"]})
+    fitted = assert_fitted(
+        "stats.safetensors", {"image": arrays["image"], "inner/state": arrays["state"]}
+    )
     assert fitted.batches == 7
     zarr.save("b.zarr", arrays["state"])
     assert fit("b.zarr") == 0
@@ -183,7 +202,9 @@ def test_interrupted_it_goes_on_and_gives_the_same(arrays, monkeypatch, capsys):
 
 @pytest.fixture
 def heeded():
-    """Interrupts, of processes that start here: what a shell runs beside others ignores them, and so would they."""
+    """Interrupts, of processes that start here: what a shell runs beside others ignores them, and
+    so would they.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -201,12 +222,22 @@ sources.Piece.read = lambda piece: (print("read", flush=True), time.sleep(next(s
 sys.argv = ["jaxnorm", "fit", "a.npy", *{}]
 sys.exit(__main__.main())
 """
-    process = subprocess.Popen([sys.executable, "-c", code.format([0, 100], [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code.format([0, 100], [])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert [process.stdout.readline() for _ in range(2)] == ["read\n"] * 2
     process.send_signal(signal.SIGINT)  # however late, the second piece is still being read
     assert "This goes on:\njaxnorm fit a.npy --resume" in process.communicate()[1]
     assert process.returncode == 130
-    resumed = subprocess.run([sys.executable, "-c", code.format([], ["--resume"])], capture_output=True, text=True, check=True)
+    resumed = subprocess.run(
+        [sys.executable, "-c", code.format([], ["--resume"])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert resumed.stdout.count("read") == 4
     assert_fitted("stats.safetensors", {"": arrays["state"]})
 
@@ -218,24 +249,54 @@ def damaged(path, arrays):
 
 WRONG = {
     "none.npy must exist: there is no such file.": lambda arrays: ["none.npy"],
-    "cut.npy cannot be read, it may be damaged or no .npy file: ValueError": lambda arrays: damaged("cut.npy", arrays) or ["cut.npy"],
-    "text.npz cannot be read, it may be damaged or no .npz file: Bad": lambda arrays: Path("text.npz").write_text("x") and ["text.npz"],
-    "empty.npy must hold data: it is empty.": lambda arrays: Path("empty.npy").touch() or ["empty.npy"],
-    "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr": lambda arrays: Path("a.txt").write_text("x") and ["a.txt"],
-    "the files must hold elements: zero.npy holds none.": lambda arrays: np.save("zero.npy", np.ones((0, 3))) or ["zero.npy"],
+    "cut.npy cannot be read, it may be damaged or no .npy file: ValueError": lambda arrays: (
+        damaged("cut.npy", arrays) or ["cut.npy"]
+    ),
+    "text.npz cannot be read, it may be damaged or no .npz file: Bad": lambda arrays: (
+        Path("text.npz").write_text("x") and ["text.npz"]
+    ),
+    "empty.npy must hold data: it is empty.": lambda arrays: (
+        Path("empty.npy").touch() or ["empty.npy"]
+    ),
+    "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr": lambda arrays: (
+        Path("a.txt").write_text("x") and ["a.txt"]
+    ),
+    "the files must hold elements: zero.npy holds none.": lambda arrays: (
+        np.save("zero.npy", np.ones((0, 3))) or ["zero.npy"]
+    ),
     "all files must hold the same arrays: b.npz and a.npz differ in 'y'.": lambda arrays: (
-        np.savez("a.npz", x=arrays["state"]) or np.savez("b.npz", x=arrays["state"], y=arrays["label"]) or ["a.npz", "b.npz"]
+        np.savez("a.npz", x=arrays["state"])
+        or np.savez("b.npz", x=arrays["state"], y=arrays["label"])
+        or ["a.npz", "b.npz"]
     ),
     "all files must have the same features: the statistics have shape (1, 3) in a.npy, (1, 2) in b.npy.": lambda arrays: (
-        np.save("a.npy", arrays["state"]) or np.save("b.npy", arrays["state"][:, :2]) or ["a.npy", "b.npy"]
+        np.save("a.npy", arrays["state"])
+        or np.save("b.npy", arrays["state"][:, :2])
+        or ["a.npy", "b.npy"]
     ),
-    "a.npy must hold numbers: it holds <U1.": lambda arrays: np.save("a.npy", np.array([["a"]])) or ["a.npy"],
+    "a.npy must hold numbers: it holds <U1.": lambda arrays: (
+        np.save("a.npy", np.array([["a"]])) or ["a.npy"]
+    ),
 }
 USAGE = {
-    "a.npz must hold 'z': it holds 'x'.": lambda arrays: np.savez("a.npz", x=arrays["state"]) or ["a.npz", "--pattern", "z=[n] f"],
-    "a.npy: the pattern must name every axis": lambda arrays: np.save("a.npy", arrays["state"]) or ["a.npy", "--pattern", "[n]"],
-    "must end in .safetensors or .json: got 'out.txt'": lambda arrays: ["a.npy", "--out", "out.txt"],
-    "--pattern must be given once for all leaves": lambda arrays: ["a.npy", "--pattern", "[n]", "--pattern", "x=[n]"],
+    "a.npz must hold 'z': it holds 'x'.": lambda arrays: (
+        np.savez("a.npz", x=arrays["state"]) or ["a.npz", "--pattern", "z=[n] f"]
+    ),
+    "a.npy: the pattern must name every axis": lambda arrays: (
+        np.save("a.npy", arrays["state"]) or ["a.npy", "--pattern", "[n]"]
+    ),
+    "must end in .safetensors or .json: got 'out.txt'": lambda arrays: [
+        "a.npy",
+        "--out",
+        "out.txt",
+    ],
+    "--pattern must be given once for all leaves": lambda arrays: [
+        "a.npy",
+        "--pattern",
+        "[n]",
+        "--pattern",
+        "x=[n]",
+    ],
     "--size must give the size of a name in a --pattern: got g=3, patterns '[n] f'.": lambda arrays: [
         "a.npy",
         "--pattern",

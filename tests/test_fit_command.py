@@ -1,4 +1,6 @@
-"""``jaxnorm fit`` and ``jaxnorm show``: what is left out, what is kept of a fit that ends early, and words."""
+"""``jaxnorm fit`` and ``jaxnorm show``: what is left out, what is kept of a fit that ends early,
+and words.
+"""
 
 import errno
 import json
@@ -22,7 +24,8 @@ ROWS = 400
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(jaxnorm.__file__).parents[1]))  # of processes that start here
+    # of processes that start here
+    monkeypatch.setenv("PYTHONPATH", str(Path(jaxnorm.__file__).parents[1]))
     monkeypatch.setattr(sources, "PIECE", 1000)  # bytes, so that files have many
     return tmp_path
 
@@ -77,7 +80,8 @@ def test_nan_is_skipped(x, capsys):
     np.testing.assert_allclose(moments.mean[0], np.nanmean(x.astype(np.float64), 0), rtol=1e-14)
     np.testing.assert_allclose(moments.var[0], np.nanvar(x.astype(np.float64), 0), rtol=1e-12)
     np.testing.assert_array_equal((low[0], high[0]), (np.nanmin(x, 0), np.nanmax(x, 0)))
-    assert isinstance(Normalizer.load("stats.safetensors").moments, jaxnorm.host.Moments)  # of an array, as without
+    # of an array, as without
+    assert isinstance(Normalizer.load("stats.safetensors").moments, jaxnorm.host.Moments)
 
 
 def test_inf_is_not_skipped(x, capsys):
@@ -96,7 +100,9 @@ def test_a_leaf_masks_another(kind, shape, rng):
     if kind == "float32":
         keep = (keep * rng.integers(1, 4, shape)).astype(kind)
     keep = keep.astype(np.int8) if kind == "0 and 1" else keep
-    full = np.broadcast_to(keep.reshape(shape + (1,) * (3 - len(shape))), state.shape).astype(np.float64)
+    full = np.broadcast_to(keep.reshape(shape + (1,) * (3 - len(shape))), state.shape).astype(
+        np.float64
+    )
     state[full == 0] = np.nan
     np.savez("a.npz", state=state, keep=keep, other=np.arange(ROWS))
     assert fit("a.npz", "--pattern", "state=[n t] f", "--where", "state=keep") == 0
@@ -106,7 +112,11 @@ def test_a_leaf_masks_another(kind, shape, rng):
     mean = (full * filled).sum((0, 1)) / full.sum((0, 1))
     np.testing.assert_allclose(fitted.moments["state"].count[0, 0], full.sum((0, 1)), rtol=1e-14)
     np.testing.assert_allclose(fitted.moments["state"].mean[0, 0], mean, atol=1e-14)
-    np.testing.assert_allclose(fitted.moments["state"].var[0, 0], (full * (filled - mean) ** 2).sum((0, 1)) / full.sum((0, 1)), rtol=1e-12)
+    np.testing.assert_allclose(
+        fitted.moments["state"].var[0, 0],
+        (full * (filled - mean) ** 2).sum((0, 1)) / full.sum((0, 1)),
+        rtol=1e-12,
+    )
 
 
 def test_integers_that_are_no_booleans_mask_nothing(x, capsys):
@@ -151,11 +161,14 @@ def test_without_a_pattern_masks_are_not_fitted(x):
     np.savez("a.npz", x=x, y=x, keep=keep)
     assert fit("a.npz", "--where", "x=keep", "--skip-nan") == 0
     fitted = Normalizer.load("stats.safetensors")
-    assert {leaf: found.moments.count.ravel().tolist() for leaf, found in fitted.summaries.items()} == {
+    assert {
+        leaf: found.moments.count.ravel().tolist() for leaf, found in fitted.summaries.items()
+    } == {
         "x": [199, 200, 200],
         "y": [398, 399, 399],
     }
-    assert fit("a.npz", "--where", "x=keep", "--pattern", "x=[n] f", "--pattern", "keep=[n]") == 1  # NaN at 2, 0
+    # NaN at 2, 0
+    assert fit("a.npz", "--where", "x=keep", "--pattern", "x=[n] f", "--pattern", "keep=[n]") == 1
     assert Normalizer.load("stats.safetensors").moments["keep"].mean.tolist() == [0.5]
 
 
@@ -164,12 +177,20 @@ def test_a_mask_along_another_axis(x):
     keep[0, 50:] = False
     np.savez("a.npz", x=x.T, keep=keep)
     assert fit("a.npz", "--pattern", "x=f [n]", "--where", "x=keep") == 0
-    assert Normalizer.load("stats.safetensors").moments["x"].count.tolist() == [[50], [ROWS], [ROWS]]
+    assert Normalizer.load("stats.safetensors").moments["x"].count.tolist() == [
+        [50],
+        [ROWS],
+        [ROWS],
+    ]
 
 
 def test_masks_of_parquet_and_their_nulls():
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"x": [1.0, 2.0, None, 40.0, 50.0], "ok": pa.array([True, True, True, False, None]), "name": ["a"] * 5}
+    columns = {
+        "x": [1.0, 2.0, None, 40.0, 50.0],
+        "ok": pa.array([True, True, True, False, None]),
+        "name": ["a"] * 5,
+    }
     parquet.write_table(pa.table(columns), "a.parquet", row_group_size=2)
     assert fit("a.parquet", "--pattern", "x=[n]", "--where", "x=ok") == 0
     found = Normalizer.load("stats.safetensors").moments["x"]
@@ -191,28 +212,55 @@ def test_engines_take_the_same_masks(engine, x):
 def test_columns_that_hold_no_numbers_are_left_out_and_said(capsys):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     when = np.array(["2020-01-01", "2020-01-02"], "datetime64[ms]")
-    parquet.write_table(pa.table({"x": [1.0, 3.0], "name": ["a", "b"], "when": when, "done": [True, False]}), "a.parquet")
+    parquet.write_table(
+        pa.table({"x": [1.0, 3.0], "name": ["a", "b"], "when": when, "done": [True, False]}),
+        "a.parquet",
+    )
     assert fit("a.parquet") == 0
     assert capsys.readouterr().err.splitlines() == [
         "jaxnorm: 'name' is left out, as it holds no numbers: string.",
         "jaxnorm: 'when' is left out, as it holds no numbers: timestamp[ms].",
     ]
     fitted = Normalizer.load("stats.safetensors")
-    assert {leaf: found.moments.mean.item() for leaf, found in fitted.summaries.items()} == {"x": 2, "done": 0.5}
+    assert {leaf: found.moments.mean.item() for leaf, found in fitted.summaries.items()} == {
+        "x": 2,
+        "done": 0.5,
+    }
     assert fit("a.parquet", "--pattern", "name=[n]") == 2
     said = capsys.readouterr().err
-    assert "a.parquet must hold numbers in 'name': it holds string. Name what is fitted: --pattern 'x=[n]'." in said
+    assert (
+        "a.parquet must hold numbers in 'name': it holds string. Name what is fitted: --pattern "
+        "'x=[n]'." in said
+    )
 
 
 WRONG = {
     "--where must name what is fitted: got 'z', fitted are 'x', 'y'.": ["--where", "z=keep"],
-    "--where must name what is fitted: got 'y', fitted are 'x'.": ["--pattern", "x=[n] f", "--where", "y=keep"],
+    "--where must name what is fitted: got 'y', fitted are 'x'.": [
+        "--pattern",
+        "x=[n] f",
+        "--where",
+        "y=keep",
+    ],
     "a.npz must hold 'none': it holds 'x', 'y', 'keep'.": ["--where", "x=none"],
-    "--where must be given once for each leaf: got x=keep, x=y.": ["--where", "x=keep", "--where", "x=y"],
+    "--where must be given once for each leaf: got x=keep, x=y.": [
+        "--where",
+        "x=keep",
+        "--where",
+        "x=y",
+    ],
     "must be given: pass --size g=… --size h=….": ["--pattern", "x=[n] (g h [c])"],
     "must be given: pass --size g=….": ["--pattern", "x=[n] (g [c])", "--pattern", "y=(g [n])"],
-    "--size must give the size of a name in a --pattern: got g=2, patterns none.": ["--size", "g=2"],
-    "a.npz, 'x': g=2 must divide the size of its axis: 2 against 3.": ["--pattern", "x=[n] (g [c])", "--size", "g=2"],
+    "--size must give the size of a name in a --pattern: got g=2, patterns none.": [
+        "--size",
+        "g=2",
+    ],
+    "a.npz, 'x': g=2 must divide the size of its axis: 2 against 3.": [
+        "--pattern",
+        "x=[n] (g [c])",
+        "--size",
+        "g=2",
+    ],
     "'x': the pattern must name every axis: it names 1": ["--pattern", "[n]"],
 }
 
@@ -230,12 +278,18 @@ def test_what_does_not_fit_the_files_is_wrong_usage_in_words_of_the_command(text
 def test_masks_that_do_not_fit_name_the_file(x, capsys):
     np.savez("a.npz", x=x, keep=np.ones((ROWS, 2), bool), less=np.full(ROWS, -1.0))
     assert fit("a.npz", "--pattern", "x=[n] f", "--where", "x=keep") == 2
-    assert "a.npz must hold a mask of the leading axes of 'x' in 'keep': 'x' has shape (" in capsys.readouterr().err
+    assert (
+        "a.npz must hold a mask of the leading axes of 'x' in 'keep': 'x' has shape ("
+        in capsys.readouterr().err
+    )
     assert fit("a.npz", "--pattern", "x=[n] f", "--where", "x=less") == 1
     assert "a.npz: leaf 'x': where, for x of shape" in capsys.readouterr().err
     np.save("b.npy", x)
     assert fit("b.npy", "--where", "x=keep") == 2
-    assert "--where must name an array of the files: b.npy holds one array, which has no name." in capsys.readouterr().err
+    assert (
+        "--where must name an array of the files: b.npy holds one array, which has no name."
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("engine", ["dask", "beam", "ray"])
@@ -257,7 +311,9 @@ def test_an_unknown_command_is_wrong_usage(word, meant, monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["jaxnorm", word, "stats.json"])
     assert __main__.main() == 2
-    assert capsys.readouterr().err == (f"jaxnorm: {word!r} is no command: did you mean {meant}? jaxnorm --help lists them.\n")
+    assert capsys.readouterr().err == (
+        f"jaxnorm: {word!r} is no command: did you mean {meant}? jaxnorm --help lists them.\n"
+    )
 
 
 # what is kept ------------------------------------------------------------------------------------
@@ -280,7 +336,10 @@ def test_a_file_replaced_by_one_of_the_same_size_is_refused(x, reading, capsys):
     assert Path(states()[0]).read_bytes() == kept
     assert reading.done == []
     assert fit("a.npy", "b.npy", "--out", "stats.json") == 0
-    assert "of an interrupted fit, is no longer of these files. It is replaced." in capsys.readouterr().err
+    assert (
+        "of an interrupted fit, is no longer of these files. It is replaced."
+        in capsys.readouterr().err
+    )
     assert Normalizer.load("stats.json").moments.count.tolist() == [[2 * ROWS] * 3]
     assert states() == []
 
@@ -303,7 +362,10 @@ def test_pieces_that_are_cut_otherwise_are_refused(x, reading, monkeypatch, caps
     assert fit("a.npy") == 130
     monkeypatch.setattr(sources, "PIECE", 700)
     assert fit("a.npy", "--resume") == 1
-    assert "files must be read in the same pieces as when the fit was interrupted" in capsys.readouterr().err
+    assert (
+        "files must be read in the same pieces as when the fit was interrupted"
+        in capsys.readouterr().err
+    )
 
 
 def test_other_options_are_another_fit(x, reading, capsys):
@@ -312,10 +374,15 @@ def test_other_options_are_another_fit(x, reading, capsys):
     assert fit("a.npy") == 130
     for other in (["--skip-nan"], ["--pattern", "[n] f"]):
         assert fit("a.npy", *other, "--resume") == 1
-        assert "there must be an interrupted fit of these files and patterns" in capsys.readouterr().err
+        assert (
+            "there must be an interrupted fit of these files and patterns"
+            in capsys.readouterr().err
+        )
 
 
-def test_without_resume_a_saved_state_is_announced_and_kept_until_a_fit_has_come_as_far(x, reading, capsys):
+def test_without_resume_a_saved_state_is_announced_and_kept_until_a_fit_has_come_as_far(
+    x, reading, capsys
+):
     np.save("a.npy", x)
     reading.up_to(3)
     assert fit("a.npy", "--out", "stats.json") == 130
@@ -324,7 +391,10 @@ def test_without_resume_a_saved_state_is_announced_and_kept_until_a_fit_has_come
     reading.up_to(2)
     assert fit("a.npy", "--out", "stats.json") == 130
     said = capsys.readouterr().err
-    assert f"jaxnorm: {state} holds 3 of 5 pieces of an interrupted fit, which this one begins anew." in said
+    assert (
+        f"jaxnorm: {state} holds 3 of 5 pieces of an interrupted fit, which this one begins anew."
+        in said
+    )
     assert "To go on with it: jaxnorm fit a.npy --out stats.json --resume\n" in said
     assert f"Stopped. 3 of 5 pieces are in {state}." in said
     assert Path(state).read_bytes() == kept
@@ -341,7 +411,9 @@ def test_a_state_is_saved_by_time(x, monkeypatch):
     np.save("a.npy", x)
     saved = []
     read = sources.Piece.read
-    monkeypatch.setattr(sources.Piece, "read", lambda piece: saved.append(len(states())) or read(piece))
+    monkeypatch.setattr(
+        sources.Piece, "read", lambda piece: saved.append(len(states())) or read(piece)
+    )
     assert fit("a.npy") == 0
     assert saved == [0] * 5
     saved.clear()
@@ -380,13 +452,22 @@ sources.Piece.read = reading
 sys.argv = ["jaxnorm", "fit", "a.npy", *{}]
 sys.exit(__main__.main())
 """
-    process = subprocess.Popen([sys.executable, "-c", code.format(4, [])], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code.format(4, [])], stdout=subprocess.PIPE, text=True
+    )
     assert [process.stdout.readline() for _ in range(4)] == ["read\n"] * 4
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    resumed = subprocess.run([sys.executable, "-c", code.format(9, ["--resume"])], capture_output=True, text=True, check=True)
+    resumed = subprocess.run(
+        [sys.executable, "-c", code.format(9, ["--resume"])],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert resumed.stdout.count("read") == 2
-    np.testing.assert_allclose(Normalizer.load("stats.safetensors").std[0], x.astype(np.float64).std(0), rtol=1e-12)
+    np.testing.assert_allclose(
+        Normalizer.load("stats.safetensors").std[0], x.astype(np.float64).std(0), rtol=1e-12
+    )
 
 
 def full_disk(monkeypatch, after=0):
@@ -410,14 +491,19 @@ def test_a_full_disk_is_named_and_nothing_is_lost(x, monkeypatch, capsys):
         full_disk(full, after=1)  # the state is written, the statistics are not
         assert fit("a.npy", "--out", "stats.json") == 1
     said = capsys.readouterr().err
-    assert said.startswith("jaxnorm: stats.json must be written: No space left on device. Make room there, or name a file elsewhere.")
+    assert said.startswith(
+        "jaxnorm: stats.json must be written: No space left on device. Make room there, or name a "
+        "file elsewhere."
+    )
     assert said.endswith("This goes on:\njaxnorm fit a.npy --out stats.json --resume\n")
     assert Path("stats.json").read_bytes() == before
     assert fit("a.npy", "--out", "stats.json", "--resume") == 0
     assert Path("stats.json").read_bytes() != before
     with monkeypatch.context() as full:
         full_disk(full)
-        with pytest.raises(OSError, match=r"s\.json must be written: No space left on device\.") as caught:
+        with pytest.raises(
+            OSError, match=r"s\.json must be written: No space left on device\."
+        ) as caught:
             Normalizer.fit([x], state="s.json")
     assert caught.value.errno == errno.ENOSPC
     assert sorted(os.listdir()) == ["a.npy", "stats.json"]
@@ -427,7 +513,10 @@ def test_where_nothing_can_be_written_is_known_before_a_piece_is_read(x, reading
     np.save("a.npy", x)
     Path("stats.json").mkdir()
     assert fit("a.npy", "--out", "stats.json") == 1
-    assert capsys.readouterr().err == "jaxnorm: stats.json must be a file: it is a folder. Name another one.\n"
+    assert (
+        capsys.readouterr().err
+        == "jaxnorm: stats.json must be a file: it is a folder. Name another one.\n"
+    )
     Path("file").touch()
     assert fit("a.npy", "--out", "file/stats.json") == 1
     assert "file" in capsys.readouterr().err
@@ -499,7 +588,9 @@ def test_fit_names_features_that_are_not_finite(x, capsys):
     many[0, 1] = many[0, 2, 1:] = np.nan
     np.savez("a.npz", many=many)
     assert fit("a.npz") == 1
-    assert "jaxnorm: 7 features of many (1,0; 1,1; 1,2; 1,3; 2,1; …) hold NaN or Inf" in (capsys.readouterr().err)
+    assert "jaxnorm: 7 features of many (1,0; 1,1; 1,2; 1,3; 2,1; …) hold NaN or Inf" in (
+        capsys.readouterr().err
+    )
 
 
 def test_show_of_images_has_a_row_for_each_channel(capsys):
@@ -532,7 +623,11 @@ def test_show_json_is_what_programs_read(capsys):
         ("a.json", "{}", "a.json must be a Normalizer's file: it holds other JSON."),
         ("b.json", "[1, 2]", "b.json must be a Normalizer's file: it holds other JSON."),
         ("c.json", '{"jaxnorm"', "c.json must be a Normalizer's file: it is no JSON, or cut off."),
-        ("d.safetensors", "x" * 99, "d.safetensors must be a Normalizer's file: it is no safetensors file, or cut off."),
+        (
+            "d.safetensors",
+            "x" * 99,
+            "d.safetensors must be a Normalizer's file: it is no safetensors file, or cut off.",
+        ),
         ("e.txt", "x", "must end in .safetensors or .json: got 'e.txt'."),
     ],
 )
@@ -554,14 +649,19 @@ def test_a_safetensors_file_of_something_else_is_named(capsys):
     status, _, err = show(capsys, "model.safetensors")
     assert (status, err) == (
         1,
-        "jaxnorm: model.safetensors must be a Normalizer's file: it holds other arrays, 'weight'. Fit it again, or name another one.\n",
+        "jaxnorm: model.safetensors must be a Normalizer's file: it holds other arrays, 'weight'. "
+        "Fit it again, or name another one.\n",
     )
 
 
 def test_the_help_lists_both_commands():
     for missing in ("()", "('optax', 'sklearn', 'matplotlib')"):
         code = f"import sys, importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda n, *a: None if n in {missing} else find(n, *a)\n"
-        code += "sys.argv = ['jaxnorm', '--help']\nfrom jaxnorm.__main__ import main\nsys.exit(main())"
-        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        code += (
+            "sys.argv = ['jaxnorm', '--help']\nfrom jaxnorm.__main__ import main\nsys.exit(main())"
+        )
+        shown = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
         assert "fit" in shown
         assert "show" in shown

@@ -19,7 +19,9 @@ from jaxnorm.host.statistics import summarize
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 EXACT = {jn: 2e-6, host: 1e-13}
-BOTH = pytest.mark.parametrize("home", long_sweep([jn, host], quick=[host]), ids=["jaxnorm", "host"])
+BOTH = pytest.mark.parametrize(
+    "home", long_sweep([jn, host], quick=[host]), ids=["jaxnorm", "host"]
+)
 
 
 def leaves(found):
@@ -28,7 +30,9 @@ def leaves(found):
 
 def assert_close(home, found, count, mean, var, scale=1.0):
     """Of the mean relative to the size of the data, of the variance to its own."""
-    np.testing.assert_array_equal(np.asarray(found.count), np.broadcast_to(count, np.shape(found.count)))
+    np.testing.assert_array_equal(
+        np.asarray(found.count), np.broadcast_to(count, np.shape(found.count))
+    )
     np.testing.assert_allclose(found.mean, mean, rtol=EXACT[home], atol=EXACT[home] * scale)
     np.testing.assert_allclose(found.var, var, rtol=10 * EXACT[home], atol=EXACT[home] * scale**2)
 
@@ -49,8 +53,15 @@ def test_merge_is_associative_commutative_and_has_an_identity(home, seed):
     lists = [rng.integers(-1000, 1000, rng.integers(1, 10)) for _ in range(3)]
     a, b, c = (home.moments(np.array(values, np.float32) / 8, 0) for values in lists)
     exact = np.concatenate(lists) / 8
-    for merged in (home.merge(a, home.merge(b, c)), home.merge(home.merge(a, b), c), home.merge(c, a, b), home.merge(a, b, c)):
-        assert_close(home, merged, len(exact), exact.mean(), exact.var(), scale=max(1, np.abs(exact).max()))
+    for merged in (
+        home.merge(a, home.merge(b, c)),
+        home.merge(home.merge(a, b), c),
+        home.merge(c, a, b),
+        home.merge(a, b, c),
+    ):
+        assert_close(
+            home, merged, len(exact), exact.mean(), exact.var(), scale=max(1, np.abs(exact).max())
+        )
     nothing = home.Moments(*(leaf[0, :1] for leaf in leaves(empty(home))))
     for merged in (home.merge(a, nothing), home.merge(nothing, a), home.merge(nothing, a, nothing)):
         assert_same(merged, a)
@@ -61,8 +72,13 @@ def test_merge_is_associative_commutative_and_has_an_identity(home, seed):
 def test_the_whole_equals_its_parts(home, cut, rng):
     x = rng.standard_normal((100, 3)).astype(np.float32) * 3 + 7
     exact = x.astype(np.float64)
-    for found in (home.moments(x, 0), home.merge(home.moments(x[:cut], 0), home.moments(x[cut:], 0))):
-        assert_close(home, found, 100, exact.mean(0, keepdims=True), exact.var(0, keepdims=True), scale=0.1)
+    for found in (
+        home.moments(x, 0),
+        home.merge(home.moments(x[:cut], 0), home.moments(x[cut:], 0)),
+    ):
+        assert_close(
+            home, found, 100, exact.mean(0, keepdims=True), exact.var(0, keepdims=True), scale=0.1
+        )
 
 
 @BOTH
@@ -73,7 +89,10 @@ def test_merging_axes_equals_reducing_them(home, rng):
         (instance.merge(0), home.moments(x, "[n h w] c")),
         (instance.merge("n h w [c]"), home.moments(x, "n [h w c]")),
         (instance.merge("n h w (g [c])", g=1), home.moments(x, "n [h w] (g [c])", g=1)),
-        (home.moments(x, "n [h w] c", where=mask).merge(0), home.moments(x, "[n h w] c", where=mask)),
+        (
+            home.moments(x, "n [h w] c", where=mask).merge(0),
+            home.moments(x, "[n h w] c", where=mask),
+        ),
     ]
     for found, truth in pairs:
         assert_close(home, found, *leaves(truth), scale=0.1)
@@ -81,7 +100,11 @@ def test_merging_axes_equals_reducing_them(home, rng):
 
 @BOTH
 def test_merge_ignores_what_empty_parts_hold(home):
-    broken = home.Moments(np.zeros((1,), np.float32), np.full((1,), np.nan, np.float32), np.full((1,), np.inf, np.float32))
+    broken = home.Moments(
+        np.zeros((1,), np.float32),
+        np.full((1,), np.nan, np.float32),
+        np.full((1,), np.inf, np.float32),
+    )
     merged = home.merge(home.moments(np.float32([1, 3]), 0), broken)
     assert tuple(float(leaf[0]) for leaf in leaves(merged)) == (2.0, 2.0, 1.0)
 
@@ -90,7 +113,9 @@ def test_merge_ignores_what_empty_parts_hold(home):
 def test_without_centering_the_variance_is_the_mean_square(home, rng):
     x = rng.standard_normal((5, 7)).astype(np.float32) + 2
     found = home.moments(x, 1, centered=False)
-    assert_close(home, found, 7, np.zeros((5, 1)), (x.astype(np.float64) ** 2).mean(1, keepdims=True))
+    assert_close(
+        home, found, 7, np.zeros((5, 1)), (x.astype(np.float64) ** 2).mean(1, keepdims=True)
+    )
     assert_close(home, found.merge(0), 35, 0, (x.astype(np.float64) ** 2).mean())
 
 
@@ -154,13 +179,21 @@ def test_the_messages_are_the_same(wrong):
 
 def test_merge_says_what_it_takes():
     own = "merge takes Moments of jaxnorm.host: got "
-    with pytest.raises(TypeError, match=re.escape(f"{own}those of jaxnorm.statistics. Make them with jaxnorm.host.moments.")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape(f"{own}those of jaxnorm.statistics. Make them with jaxnorm.host.moments."),
+    ):
         host.merge(jn.Moments(1.0, 0.0, 0.0))
-    with pytest.raises(TypeError, match=re.escape(f"{own}int. Make them with jaxnorm.host.moments.")):
+    with pytest.raises(
+        TypeError, match=re.escape(f"{own}int. Make them with jaxnorm.host.moments.")
+    ):
         host.merge(host.moments(X, 0), 3)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float16", "float32", "float64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    ["uint8", "int16", "int32", "int64", "float16", "float32", "float64", ml_dtypes.bfloat16],
+)
 def test_numbers_of_any_dtype_are_computed_in_float64(dtype, rng):
     x = rng.integers(0, 100, (50, 3)).astype(dtype)
     found, exact = host.moments(x, 0), x.astype(np.float64)
@@ -169,10 +202,15 @@ def test_numbers_of_any_dtype_are_computed_in_float64(dtype, rng):
 
 
 @pytest.mark.parametrize(
-    "x", [X > 0, np.array(["a"]), np.array([None]), np.array(["2020-01-01"], "datetime64[D]")], ids=lambda x: str(x.dtype)
+    "x",
+    [X > 0, np.array(["a"]), np.array([None]), np.array(["2020-01-01"], "datetime64[D]")],
+    ids=lambda x: str(x.dtype),
 )
 def test_what_holds_no_numbers_is_refused_by_its_dtype(x):
-    with pytest.raises(TypeError, match=re.escape(f"x must be floating point or integer: got {x.dtype}. Cast it first")):
+    with pytest.raises(
+        TypeError,
+        match=re.escape(f"x must be floating point or integer: got {x.dtype}. Cast it first"),
+    ):
         host.moments(x, 0)
 
 
@@ -191,7 +229,10 @@ def test_no_offset_costs_accuracy(offset, order, rng, monkeypatch):
         streamed = host.merge(streamed, host.moments(x[start : start + 999], 0))
     for found in (host.moments(x, 0), streamed):
         assert np.all(np.abs(found.mean[0] - mean) <= 1e-15 * (offset + 1) * 10)
-        np.testing.assert_allclose(found.var[0], var.astype(np.float64), rtol=1e-12 + 1e-15 * offset)  # a mean is rounded so
+        # a mean is rounded so
+        np.testing.assert_allclose(
+            found.var[0], var.astype(np.float64), rtol=1e-12 + 1e-15 * offset
+        )
 
 
 LAYOUTS = [
@@ -207,7 +248,11 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "pattern", "sizes"), LAYOUTS, ids=[f"{shape} {pattern}" for shape, pattern, _ in LAYOUTS])
+@pytest.mark.parametrize(
+    ("shape", "pattern", "sizes"),
+    LAYOUTS,
+    ids=[f"{shape} {pattern}" for shape, pattern, _ in LAYOUTS],
+)
 @pytest.mark.parametrize("masked", long_sweep([False, True], quick=[True]))
 @pytest.mark.parametrize("tile", long_sweep([1 << 12, 1 << 18], quick=[1 << 12]))
 def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, rng, monkeypatch):
@@ -215,14 +260,19 @@ def test_tiles_of_any_layout_give_the_same(shape, pattern, sizes, masked, tile, 
     x = rng.standard_normal(shape, np.float32) * 3 + 50
     reduction = resolve(pattern, shape, sizes)
     where = rng.random(shape) < 0.6 if masked else None
-    split, w = x.reshape(reduction.split_shape).astype(np.float64), np.ones(shape) if where is None else where
+    split, w = (
+        x.reshape(reduction.split_shape).astype(np.float64),
+        np.ones(shape) if where is None else where,
+    )
     w = w.reshape(reduction.split_shape).astype(np.float64)
     count = w.sum(reduction.axes, keepdims=True)
     mean = (w * split).sum(reduction.axes, keepdims=True) / np.maximum(count, 1)
     var = (w * (split - mean) ** 2).sum(reduction.axes, keepdims=True) / np.maximum(count, 1)
     found, threaded = (summarize(x, reduction, where, threads=threads) for threads in (1, 2))
     assert found.moments.mean.shape == reduction.stats_shape
-    assert_close(host, found.moments, *(leaf.reshape(reduction.stats_shape) for leaf in (count, mean, var)))
+    assert_close(
+        host, found.moments, *(leaf.reshape(reduction.stats_shape) for leaf in (count, mean, var))
+    )
     assert_same(threaded.moments, found.moments)
     for got, extreme in (
         (found.min, np.where(w > 0, split, np.inf).min(reduction.axes)),
@@ -243,7 +293,12 @@ def test_it_equals_jaxnorm_in_float64(rng, x64):
 def test_jax_arrays_and_memory_maps_are_read(tmp_path, rng):
     x = rng.standard_normal((300, 3)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    for same in (jnp.asarray(x), np.load(tmp_path / "x.npy", mmap_mode="r"), np.asfortranarray(x), x[::-1][::-1]):
+    for same in (
+        jnp.asarray(x),
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+        np.asfortranarray(x),
+        x[::-1][::-1],
+    ):
         np.testing.assert_allclose(host.moments(same, 0).var, host.moments(x, 0).var, rtol=1e-15)
     assert isinstance(host.moments(jax.device_put(x), 0).mean, np.ndarray)
 

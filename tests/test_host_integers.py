@@ -1,4 +1,6 @@
-"""jaxnorm.host and the Normalizer beyond 2**53, from where on float64 holds no longer every integer."""
+"""jaxnorm.host and the Normalizer beyond 2**53, from where on float64 holds no longer every
+integer.
+"""
 
 import json
 from fractions import Fraction
@@ -32,13 +34,19 @@ def assert_exact(found, values, weights=None):
     scale = max(1, *map(abs, values))
     assert float(found.mean.item()) == pytest.approx(float(mean), rel=2.3e-16)
     both = Fraction(found.mean.item()) + Fraction(found.low_mean.item())
-    assert abs(both - mean) <= Fraction(2) ** -50 * Fraction(max(float(var) ** 0.5, scale * 2.0**-52))
+    assert abs(both - mean) <= Fraction(2) ** -50 * Fraction(
+        max(float(var) ** 0.5, scale * 2.0**-52)
+    )
     np.testing.assert_allclose(found.var.item(), float(var), rtol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 @pytest.mark.parametrize("power", [52, 53, 60, 62])
-@pytest.mark.parametrize("fit", [lambda x: host.moments(x, 0), lambda x: Normalizer.fit([x]).moments], ids=["host", "Normalizer"])
+@pytest.mark.parametrize(
+    "fit",
+    [lambda x: host.moments(x, 0), lambda x: Normalizer.fit([x]).moments],
+    ids=["host", "Normalizer"],
+)
 def test_neighbours_have_the_variance_of_their_difference(fit, dtype, power):
     found = fit(np.array([2**power + 1, 2**power + 3], dtype)[:, None])
     assert found.var.item() == 1
@@ -50,7 +58,10 @@ def test_differences_over_the_whole_range_do_not_overflow(dtype):
     for order in (1, -1):
         fitted = Normalizer.fit([np.array(EXTREMES[dtype], dtype)[::order, None]])
         assert_exact(fitted.moments, EXTREMES[dtype])
-        assert (fitted.min.item(), fitted.max.item()) == (float(EXTREMES[dtype][0]), float(EXTREMES[dtype][-1]))
+        assert (fitted.min.item(), fitted.max.item()) == (
+            float(EXTREMES[dtype][0]),
+            float(EXTREMES[dtype][-1]),
+        )
 
 
 @pytest.mark.parametrize("dtype", EXTREMES)
@@ -63,7 +74,11 @@ def test_what_is_masked_out_costs_no_digit(dtype, kind):
     assert_exact(fitted.moments, values, w[1:4, 0].tolist())
     assert (fitted.min.item(), fitted.max.item()) == (2.0**60, float(2**60 + 9))
     nothing = Normalizer().update(x, where=False)
-    assert (nothing.moments.mean.item(), nothing.moments.var.item(), nothing.min.item()) == (0, 0, np.inf)
+    assert (nothing.moments.mean.item(), nothing.moments.var.item(), nothing.min.item()) == (
+        0,
+        0,
+        np.inf,
+    )
 
 
 @pytest.mark.parametrize("layout", ["[n] c", "c [n]"])
@@ -75,7 +90,9 @@ def test_tiles_and_layouts_give_the_same(layout, channels, rng, monkeypatch):
     x = x if layout == "[n] c" else x.T
     found = host.moments(x, layout)
     np.testing.assert_allclose(found.var.ravel(), truth.var(0), rtol=1e-13)
-    np.testing.assert_allclose((found.mean.ravel() - 2.0**61) + found.low_mean.ravel(), truth.mean(0), rtol=1e-13)
+    np.testing.assert_allclose(
+        (found.mean.ravel() - 2.0**61) + found.low_mean.ravel(), truth.mean(0), rtol=1e-13
+    )
 
 
 def test_parts_that_are_merged_or_follow_each_other_give_the_whole(rng, tmp_path):
@@ -119,7 +136,9 @@ def test_normalizing_integers_beyond_2_to_the_53_is_exact_and_comes_back(dtype, 
 def test_the_mean_of_floats_has_two_words_too():
     x = np.array([[1e16], [1e16 + 2], [1e16 + 6]])
     found = Normalizer.fit([x[:1], x[1:]]).moments
-    assert abs(Fraction(found.mean.item()) + Fraction(found.low_mean.item()) - (10**16 + Fraction(8, 3))) < Fraction(1, 10**12)
+    assert abs(
+        Fraction(found.mean.item()) + Fraction(found.low_mean.item()) - (10**16 + Fraction(8, 3))
+    ) < Fraction(1, 10**12)
     np.testing.assert_allclose(found.var.item(), 56 / 9, rtol=1e-14)
 
 

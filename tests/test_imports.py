@@ -33,7 +33,11 @@ LAYERS = [
     ["experiments"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
+FILES = sorted(
+    path.relative_to(ROOT)
+    for path in ROOT.rglob("*.py")
+    if path.name not in ("__init__.py", "__main__.py")
+)
 
 
 def imported(path):
@@ -63,7 +67,9 @@ def test_imports_run_downwards(path):
 
 
 def test_no_more_than_seven_floors():
-    """A file or folder stands above all that it imports; engine and kernels, one of which plan.py asks, are one floor."""
+    """A file or folder stands above all that it imports; engine and kernels, one of which plan.py
+    asks, are one floor.
+    """
 
     def room(name):
         return {"kernels": "engine"}.get(name, name)
@@ -71,22 +77,37 @@ def test_no_more_than_seven_floors():
     imports: dict[str, set[str]] = {}
     for path in FILES:
         own = room(path.parts[0].removesuffix(".py"))
-        below = {room(module.split(".")[1]) for module in imported(path) if module.startswith("jaxnorm.")}
-        imports.setdefault(own, set()).update(name for name in below - {own} if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists())
+        below = {
+            room(module.split(".")[1]) for module in imported(path) if module.startswith("jaxnorm.")
+        }
+        imports.setdefault(own, set()).update(
+            name
+            for name in below - {own}
+            if (ROOT / name).is_dir() or (ROOT / f"{name}.py").exists()
+        )
 
     @cache
     def floor(name):
         return 1 + max(map(floor, imports[name]), default=0)
 
-    assert {name: floor(name) for name in imports if floor(name) > 5} == {"linen": 6, "nnx": 6, "experiments": 7}
+    assert {name: floor(name) for name in imports if floor(name) > 5} == {
+        "linen": 6,
+        "nnx": 6,
+        "experiments": 7,
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_what_decides_is_asked_in_one_place(path):
-    """Which implementation runs is decided in engine/plan.py, and where arrays and kernels lie in kernels/."""
+    """Which implementation runs is decided in engine/plan.py, and where arrays and kernels lie in
+    kernels/.
+    """
     if path.parts[0] not in ("kernels", "experiments") and path != Path("engine/plan.py"):
         text = (ROOT / path).read_text()
-        assert not re.findall(r"environ\b|getenv|default_backend\(|jax\.(?:local_)?devices\(|device_count\(|\.platform\b|known\(x\)", text)
+        assert not re.findall(
+            r"environ\b|getenv|default_backend\(|jax\.(?:local_)?devices\(|device_count\(|\.platform\b|known\(x\)",
+            text,
+        )
         if path != Path("engine/xla.py"):
             assert "optimization_barrier" not in text
 
@@ -101,14 +122,20 @@ REACH = "import jaxnorm; jaxnorm.{}.LayerNorm"
 
 @cache
 def loaded():
-    """What each of these adds to the modules before it, in one process that has none of them: JAX takes long to import."""
+    """What each of these adds to the modules before it, in one process that has none of them: JAX
+    takes long to import.
+    """
     statements = (
         "import jax, jax.numpy, jax.experimental.checkify, jax.export",
         "from jaxnorm import *",
         *map(REACH.format, ("nnx", "linen")),
     )
-    code = "import sys\n" + "".join(f"{statement}\nprint(*sys.modules)\n" for statement in ("", *statements))
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    code = "import sys\n" + "".join(
+        f"{statement}\nprint(*sys.modules)\n" for statement in ("", *statements)
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     after = [set(line.split()) for line in shown]
     return [more - less for less, more in pairwise(after)]
 
@@ -130,13 +157,19 @@ def test_the_modules_are_reached_from_the_package():
         _ = jaxnorm.keras
 
 
-STATEMENTS = product(["linen", "nnx"], ["import jaxnorm.{0}", "from jaxnorm import {0}", "jaxnorm.{0}.LayerNorm"])
+STATEMENTS = product(
+    ["linen", "nnx"], ["import jaxnorm.{0}", "from jaxnorm import {0}", "jaxnorm.{0}.LayerNorm"]
+)
 
 
-@pytest.mark.parametrize(("module", "statement"), long_sweep(STATEMENTS, quick=[("linen", "jaxnorm.{0}.LayerNorm")]))
+@pytest.mark.parametrize(
+    ("module", "statement"), long_sweep(STATEMENTS, quick=[("linen", "jaxnorm.{0}.LayerNorm")])
+)
 def test_without_flax_its_modules_alone_are_missing(module, statement):
     code = f"import sys; sys.modules['flax'] = None; import jaxnorm; from jaxnorm import *; {statement.format(module)}"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     said = f"ImportError: jaxnorm.{module} needs flax, which is not installed: pip install 'jaxnorm[flax]'."
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, said)
     assert "During handling" not in result.stderr
@@ -145,7 +178,9 @@ def test_without_flax_its_modules_alone_are_missing(module, statement):
 def test_an_error_within_flax_is_shown_as_it_is(tmp_path):
     (tmp_path / "flax.py").write_text("import no_such_module")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import jaxnorm.linen"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
@@ -163,21 +198,33 @@ def test_every_public_name_is_documented():
             assert ">>>" in getattr(module, name).__doc__, name
 
 
-@pytest.mark.parametrize("module", [jaxnorm, jaxnorm.recurrent, jaxnorm.online, jaxnorm.online.returns], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [jaxnorm, jaxnorm.recurrent, jaxnorm.online, jaxnorm.online.returns],
+    ids=lambda module: module.__name__,
+)
 def test_public_functions_name_their_options(module):
     """In their own signatures, or in NormOptions; only the sizes of a pattern come by any keyword."""
     typed = {"sizes": int, "options": Unpack[jaxnorm.NormOptions]}
     for name in module.__all__:
         if inspect.isfunction(function := getattr(module, name)) and name != "plan":
             assert inspect.unwrap(function).__code__.co_name == name
-            others = [p for p in inspect.signature(function).parameters.values() if p.kind is p.VAR_KEYWORD]
+            others = [
+                p
+                for p in inspect.signature(function).parameters.values()
+                if p.kind is p.VAR_KEYWORD
+            ]
             assert all(p.annotation == typed[p.name] for p in others), name
 
 
 def test_recurrent_functions_take_the_same_options():
-    lstm, gru, rnn = (inspect.signature(getattr(jaxnorm.recurrent, name)).parameters for name in ("lstm", "gru", "rnn"))
+    lstm, gru, rnn = (
+        inspect.signature(getattr(jaxnorm.recurrent, name)).parameters
+        for name in ("lstm", "gru", "rnn")
+    )
     assert list(lstm) == list(gru) == list(rnn)
-    assert all(lstm[name] == gru[name] == rnn[name] for name in lstm if name != "initial")  # a pair for the LSTM
+    # a pair for the LSTM
+    assert all(lstm[name] == gru[name] == rnn[name] for name in lstm if name != "initial")
 
 
 def test_plan_takes_what_standardize_does():
@@ -186,5 +233,7 @@ def test_plan_takes_what_standardize_does():
         if parameter.kind is parameter.KEYWORD_ONLY:
             assert isinstance(jaxnorm.plan(x, "n [c]", **{name: parameter.default}), jaxnorm.Plan)
     assert isinstance(jaxnorm.plan(x, "n (g [c])", g=3), jaxnorm.Plan)
-    with pytest.raises(TypeError, match="'epsilom' is neither an argument nor a name in the pattern"):
+    with pytest.raises(
+        TypeError, match="'epsilom' is neither an argument nor a name in the pattern"
+    ):
         jaxnorm.plan(x, "n [c]", epsilom=1.0)

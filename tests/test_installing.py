@@ -1,4 +1,6 @@
-"""The cell by which each notebook installs the library on Colab, with pip and Colab's module played."""
+"""The cell by which each notebook installs the library on Colab, with pip and Colab's module
+played.
+"""
 
 import sys
 from importlib import metadata
@@ -15,7 +17,9 @@ WHEEL = "jaxnorm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
 
 @pytest.fixture
 def colab(monkeypatch, tmp_path):
-    """``colab(pip=...)``: runs the cell where ``pip`` makes what is installed, or returns its status; gives the commands."""
+    """``colab(pip=...)``: runs the cell where ``pip`` makes what is installed, or returns its
+    status; gives the commands.
+    """
     installed, commands = dict(HAS), []
     del installed["jaxnorm"]
 
@@ -27,7 +31,9 @@ def colab(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("JAXNORM", raising=False)
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed])
+    monkeypatch.setattr(
+        metadata, "distributions", lambda: [SimpleNamespace(name=name) for name in installed]
+    )
 
     def start(address="", status=0, **makes):
         def run(command):
@@ -54,7 +60,9 @@ def uploads(monkeypatch, **files):
 def test_where_it_is_installed_nothing_is(colab, capsys):
     colab.installed["jaxnorm"] = "0.1.0"
     assert colab() == []
-    assert capsys.readouterr().out.startswith("jaxnorm 0.1.0, jax 0.7.2, jaxlib 0.7.2, flax 0.11.2 on Python 3.")
+    assert capsys.readouterr().out.startswith(
+        "jaxnorm 0.1.0, jax 0.7.2, jaxlib 0.7.2, flax 0.11.2 on Python 3."
+    )
 
 
 def test_an_address(colab, capsys):
@@ -72,16 +80,27 @@ def test_a_folder_of_that_name_is_not_an_installation(colab, monkeypatch, tmp_pa
 
 
 def test_spaces_around_an_address(colab):
-    assert colab(f"  https://host/{WHEEL} \n", jaxnorm="0.1.0")[0][-1] == f"jaxnorm[experiments] @ https://host/{WHEEL}"
+    assert (
+        colab(f"  https://host/{WHEEL} \n", jaxnorm="0.1.0")[0][-1]
+        == f"jaxnorm[experiments] @ https://host/{WHEEL}"
+    )
 
 
 def test_a_repository(colab):
-    assert colab("git+https://host/jaxnorm", jaxnorm="0.1.0")[0][-1] == "jaxnorm[experiments] @ git+https://host/jaxnorm"
+    assert (
+        colab("git+https://host/jaxnorm", jaxnorm="0.1.0")[0][-1]
+        == "jaxnorm[experiments] @ git+https://host/jaxnorm"
+    )
 
 
-@pytest.mark.parametrize("address", ["jaxnorm", "host/jaxnorm", "ftp://host/jaxnorm.whl", "jaxnorm-0.1.0.tar.gz"])
+@pytest.mark.parametrize(
+    "address", ["jaxnorm", "host/jaxnorm", "ftp://host/jaxnorm.whl", "jaxnorm-0.1.0.tar.gz"]
+)
 def test_what_is_neither_an_address_nor_a_wheel(colab, address):
-    with pytest.raises(SystemExit, match=f"ADDRESS must be an address that begins with .* in .whl: it is '{address}'. Correct it"):
+    with pytest.raises(
+        SystemExit,
+        match=f"ADDRESS must be an address that begins with .* in .whl: it is '{address}'. Correct it",
+    ):
         colab(address)
 
 
@@ -104,12 +123,16 @@ def test_no_upload(colab, monkeypatch):
 
 def test_elsewhere_it_asks_for_an_address(colab, monkeypatch):
     monkeypatch.setitem(sys.modules, "google.colab", None)
-    with pytest.raises(SystemExit, match="Put the address or the path of a wheel of jaxnorm into ADDRESS"):
+    with pytest.raises(
+        SystemExit, match="Put the address or the path of a wheel of jaxnorm into ADDRESS"
+    ):
         colab()
 
 
 def test_what_pip_replaces_takes_a_restart(colab):
-    with pytest.raises(SystemExit, match=r"Restart the session .*: pip has replaced jaxlib 0\.7\.2 by 0\.8\.1"):
+    with pytest.raises(
+        SystemExit, match=r"Restart the session .*: pip has replaced jaxlib 0\.7\.2 by 0\.8\.1"
+    ):
         colab(WHEEL, jaxnorm="0.1.0", jaxlib="0.8.1")
 
 

@@ -1,4 +1,6 @@
-"""Libraries of CPU kernels that are damaged, of no use here, or left aside: what becomes of them, and what is told."""
+"""Libraries of CPU kernels that are damaged, of no use here, or left aside: what becomes of them,
+and what is told.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ def _none_prebuilt(tmp_path, monkeypatch):
 
 @pytest.fixture
 def found(tmp_path, monkeypatch):
-    """A library, none of whose functions is a kernel, in the place of the kernels, with its check file."""
+    """A library, none of whose functions is a kernel, in the place of the kernels, with its check
+    file.
+    """
     path = libraries.library(tmp_path)
     path.write_bytes(SHARED.read_bytes())
     compiler.write_check(path, {})
@@ -50,13 +54,28 @@ def whole(found, monkeypatch):
 SIZE = SHARED.stat().st_size
 LACKS = "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormLstmForward, JaxnormLstmBackward"
 DAMAGED = {
-    "cut short": (lambda path: os.truncate(path, 5000), f"is damaged: it has 5000 bytes, and {SIZE} were built"),
-    "empty": (lambda path: path.write_bytes(b""), f"is damaged: it has 0 bytes, and {SIZE} were built"),
-    "other bytes": (lambda path: path.write_bytes(bytes(SIZE)), "is damaged: its bytes are not those that were built"),
+    "cut short": (
+        lambda path: os.truncate(path, 5000),
+        f"is damaged: it has 5000 bytes, and {SIZE} were built",
+    ),
+    "empty": (
+        lambda path: path.write_bytes(b""),
+        f"is damaged: it has 0 bytes, and {SIZE} were built",
+    ),
+    "other bytes": (
+        lambda path: path.write_bytes(bytes(SIZE)),
+        "is damaged: its bytes are not those that were built",
+    ),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot be read (Is a directory)"),
     "unchecked": (lambda path: path.with_suffix(".json").unlink(), "lacks its check file {check}"),
-    "damaged check": (lambda path: path.with_suffix(".json").write_text("{"), "has a check file, {check}, that cannot be read"),
-    "other check": (lambda path: path.with_suffix(".json").write_text("[]"), "has a check file, {check}, that cannot be read"),
+    "damaged check": (
+        lambda path: path.with_suffix(".json").write_text("{"),
+        "has a check file, {check}, that cannot be read",
+    ),
+    "other check": (
+        lambda path: path.with_suffix(".json").write_text("[]"),
+        "has a check file, {check}, that cannot be read",
+    ),
     "no kernels": (lambda path: None, LACKS),
 }
 
@@ -70,17 +89,23 @@ def test_damaged_libraries_are_left_out(kind, found, rng, capsys):
     with pytest.warns(RuntimeWarning) as told:
         y = jn.standardize(x, 1)
     assert [str(warning.message) for warning in told] == [
-        f"jaxnorm computes in plain JAX, for {words}; rebuild the kernels: python -m jaxnorm.kernels"
+        f"jaxnorm computes in plain JAX, for {words}; rebuild the kernels: python -m "
+        "jaxnorm.kernels"
     ]
     np.testing.assert_array_equal(y, jn.standardize(x, 1, implementation="xla"))
-    np.testing.assert_array_equal(y, jn.standardize(x, 1))  # and no second warning, which were an error
+    # and no second warning, which were an error
+    np.testing.assert_array_equal(y, jn.standardize(x, 1))
     with pytest.raises(ValueError, match="implementation='native' must be rebuilt") as error:
         jn.standardize(x, 1, implementation="native")
     assert str(error.value) == (
-        f"implementation='native' must be rebuilt, for {words}: python -m jaxnorm.kernels. Leave implementation out."
+        f"implementation='native' must be rebuilt, for {words}: python -m jaxnorm.kernels. Leave "
+        "implementation out."
     )
     assert main(["--status"], found.parent) == 1
-    assert capsys.readouterr().out == f"Not active: {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
+    assert (
+        capsys.readouterr().out
+        == f"Not active: {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
+    )
 
 
 def test_bytes_that_are_no_library(found):
@@ -92,7 +117,9 @@ def test_bytes_that_are_no_library(found):
 
 def test_all_kernels_are_made_known_or_none(found, monkeypatch):
     registered = []
-    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name))
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name)
+    )
     monkeypatch.setattr(libraries, "KERNELS", ("PyInit_bit_generator", "JaxnormForward"))
     with pytest.raises(libraries.DamagedError, match=r"^lacks JaxnormForward$"):
         libraries.load(found)
@@ -102,15 +129,25 @@ def test_all_kernels_are_made_known_or_none(found, monkeypatch):
     assert registered == ["PyInit_bit_generator"]
 
 
-LEVELS = {"x86-64-v4": "avx avx2 avx512f", "x86-64-v3": "avx avx2", "x86-64-v2": "ssse3"}  # in short
+# in short
+LEVELS = {"x86-64-v4": "avx avx2 avx512f", "x86-64-v3": "avx avx2", "x86-64-v2": "ssse3"}
 PREBUILT = [f"cpu-{level}.so" for level in LEVELS]
 
 
 @pytest.fixture
 def wheel(whole, monkeypatch):
-    """What a wheel brings, of which this processor can run all but the first; and the user's own library, ``whole``."""
+    """What a wheel brings, of which this processor can run all but the first; and the user's own
+    library, ``whole``.
+    """
     monkeypatch.setattr(libraries, "LEVELS", {libraries.facts()["machine"]: LEVELS})
-    monkeypatch.setattr(libraries, "facts", lambda: {"machine": libraries.platform.machine(), "features": "fpu ssse3 avx avx2 avx512bw"})
+    monkeypatch.setattr(
+        libraries,
+        "facts",
+        lambda: {
+            "machine": libraries.platform.machine(),
+            "features": "fpu ssse3 avx avx2 avx512bw",
+        },
+    )
     libraries.PREBUILT.mkdir()
     for name in PREBUILT:
         (libraries.PREBUILT / name).write_bytes(SHARED.read_bytes())
@@ -127,21 +164,32 @@ class TestWheel:
     def loaded(self, monkeypatch):
         """What becomes known to JAX: a path for each library."""
         opened = []
-        monkeypatch.setattr(libraries, "functions", lambda path, real=libraries.functions: (real(path), opened.append(path))[0])
+        monkeypatch.setattr(
+            libraries,
+            "functions",
+            lambda path, real=libraries.functions: (real(path), opened.append(path))[0],
+        )
         monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
         return opened
 
     def test_the_users_own_is_taken_first(self, wheel, whole, loaded):
-        assert libraries.candidates() == [whole, wheel / "cpu-x86-64-v3.so", wheel / "cpu-x86-64-v2.so"]
+        assert libraries.candidates() == [
+            whole,
+            wheel / "cpu-x86-64-v3.so",
+            wheel / "cpu-x86-64-v2.so",
+        ]
         assert kernels.built()
         assert loaded == [whole]
 
-    def test_without_one_the_fastest_that_this_processor_can_run(self, wheel, whole, loaded, capsys):
+    def test_without_one_the_fastest_that_this_processor_can_run(
+        self, wheel, whole, loaded, capsys
+    ):
         whole.unlink()
         before = (wheel / PREBUILT[1]).stat().st_mtime_ns
         assert kernels.built()
         assert loaded == [wheel / PREBUILT[1]]
-        assert (wheel / PREBUILT[1]).stat().st_mtime_ns == before  # nothing is written where jaxnorm is installed
+        # nothing is written where jaxnorm is installed
+        assert (wheel / PREBUILT[1]).stat().st_mtime_ns == before
         assert main(["--status"], whole.parent) == 0
         assert capsys.readouterr().out == f"Active: {wheel / PREBUILT[1]}\n"
 
@@ -151,7 +199,9 @@ class TestWheel:
         for path in paths[:count]:
             os.truncate(path, 5000)
         intact = paths[count] if count < 3 else None
-        faults = " and ".join(f"{path} is damaged: it has 5000 bytes, and {SIZE} were built" for path in paths[:count])
+        faults = " and ".join(
+            f"{path} is damaged: it has 5000 bytes, and {SIZE} were built" for path in paths[:count]
+        )
         with pytest.warns(RuntimeWarning) as told:
             assert kernels.built() == bool(intact)
         instead = f"uses {intact}" if intact else "computes in plain JAX"
@@ -161,7 +211,11 @@ class TestWheel:
         assert kernels.built() == bool(intact)  # and no second warning, which were an error
         assert loaded == [intact] * bool(intact)
         assert main(["--status"], whole.parent) == (0 if intact else 1)
-        words = f"Active: {intact}" if intact else f"Not active: {faults}, to be rebuilt with python -m jaxnorm.kernels."
+        words = (
+            f"Active: {intact}"
+            if intact
+            else f"Not active: {faults}, to be rebuilt with python -m jaxnorm.kernels."
+        )
         assert capsys.readouterr().out == f"{words}\n"
 
     def test_the_next_is_taken_after_one_that_xla_refuses(self, wheel, whole, loaded, monkeypatch):
@@ -188,7 +242,9 @@ class TestWheel:
 
 def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
     monkeypatch.setenv(plan.VARIABLE, "cuda")
-    with pytest.raises(ValueError, match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"):
+    with pytest.raises(
+        ValueError, match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"
+    ):
         jn.layer_norm(jnp.ones((2, 3)))
     monkeypatch.setattr(kernels, "built", lambda: False)
     with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
@@ -199,10 +255,15 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
 def test_switchable_norm_has_no_kernel(built, monkeypatch):
     """Built or not; where native is only the usual choice, it is left out."""
     monkeypatch.setattr(kernels, "built", lambda: built)
-    norm = partial(jn.switchable_norm, jnp.arange(24.0).reshape(2, 3, 4), jnp.zeros(3), jnp.zeros(3))
+    norm = partial(
+        jn.switchable_norm, jnp.arange(24.0).reshape(2, 3, 4), jnp.zeros(3), jnp.zeros(3)
+    )
     with pytest.raises(ValueError, match="implementation") as error:
         norm(implementation="native")
-    assert str(error.value) == "implementation='native' has no kernel for this norm. Leave implementation out."
+    assert (
+        str(error.value)
+        == "implementation='native' has no kernel for this norm. Leave implementation out."
+    )
     y = norm(implementation="xla")[0]
     for wish in ("native", "xla"):
         monkeypatch.setenv(plan.VARIABLE, wish)
@@ -237,8 +298,14 @@ class TestStatus:
         [
             ({"jaxlib": "0.1.2"}, f"jaxlib 0.1.2 (this is {libraries.facts()['jaxlib']})"),
             ({"features": "mmx", "processor": "Pentium"}, "another processor (Pentium)"),
-            ({"machine": "ppc", "features": "", "processor": "PowerPC"}, "another processor (PowerPC)"),
-            ({"sources": "", "flags": "-O0"}, "another version of jaxnorm and other compiler flags"),
+            (
+                {"machine": "ppc", "features": "", "processor": "PowerPC"},
+                "another processor (PowerPC)",
+            ),
+            (
+                {"sources": "", "flags": "-O0"},
+                "another version of jaxnorm and other compiler flags",
+            ),
             (None, "another jaxlib, processor or version of jaxnorm"),
         ],
     )
@@ -247,7 +314,9 @@ class TestStatus:
         other = tmp_path / "cpu-0123456789abcdef.so"
         other.touch()
         if change:
-            other.with_suffix(".json").write_text(json.dumps({**libraries.facts(), "processor": "", **change}))
+            other.with_suffix(".json").write_text(
+                json.dumps({**libraries.facts(), "processor": "", **change})
+            )
         words = f"Not active: {other} is built for {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
         assert self.told(tmp_path, capsys) == (1, words)
 
@@ -255,7 +324,11 @@ class TestStatus:
         ("wish", "platform", "words"),
         [
             ("xla", "cpu", "left aside by JAXNORM_IMPLEMENTATION=xla"),
-            ("cuda", "cpu", "JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"),
+            (
+                "cuda",
+                "cpu",
+                "JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'",
+            ),
             ("", "gpu", "JAX runs on platform gpu, and they are for cpu"),
         ],
     )
@@ -264,12 +337,19 @@ class TestStatus:
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
         assert self.told(whole.parent, capsys) == (1, f"Not active: {words}.\n")
 
-    @pytest.mark.parametrize("error", [RuntimeError("Unable to initialize backend"), AssertionError()], ids=repr)
+    @pytest.mark.parametrize(
+        "error", [RuntimeError("Unable to initialize backend"), AssertionError()], ids=repr
+    )
     def test_a_platform_that_is_not_there(self, error, whole, capsys, monkeypatch):
-        """JAX raises the one where it is there but fails, the other where nothing is installed for it."""
+        """JAX raises the one where it is there but fails, the other where nothing is installed for
+        it.
+        """
 
         def fail():
             raise error
 
         monkeypatch.setattr(jax, "default_backend", fail)
-        assert self.told(whole.parent, capsys) == (1, f"Not active: JAX cannot run on {jax.config.jax_platforms}.\n")
+        assert self.told(whole.parent, capsys) == (
+            1,
+            f"Not active: JAX cannot run on {jax.config.jax_platforms}.\n",
+        )

@@ -57,14 +57,20 @@ def test_values_and_gradients_equal_those_of_the_compacted_data(case, implementa
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["mask", "weights"])
-@pytest.mark.parametrize(("dtype", "options"), [("bfloat16", {}), ("float32", {"full_range": True})])
+@pytest.mark.parametrize(
+    ("dtype", "options"), [("bfloat16", {}), ("float32", {"full_range": True})]
+)
 def test_what_is_hidden_does_not_scale_the_others(dtype, options, weighted, rng):
-    """1e38 under a mask: a group is divided by a power of two next to the largest of the elements that count."""
+    """1e38 under a mask: a group is divided by a power of two next to the largest of the elements
+    that count.
+    """
     x = jnp.asarray(rng.integers(-8, 8, (6, 32)), dtype)
     where = rng.uniform(size=x.shape) < 0.7
     given = jnp.asarray(where, jnp.float32) if weighted else where
     for junk in (1e38, -1e38):
-        y = jn.standardize(jnp.where(where, x, jnp.asarray(junk, dtype)), "n [c]", where=given, **options)
+        y = jn.standardize(
+            jnp.where(where, x, jnp.asarray(junk, dtype)), "n [c]", where=given, **options
+        )
         np.testing.assert_array_equal(y, jn.standardize(x, "n [c]", where=given, **options))
     truth = oracle(np.asarray(x).astype(np.float64), (Part((1,)),), epsilon=1e-5, where=where).y
     assert worst(y, truth, 1) <= {"bfloat16": 2.0**-8, "float32": 4e-7}[dtype]
@@ -97,7 +103,9 @@ def test_float_weights_equal_repeated_elements(case, implementation, rng):
 def test_a_fully_masked_input_is_finite_everywhere(case, implementation, junk, rng):
     x = np.full(case.shape, junk, np.float32)
     scale, bias = case.params(rng)
-    found = value_and_gradients(case, x, np.zeros(case.shape, bool), scale, bias, np.ones(case.shape, np.float32))
+    found = value_and_gradients(
+        case, x, np.zeros(case.shape, bool), scale, bias, np.ones(case.shape, np.float32)
+    )
     for array in found:
         assert (np.asarray(array) == 0).all()
 
@@ -107,7 +115,10 @@ def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rn
     x = rng.standard_normal(case.shape).astype(np.float32)
     x[1] = np.nan
     where = (np.arange(case.shape[0]) != 1).reshape(-1, *(1,) * (len(case.shape) - 1))
-    y, dx = map(np.asarray, value_and_gradients(case, x, where, None, None, np.ones(case.shape, np.float32))[:2])
+    y, dx = map(
+        np.asarray,
+        value_and_gradients(case, x, where, None, None, np.ones(case.shape, np.float32))[:2],
+    )
     truth = case.truth(x, where=where).y
     np.testing.assert_allclose(y, truth, atol=2e-6)
     assert np.isfinite(dx).all()
@@ -116,8 +127,12 @@ def test_a_fully_masked_example_leaves_the_others_alone(case, implementation, rn
 
 @pytest.mark.parametrize("hidden", ["groups", "positions"])
 @laws(KERNELS, native=KERNELS, quick=KINDS[:3])
-def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(case, implementation, hidden, rng):
-    """By a mask that is one for all elements of a group, such as that of padding tokens, or for all channels: kernels take it too."""
+def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(
+    case, implementation, hidden, rng
+):
+    """By a mask that is one for all elements of a group, such as that of padding tokens, or for all
+    channels: kernels take it too.
+    """
     of_groups = case.axes if case.split is None else range(1, len(case.shape))
     along = of_groups if hidden == "groups" else (len(case.shape) - 1,)
     where = rng.random([1 if axis in along else size for axis, size in enumerate(case.shape)]) < 0.6
@@ -127,18 +142,28 @@ def test_groups_and_positions_that_are_hidden_as_wholes_leave_the_others_alone(c
 
 
 @pytest.mark.parametrize(
-    "statistic", [lambda m: m.count, lambda m: m.mean, lambda m: m.var, lambda m: jn.normalize(X_TO_WEIGH, m, correction=1)]
+    "statistic",
+    [
+        lambda m: m.count,
+        lambda m: m.mean,
+        lambda m: m.var,
+        lambda m: jn.normalize(X_TO_WEIGH, m, correction=1),
+    ],
 )
 def test_weights_are_constants_under_differentiation(statistic, rng):
     weights = jnp.asarray(rng.random((4, 3)), jnp.float32)
-    gradient = jax.grad(lambda w: jnp.sum(statistic(jn.moments(X_TO_WEIGH, 0, where=w)) ** 2))(weights)
+    gradient = jax.grad(lambda w: jnp.sum(statistic(jn.moments(X_TO_WEIGH, 0, where=w)) ** 2))(
+        weights
+    )
     np.testing.assert_array_equal(gradient, np.zeros((4, 3)))
 
 
 def test_a_mask_may_hide_all_that_a_device_has(rng):
     """Groups that it hides as wholes there are those of the other devices, whose mean is not 0."""
     x, where = rng.normal(5, 1, (2, 4, 3)).astype(np.float32), np.array([[[True]], [[False]]])
-    of_all = jax.vmap(lambda x, where: jn.batch_norm(x, where=where, axis_name="devices")[0], axis_name="devices")
+    of_all = jax.vmap(
+        lambda x, where: jn.batch_norm(x, where=where, axis_name="devices")[0], axis_name="devices"
+    )
     y, pullback = jax.vjp(lambda x: of_all(x, where), x)
     alone, of_alone = jax.vjp(lambda x: jn.batch_norm(x)[0], x[0])
     np.testing.assert_allclose(y, [alone, 0 * alone], atol=1e-6)
@@ -200,13 +225,15 @@ def test_a_set_that_is_not_finite_keeps_that_to_itself(case, bad, rng):
     x = rng.standard_normal(case.shape).astype(np.float32)
     clean = x.copy()
     x.flat[0] = bad
-    of = lambda x: map(np.asarray, value_and_gradients(case, x, None, None, None, cotangent)[:2])  # noqa: E731
+    of = lambda x: map(np.asarray, value_and_gradients(case, x, None, None, None, cotangent)[:2])
     cotangent = rng.standard_normal(case.shape).astype(np.float32)
     (y, dx), (whole, _) = of(x), of(clean)
     touched = np.zeros(case.shape, bool)
     touched.flat[0] = True
     split = touched.reshape(case.split_shape)
-    touched = np.broadcast_to(split.any(case.axes, keepdims=True), case.split_shape).reshape(case.shape)
+    touched = np.broadcast_to(split.any(case.axes, keepdims=True), case.split_shape).reshape(
+        case.shape
+    )
     np.testing.assert_array_equal(y[~touched], whole[~touched])
     assert np.isfinite(dx[~touched]).all()
     assert not np.isfinite(y[touched]).all()
@@ -214,7 +241,10 @@ def test_a_set_that_is_not_finite_keeps_that_to_itself(case, bad, rng):
 
 @pytest.mark.parametrize("where", ["weights", "traced"])
 def test_float_weights_under_control_flow_and_rematerialization(where, rng):
-    x, weights = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32), jnp.asarray(rng.random((4, 1)), jnp.float32)
+    x, weights = (
+        jnp.asarray(rng.standard_normal((4, 3)), jnp.float32),
+        jnp.asarray(rng.random((4, 1)), jnp.float32),
+    )
 
     def twice(x, w):
         w = w if where == "traced" else weights
@@ -226,15 +256,24 @@ def test_float_weights_under_control_flow_and_rematerialization(where, rng):
     truth = jn.standardize(jn.standardize(x, 0, where=weights), 0, where=weights)
     np.testing.assert_allclose(jax.jit(twice)(x, weights), truth, atol=1e-6)
     gradient = jax.grad(lambda x, w: jnp.sin(jax.checkpoint(norm)(x, w)).sum())
-    np.testing.assert_allclose(jax.jit(gradient)(x, weights), jax.grad(lambda x: jnp.sin(norm(x, weights)).sum())(x), atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(gradient)(x, weights),
+        jax.grad(lambda x: jnp.sin(norm(x, weights)).sum())(x),
+        atol=1e-6,
+    )
 
 
 def test_a_mask_may_have_any_shape_that_broadcasts(rng):
     x = rng.standard_normal((3, 4, 5)).astype(np.float32)
-    masks = [np.asarray(rng.random(shape) < 0.6) for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]]
-    run = lambda mask: (jn.standardize(x, (1, 2), where=mask), jn.moments(x, "[n] h c", where=mask))  # noqa: E731
+    masks = [
+        np.asarray(rng.random(shape) < 0.6)
+        for shape in [(3, 4, 5), (3, 4, 1), (4, 1), (5,), (1, 1, 1), ()]
+    ]
+    run = lambda mask: (jn.standardize(x, (1, 2), where=mask), jn.moments(x, "[n] h c", where=mask))
     truth = jax.jit(run)
-    for mask, (y, found) in zip(masks, jax.jit(lambda masks: list(map(run, masks)))(masks), strict=True):
+    for mask, (y, found) in zip(
+        masks, jax.jit(lambda masks: list(map(run, masks)))(masks), strict=True
+    ):
         full = np.broadcast_to(mask, x.shape)
         whole_y, whole = truth(full)
         np.testing.assert_allclose(y, whole_y, atol=1e-6)
@@ -244,9 +283,12 @@ def test_a_mask_may_have_any_shape_that_broadcasts(rng):
 
 @laws(DISTINCT, quick=KINDS[:1])
 def test_debug_nans_and_infs_raise_nowhere(case, implementation, rng):
-    x, mask = map(jnp.asarray, masked_input(case, rng, np.nan))  # made outside: to make a NaN is an error within
+    # made outside: to make a NaN is an error within
+    x, mask = map(jnp.asarray, masked_input(case, rng, np.nan))
     constant, nothing = jnp.full(case.shape, 3.3), jnp.zeros(case.shape, bool)
-    gradient = jax.grad(lambda x, where, epsilon: (case(x, where=where, epsilon=epsilon) ** 2).sum())
+    gradient = jax.grad(
+        lambda x, where, epsilon: (case(x, where=where, epsilon=epsilon) ** 2).sum()
+    )
     with jax.debug_nans(True), jax.debug_infs(True):
         for epsilon in (case.epsilon, 0.0):
             jax.block_until_ready(gradient(x, mask, epsilon))
@@ -257,19 +299,27 @@ def test_debug_nans_and_infs_raise_nowhere(case, implementation, rng):
 @laws(KERNELS, native=KERNELS, quick=KINDS[:3])
 def test_debug_nans_and_infs_raise_nowhere_beside_hidden_positions(case, implementation, rng):
     """Which kernels leave in x as they are."""
-    where = jnp.asarray(np.arange(case.shape[0]) % 3 != 1).reshape(-1, *(1,) * (len(case.shape) - 1))
+    where = jnp.asarray(np.arange(case.shape[0]) % 3 != 1).reshape(
+        -1, *(1,) * (len(case.shape) - 1)
+    )
     x = jnp.where(where, rng.standard_normal(case.shape).astype(np.float32), jnp.nan)
     gradient = jax.grad(lambda x: (case(x, where=where) ** 2).sum())
-    for without_jit in (False, True)[: 2 if implementation == "native" else 1]:  # plain JAX reshapes x, a step of its own
+    # plain JAX reshapes x, a step of its own
+    for without_jit in (False, True)[: 2 if implementation == "native" else 1]:
         with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit(without_jit):
             jax.block_until_ready(gradient(x))
 
 
 @pytest.mark.parametrize("epsilon_in", ["var", "std"])
 def test_no_step_of_a_constant_is_infinite_without_jit(epsilon_in):
-    x, constant = jnp.full((3, 5), 3.3), jn.Moments(jnp.full((1, 5), 3.0), jnp.full((1, 5), 3.3), jnp.zeros((1, 5)))
+    x, constant = (
+        jnp.full((3, 5), 3.3),
+        jn.Moments(jnp.full((1, 5), 3.0), jnp.full((1, 5), 3.3), jnp.zeros((1, 5))),
+    )
     with jax.debug_nans(True), jax.debug_infs(True), jax.disable_jit():
-        y, back = jax.vjp(partial(jn.normalize, moments=constant, epsilon=0.0, epsilon_in=epsilon_in), x)
+        y, back = jax.vjp(
+            partial(jn.normalize, moments=constant, epsilon=0.0, epsilon_in=epsilon_in), x
+        )
         np.testing.assert_array_equal([y, *back(jnp.ones_like(y))], jnp.zeros((2, 3, 5)))
 
 
@@ -282,7 +332,12 @@ def test_without_jit_all_is_as_with_it(rng):
         lambda x: jn.switchable_norm(x, jnp.zeros(3), jnp.zeros(3))[0],
     )
     for norm in norms:
-        truth, gradient = jax.jit(norm)(x), jax.jit(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum()))(x)
+        truth, gradient = (
+            jax.jit(norm)(x),
+            jax.jit(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum()))(x),
+        )
         with jax.disable_jit():
             np.testing.assert_allclose(norm(x), truth, atol=2e-6)
-            np.testing.assert_allclose(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum())(x), gradient, atol=2e-6)
+            np.testing.assert_allclose(
+                jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum())(x), gradient, atol=2e-6
+            )

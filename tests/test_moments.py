@@ -1,4 +1,6 @@
-"""Laws of Moments: merge is a monoid, the whole equals its parts, however it is cut; ema is a blend."""
+"""Laws of Moments: merge is a monoid, the whole equals its parts, however it is cut; ema is a
+blend.
+"""
 
 from fractions import Fraction
 
@@ -45,7 +47,12 @@ def test_merge_is_associative_commutative_and_has_an_identity(lists, offset):
     scale = max(1.0, max(abs(v) for values in lists for v in values) / 8)
     exact = np.concatenate(lists) / 8 + offset
     truth = jn.Moments(np.array([len(exact)]), np.array([exact.mean()]), np.array([exact.var()]))
-    for merged in (jn.merge(a, jn.merge(b, c)), jn.merge(jn.merge(a, b), c), jn.merge(c, a, b), jn.merge(a, b, c)):
+    for merged in (
+        jn.merge(a, jn.merge(b, c)),
+        jn.merge(jn.merge(a, b), c),
+        jn.merge(c, a, b),
+        jn.merge(a, b, c),
+    ):
         # each mean is rounded to float32 once: half a unit in the last place of the offset
         slack = scale + (offset * 6e-8 * np.sqrt(float(truth.var[0]) + 1) / 2e-6 if offset else 0)
         assert_close(merged, truth, scale=slack)
@@ -69,9 +76,15 @@ def test_merging_axes_equals_pooling_them(rng):
     instance = jn.moments(x, "n [h w] c")
     assert_close(instance.merge(0), jn.moments(x, "[n h w] c"), scale=0.1)
     assert_close(instance.merge("n h w [c]"), jn.moments(x, "n [h w c]"), scale=0.1)
-    assert_close(instance.merge("n h w (g [c])", g=1), jn.moments(x, "n [h w] (g [c])", g=1), scale=0.1)
+    assert_close(
+        instance.merge("n h w (g [c])", g=1), jn.moments(x, "n [h w] (g [c])", g=1), scale=0.1
+    )
     mask = rng.random(x.shape) < 0.5
-    assert_close(jn.moments(x, "n [h w] c", where=mask).merge(0), jn.moments(x, "[n h w] c", where=mask), scale=0.1)
+    assert_close(
+        jn.moments(x, "n [h w] c", where=mask).merge(0),
+        jn.moments(x, "[n h w] c", where=mask),
+        scale=0.1,
+    )
 
 
 @pytest.mark.parametrize("disabled", [False, True], ids=["jit", "disable_jit"])
@@ -90,8 +103,14 @@ def test_merge_ignores_what_empty_parts_hold():
 @pytest.mark.parametrize("where", [[True, False], [2.0, 0.0]])
 def test_an_empty_channel_of_switchable_norm_has_mean_0(where):
     x = np.arange(12, dtype=np.float32).reshape(2, 3, 2) + 100
-    found = jn.switchable_norm(x, np.zeros(3, np.float32), np.zeros(3, np.float32), where=jnp.asarray(where))[1]
-    assert (float(found.count.ravel()[1]), float(found.mean.ravel()[1]), float(found.var.ravel()[1])) == (0, 0, 0)
+    found = jn.switchable_norm(
+        x, np.zeros(3, np.float32), np.zeros(3, np.float32), where=jnp.asarray(where)
+    )[1]
+    assert (
+        float(found.count.ravel()[1]),
+        float(found.mean.ravel()[1]),
+        float(found.var.ravel()[1]),
+    ) == (0, 0, 0)
     assert float(found.mean.ravel()[0]) == 105
 
 
@@ -109,7 +128,11 @@ def test_without_centering_the_variance_is_the_mean_square(rng):
 
 
 def test_moments_are_at_least_float32(rng, x64):
-    for dtype, expected in ((jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float64, jnp.float64)):
+    for dtype, expected in (
+        (jnp.bfloat16, jnp.float32),
+        (jnp.float16, jnp.float32),
+        (jnp.float64, jnp.float64),
+    ):
         found = jn.moments(jnp.asarray(rng.standard_normal((4, 3)), dtype), 0)
         assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(expected)}
 
@@ -127,7 +150,9 @@ def test_of_complex_numbers_the_variance_is_that_of_the_absolute_value(rng):
     x = (rng.standard_normal((5, 6)) + 1j * rng.standard_normal((5, 6)) + 3).astype(np.complex64)
     found = jn.moments(x, 1)
     np.testing.assert_allclose(found.mean[:, 0], x.mean(1), rtol=1e-6)
-    np.testing.assert_allclose(found.var[:, 0], (np.abs(x - x.mean(1, keepdims=True)) ** 2).mean(1), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.var[:, 0], (np.abs(x - x.mean(1, keepdims=True)) ** 2).mean(1), rtol=1e-6
+    )
     truth = (x - x.mean(1, keepdims=True)) / np.sqrt(np.asarray(found.var) + 1e-6)
     np.testing.assert_allclose(jn.layer_norm(x), truth, rtol=1e-5)
     gradient = jax.jit(jax.grad(lambda x: jnp.abs(jn.layer_norm(x) ** 2).sum().real))(x)
@@ -143,19 +168,37 @@ def test_of_complex_numbers_the_variance_is_that_of_the_absolute_value(rng):
 def test_complex_numbers_of_any_size(size):
     z = jnp.asarray([1 + 1j, -1, 1j, 0], jnp.complex64)
     truth = jn.standardize(z, 0, epsilon=0.0)
-    np.testing.assert_allclose(truth, np.array([1 + 0.5j, -1 - 0.5j, 0.5j, -0.5j]) / np.sqrt(0.75), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(jn.standardize(z * size, 0, epsilon=0.0), truth, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(jn.standardize(z * size, 0, epsilon=1e-8 * size, epsilon_in="std", full_range=True), truth, atol=1e-6)
+    np.testing.assert_allclose(
+        truth, np.array([1 + 0.5j, -1 - 0.5j, 0.5j, -0.5j]) / np.sqrt(0.75), rtol=1e-6, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        jn.standardize(z * size, 0, epsilon=0.0), truth, rtol=1e-6, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        jn.standardize(z * size, 0, epsilon=1e-8 * size, epsilon_in="std", full_range=True),
+        truth,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_complex_scale_and_bias(dtype, rng):
-    x, (scale, bias) = jnp.asarray(rng.standard_normal((2, 5, 3)), dtype), jnp.asarray(rng.standard_normal((2, 3)) + 1j, jnp.complex64)
+    x, (scale, bias) = (
+        jnp.asarray(rng.standard_normal((2, 5, 3)), dtype),
+        jnp.asarray(rng.standard_normal((2, 3)) + 1j, jnp.complex64),
+    )
     plain = jn.instance_norm(x)
     truth = np.asarray(plain) * np.asarray(scale) + np.asarray(bias)
     only = jnp.array([50.0, 0, 0])
-    np.testing.assert_allclose(jn.instance_norm(x, scale=scale, bias=bias, dtype=jnp.complex64), truth, rtol=1e-5, atol=1e-5)
-    y, _ = jn.switchable_norm(x, only, only, scale=scale, bias=bias, epsilon=1e-6, dtype=jnp.complex64)
+    np.testing.assert_allclose(
+        jn.instance_norm(x, scale=scale, bias=bias, dtype=jnp.complex64),
+        truth,
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    y, _ = jn.switchable_norm(
+        x, only, only, scale=scale, bias=bias, epsilon=1e-6, dtype=jnp.complex64
+    )
     np.testing.assert_allclose(y, truth, rtol=1e-5, atol=1e-5)
 
 
@@ -168,17 +211,24 @@ def test_moments_of_complex_numbers_merge(rng):
 
 
 def running(mean, var, count=1.0):
-    return jn.Moments(jnp.float32(count), jnp.asarray(mean, jnp.float32), jnp.asarray(var, jnp.float32))
+    return jn.Moments(
+        jnp.float32(count), jnp.asarray(mean, jnp.float32), jnp.asarray(var, jnp.float32)
+    )
 
 
 def test_one_mean_and_several_variances_merge_and_follow(rng):
-    x, parts = rng.standard_normal((4, 3, 5)).astype(np.float32), jn.Moments(2.0, jnp.float32(1), jnp.arange(3.0))
+    x, parts = (
+        rng.standard_normal((4, 3, 5)).astype(np.float32),
+        jn.Moments(2.0, jnp.float32(1), jnp.arange(3.0)),
+    )
     np.testing.assert_array_equal(jn.merge(parts, parts).var, np.arange(3.0))
     np.testing.assert_array_equal(parts.merge(0).var, [1.0])
     of_features = jn.Moments(jnp.float32(8), jnp.ones((1, 3, 1)), jnp.arange(3.0))
     only, options = jnp.array([0.0, 0, 50]), {"feature_axes": 1, "epsilon": 1.0}
     y, _ = jn.switchable_norm(x, only, only, running=of_features, **options)
-    np.testing.assert_allclose(y, (x - 1) / np.sqrt(np.arange(3.0) + 1)[:, None], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        y, (x - 1) / np.sqrt(np.arange(3.0) + 1)[:, None], rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [0.1, 1e6 + 0.3, 1e10])
@@ -195,7 +245,9 @@ def test_of_a_constant_the_variance_is_0(n, value, usual_compile_of_class):
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_ema_of_biased_and_unbiased_variances(n, unbiased, rng):
     x = rng.standard_normal((n, 3)).astype(np.float32)
-    found = jn.ema(running(np.zeros(3), np.ones(3)), jn.moments(x, 0), momentum=0.9, unbiased=unbiased)
+    found = jn.ema(
+        running(np.zeros(3), np.ones(3)), jn.moments(x, 0), momentum=0.9, unbiased=unbiased
+    )
     exact = x.astype(np.float64)
     np.testing.assert_allclose(found.mean, 0.1 * exact.mean(0), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found.var, 0.9 + 0.1 * exact.var(0, ddof=int(unbiased)), rtol=3e-7)
@@ -214,7 +266,9 @@ def test_ema_at_the_ends_of_its_range_is_exact(rng):
 
 @pytest.mark.parametrize("start", [0.0, 1e6])
 def test_ema_does_not_drift(start, rng):
-    """10,000 steps at mean 1e6: within 1e-6 of the average in float64, where float32 alone would stop 3e-6 short."""
+    """10,000 steps at mean 1e6: within 1e-6 of the average in float64, where float32 alone would
+    stop 3e-6 short.
+    """
     batches = (rng.standard_normal((10_000, 8, 4)) + 1e6).astype(np.float32)
     state = running(np.full(4, start), np.ones(4))
     found = jax.lax.scan(lambda s, x: (jn.ema(s, jn.moments(x, 0)), None), state, batches)[0]
@@ -237,7 +291,11 @@ BAD = [
 @pytest.mark.parametrize("batch", BAD, ids=["empty", "nan", "inf"])
 def test_ema_of_an_empty_or_broken_batch_leaves_the_state(batch):
     old = running([1.0, 2.0], [3.0, 4.0])
-    for found in (jn.ema(old, batch), jn.ema(old, batch, unbiased=True), jn.ema(old, batch, momentum=0.0)):
+    for found in (
+        jn.ema(old, batch),
+        jn.ema(old, batch, unbiased=True),
+        jn.ema(old, batch, momentum=0.0),
+    ):
         for after, before in zip(jax.tree.leaves(found), jax.tree.leaves(old), strict=True):
             np.testing.assert_array_equal(after, before)
 
@@ -245,8 +303,12 @@ def test_ema_of_an_empty_or_broken_batch_leaves_the_state(batch):
 @pytest.mark.parametrize(("old", "new"), [(-3e38, 3e38), (3e38, -3e38), (3e38, 3e38), (0.0, 3e38)])
 def test_ema_of_what_is_finite_is_finite(old, new):
     for momentum in (0.0, 0.25, 0.75, 1.0):
-        state, step = jax.value_and_grad(lambda new, m=momentum: jn.ema(running(old, 1.0), running(new, 1.0), momentum=m).mean)(new)
-        np.testing.assert_allclose(state, momentum * old + (1 - momentum) * new, rtol=3e-7, atol=1e32)
+        state, step = jax.value_and_grad(
+            lambda new, m=momentum: jn.ema(running(old, 1.0), running(new, 1.0), momentum=m).mean
+        )(new)
+        np.testing.assert_allclose(
+            state, momentum * old + (1 - momentum) * new, rtol=3e-7, atol=1e32
+        )
         np.testing.assert_allclose(step, 1 - momentum)
 
 
@@ -261,10 +323,14 @@ def test_ema_with_one_count_and_a_channel_that_is_broken():
 def test_ema_of_one_count_for_all_whatever_its_rank():
     batch = jn.moments(jnp.array([[1.0, 2.0], [3.0, 6.0]]), 0)
     for shape in ((), (1,), (1, 1)):
-        found = jn.ema(jn.Moments(jnp.ones(shape), jnp.zeros((1, 2)), jnp.ones((1, 2))), batch, momentum=0.5)
+        found = jn.ema(
+            jn.Moments(jnp.ones(shape), jnp.zeros((1, 2)), jnp.ones((1, 2))), batch, momentum=0.5
+        )
         np.testing.assert_array_equal(found.count, np.full(shape, 1.5))
         np.testing.assert_array_equal(found.mean, [[1.0, 2.0]])
-    with pytest.raises(ValueError, match=r"one number or of the shape of its mean, \(1, 2\): got \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"one number or of the shape of its mean, \(1, 2\): got \(3,\)"
+    ):
         jn.ema(jn.Moments(jnp.ones(3), jnp.zeros((1, 2)), jnp.ones((1, 2))), batch)
 
 
@@ -276,7 +342,11 @@ def test_ema_of_one_element_has_no_unbiased_variance():
 
 def test_ema_can_be_differentiated(rng):
     x = jnp.asarray(rng.standard_normal((5, 2)), jnp.float32)
-    gradient = jax.grad(lambda x: jn.ema(running([0.0, 0.0], [1.0, 1.0]), jn.moments(x, 0), momentum=0.75).mean.sum())(x)
+    gradient = jax.grad(
+        lambda x: jn.ema(
+            running([0.0, 0.0], [1.0, 1.0]), jn.moments(x, 0), momentum=0.75
+        ).mean.sum()
+    )(x)
     np.testing.assert_allclose(gradient, np.full((5, 2), 0.05), rtol=1e-6)
 
 
@@ -290,7 +360,11 @@ def count_of(m):
 
 
 def counted(n):
-    return jn.Moments(jnp.full((1,), n, jnp.asarray(n).dtype if isinstance(n, int) else jnp.float32), jnp.zeros(1), jnp.zeros(1))
+    return jn.Moments(
+        jnp.full((1,), n, jnp.asarray(n).dtype if isinstance(n, int) else jnp.float32),
+        jnp.zeros(1),
+        jnp.zeros(1),
+    )
 
 
 def test_counts_do_not_stall():
@@ -317,7 +391,9 @@ def test_counts_are_exact_to_two_to_the_53():
 def test_counts_of_wider_dtypes_than_the_mean_are_exact(x64):
     for dtype in (np.int64, np.uint64, np.float64):
         counts = np.array([2**37 + 4097, 2**52 + 2**26 + 1, 3], dtype)
-        merged = jn.Moments(jnp.asarray(counts), jnp.zeros(3, np.float32), jnp.zeros(3, np.float32)).merge(0)
+        merged = jn.Moments(
+            jnp.asarray(counts), jnp.zeros(3, np.float32), jnp.zeros(3, np.float32)
+        ).merge(0)
         assert count_of(merged) == sum(map(int, counts))
 
 
@@ -336,7 +412,9 @@ def test_a_count_of_integers_goes_with_further_words():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_moments_of_half_precision_merge_in_float32(dtype):
-    merged = jn.Moments(jnp.array([10, 5]), jnp.array([1, 4], dtype), jnp.array([1, 2], dtype)).merge(0)
+    merged = jn.Moments(
+        jnp.array([10, 5]), jnp.array([1, 4], dtype), jnp.array([1, 2], dtype)
+    ).merge(0)
     assert {leaf.dtype for leaf in jax.tree.leaves(merged)} == {np.dtype("float32")}
     assert count_of(merged) == 15
     np.testing.assert_allclose([merged.mean[0], merged.var[0]], [2, 4 / 3 + 2], rtol=1e-6)
@@ -346,9 +424,17 @@ def test_moments_of_half_precision_merge_in_float32(dtype):
 def test_explicitly_sharded_moments_merge(dtype):
     mesh = jax.make_mesh((4,), ("d",), devices=jax.devices()[:4], axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        count, mean = (jax.device_put(a, P("d")) for a in (jnp.full((8, 4), 3, dtype), jnp.ones((8, 4))))
-        for merged in (jn.Moments(count, mean, mean).merge(0), jax.jit(lambda m: m.merge(0))(jn.Moments(count, mean, mean))):
-            np.testing.assert_array_equal([merged.count, merged.mean, merged.var], np.broadcast_to([[[24.0]], [[1]], [[1]]], (3, 1, 4)))
+        count, mean = (
+            jax.device_put(a, P("d")) for a in (jnp.full((8, 4), 3, dtype), jnp.ones((8, 4)))
+        )
+        for merged in (
+            jn.Moments(count, mean, mean).merge(0),
+            jax.jit(lambda m: m.merge(0))(jn.Moments(count, mean, mean)),
+        ):
+            np.testing.assert_array_equal(
+                [merged.count, merged.mean, merged.var],
+                np.broadcast_to([[[24.0]], [[1]], [[1]]], (3, 1, 4)),
+            )
 
 
 def test_weights_that_are_no_integers_do_not_stall():
@@ -359,7 +445,9 @@ def test_weights_that_are_no_integers_do_not_stall():
 @pytest.mark.slow
 def test_counts_of_masks_and_devices_are_exact():
     x, whole = jnp.zeros((1, 1), jnp.bfloat16), 1 << 13
-    counted_by_shape = jax.eval_shape(lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)), x)
+    counted_by_shape = jax.eval_shape(
+        lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)), x
+    )
     assert counted_by_shape.count.shape == (1, 1)
     found = jax.jit(lambda x: jn.moments(jnp.broadcast_to(x, (whole, whole + 1)), (0, 1)))(x)
     assert count_of(found) == whole * (whole + 1)
@@ -368,9 +456,19 @@ def test_counts_of_masks_and_devices_are_exact():
     assert count_of(masked(rows, mask)) == 13
     assert count_of(jn.merge(counted(2**24 + 1), counted(1.0))) == 2**24 + 2
     few = (jnp.arange(2**24 + 1) < 5)[:, None]
-    assert count_of(jax.jit(jn.switchable_norm)(jnp.zeros((1, 2**24 + 1, 1)), jnp.zeros(3), jnp.zeros(3), where=few)[1]) == 5
+    assert (
+        count_of(
+            jax.jit(jn.switchable_norm)(
+                jnp.zeros((1, 2**24 + 1, 1)), jnp.zeros(3), jnp.zeros(3), where=few
+            )[1]
+        )
+        == 5
+    )
     parts = jn.Moments(
-        jnp.full((4, 1), 2.0**24), jnp.zeros((4, 1)), jnp.zeros((4, 1)), jn.Low((jnp.ones((4, 1)),) * 2, *jnp.zeros((2, 4, 1)))
+        jnp.full((4, 1), 2.0**24),
+        jnp.zeros((4, 1)),
+        jnp.zeros((4, 1)),
+        jn.Low((jnp.ones((4, 1)),) * 2, *jnp.zeros((2, 4, 1))),
     )
     synced = jax.vmap(lambda m: m.merge(0, axis_name="i"), axis_name="i")(parts)
     assert count_of(synced) == 4 * (2**24 + 2)
@@ -381,10 +479,15 @@ def test_merging_in_turn_loses_nothing(offset, rng):
     x = (rng.standard_normal((4096, 16)) + offset).astype(np.float32)
     parts = jax.vmap(lambda row: jn.moments(row, 0))(x)
     empty = jn.Moments(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1))
-    found = jax.jit(lambda parts: jax.lax.scan(lambda total, part: (jn.merge(total, part), None), empty, parts)[0])(parts)
+    found = jax.jit(
+        lambda parts: jax.lax.scan(lambda total, part: (jn.merge(total, part), None), empty, parts)[
+            0
+        ]
+    )(parts)
     truth = x.astype(np.float64)
     assert count_of(found) == x.size
-    assert abs(float(exact((found.mean, found.low.mean))) - truth.mean()) < 2e-7  # of the deviation, which is 1
+    # of the deviation, which is 1
+    assert abs(float(exact((found.mean, found.low.mean))) - truth.mean()) < 2e-7
     assert abs(float(exact((found.var, found.low.var))) / truth.var() - 1) < 2e-7
 
 
@@ -393,7 +496,12 @@ def test_normalizing_by_moments_is_as_accurate_as_standardizing(offset, rng):
     x = (rng.standard_normal(4096) + offset).astype(np.float32)
     deviation = x.astype(np.float64) - x.mean(dtype=np.float64)
     found = jn.normalize(x, jn.moments(x, 0), epsilon=0.0)
-    np.testing.assert_allclose(found, deviation / np.sqrt((deviation**2).mean()), rtol=0, atol=4e-7 * np.abs(deviation).max())
+    np.testing.assert_allclose(
+        found,
+        deviation / np.sqrt((deviation**2).mean()),
+        rtol=0,
+        atol=4e-7 * np.abs(deviation).max(),
+    )
 
 
 def test_moments_may_hold_what_stands_for_their_leaves():

@@ -1,4 +1,6 @@
-"""What is of the CPU kernels alone: their chunks, thresholds and layouts, and what they refuse. The laws are in the other files."""
+"""What is of the CPU kernels alone: their chunks, thresholds and layouts, and what they refuse. The
+laws are in the other files.
+"""
 
 import sys
 from dataclasses import replace
@@ -20,7 +22,9 @@ from jaxnorm.kernels.layout import find
 
 
 def adaptive(x, scale, bias, **options):
-    return jn.standardize(x, "n [t] c", scale=_rank(scale) * x[:, :1].astype(scale.dtype), bias=_rank(bias), **options)
+    return jn.standardize(
+        x, "n [t] c", scale=_rank(scale) * x[:, :1].astype(scale.dtype), bias=_rank(bias), **options
+    )
 
 
 # Each with several chunks of positions or of rows, the last ones not full, or one thread per n.
@@ -30,17 +34,38 @@ WIDE = {
     "rms": (lambda x, s, b, **o: jn.rms_norm(x, scale=s, bias=b, **o), (533, 129)),
     "batch": (lambda x, s, b, **o: jn.batch_norm(x, scale=s, bias=b, **o)[0], (6, 37, 41, 16)),
     "group": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (3, 60, 61, 24)),
-    "small images": (lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o), (40, 20, 21, 24)),
+    "small images": (
+        lambda x, s, b, **o: jn.group_norm(x, 4, scale=s, bias=b, **o),
+        (40, 20, 21, 24),
+    ),
     "instance": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 20, 21, 24)),
-    "small instances": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (40, 7, 7, 140)),
-    "few small instances": (lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o), (3, 8, 9, 300)),
-    "smaller groups": (lambda x, s, b, **o: jn.group_norm(x, 12, scale=s, bias=b, **o), (40, 3, 5, 36)),
+    "small instances": (
+        lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o),
+        (40, 7, 7, 140),
+    ),
+    "few small instances": (
+        lambda x, s, b, **o: jn.instance_norm(x, scale=s, bias=b, **o),
+        (3, 8, 9, 300),
+    ),
+    "smaller groups": (
+        lambda x, s, b, **o: jn.group_norm(x, 12, scale=s, bias=b, **o),
+        (40, 3, 5, 36),
+    ),
     "narrow rows": (lambda x, s, b, **o: jn.layer_norm(x, scale=s, bias=b, **o), (533, 33)),
-    "small groups": (lambda x, s, b, **o: jn.group_norm(x, 12, scale=s, bias=b, **o), (3, 5, 11, 36)),
-    "channels": (lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o), (5, 20, 21, 24)),
+    "small groups": (
+        lambda x, s, b, **o: jn.group_norm(x, 12, scale=s, bias=b, **o),
+        (3, 5, 11, 36),
+    ),
+    "channels": (
+        lambda x, s, b, **o: jn.standardize(x, "n [h w c]", scale=s, bias=b, **o),
+        (5, 20, 21, 24),
+    ),
     "adaptive": (adaptive, (7, 300, 24)),
     "adaptive, long": (adaptive, (3, 1030, 24)),
-    "many channels": (lambda x, s, b, **o: jn.batch_norm(x, scale=s, bias=b, **o)[0], (2, 11, 13, 277)),
+    "many channels": (
+        lambda x, s, b, **o: jn.batch_norm(x, scale=s, bias=b, **o)[0],
+        (2, 11, 13, 277),
+    ),
     "without": (lambda x, s, b, **o: jn.standardize(x, "n h w [c]", **o), (7, 5, 3, 33)),
 }
 
@@ -56,7 +81,11 @@ def with_gradients(norm, x, scale, bias, cotangent, **options):
 
 def arguments(rng, shape, dtype=np.float32):
     x, cotangent = (jnp.asarray(mean + rng.standard_normal(shape), dtype) for mean in (3, 0))
-    return x, *(jnp.asarray(rng.uniform(0.5, 1.5, shape[-1:]).astype(np.float32)) for _ in range(2)), cotangent
+    return (
+        x,
+        *(jnp.asarray(rng.uniform(0.5, 1.5, shape[-1:]).astype(np.float32)) for _ in range(2)),
+        cotangent,
+    )
 
 
 def close(found, truth, bound, least=1e-30):
@@ -69,10 +98,17 @@ def close(found, truth, bound, least=1e-30):
 @pytest.mark.parametrize("by_name", [False, True], ids=["by the variable", "by name"])
 @pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_the_laws_reach_a_kernel(case, by_name, use):
-    """By the variable, as laws ask for it, and by the argument, whatever the variable says; full_range is no obstacle."""
+    """By the variable, as laws ask for it, and by the argument, whatever the variable says;
+    full_range is no obstacle.
+    """
     use("xla" if by_name else "native")
-    run = partial(case.__call__, full_range=True, **({"implementation": "native"} if by_name else {}))
-    assert "Jaxnorm" in jax.jit(jax.grad(lambda x: run(x).sum())).lower(jnp.zeros(case.shape)).as_text()
+    run = partial(
+        case.__call__, full_range=True, **({"implementation": "native"} if by_name else {})
+    )
+    assert (
+        "Jaxnorm"
+        in jax.jit(jax.grad(lambda x: run(x).sum())).lower(jnp.zeros(case.shape)).as_text()
+    )
 
 
 # Of more than 512 positions: the kernel has the statistics, and XLA the output.
@@ -152,14 +188,22 @@ FAR = {  # of 512 positions
 @pytest.mark.parametrize("where", FAR)
 @pytest.mark.parametrize("name", ["batch", "instance", "layer"])
 def test_positions_unlike_the_first(name, where, rng, use):
-    """Statistics that the kernels take from their distance to the first positions, of which too much may be lost."""
+    """Statistics that the kernels take from their distance to the first positions, of which too
+    much may be lost.
+    """
     use("native")
-    course = FAR[where](np.arange(512)) + 0.01 * (where != "blank") * rng.standard_normal((2, 70, 512))
+    course = FAR[where](np.arange(512)) + 0.01 * (where != "blank") * rng.standard_normal(
+        (2, 70, 512)
+    )
     x = (course if name == "layer" else np.moveaxis(course, 1, 2)).astype(np.float32)
     truth = np.asarray(x, np.float64)
     axes = {"batch": (0, 1), "layer": 2}.get(name, 1)
     mean, var = truth.mean(axes, keepdims=True), truth.var(axes, keepdims=True)
-    close(jn.standardize(jnp.asarray(x), axes, epsilon=1e-5), (truth - mean) / np.sqrt(var + 1e-5), 1e-6)
+    close(
+        jn.standardize(jnp.asarray(x), axes, epsilon=1e-5),
+        (truth - mean) / np.sqrt(var + 1e-5),
+        1e-6,
+    )
 
 
 def test_a_plan_says_what_runs_and_why(use):
@@ -170,20 +214,37 @@ def test_a_plan_says_what_runs_and_why(use):
         ({}, "native", "a kernel takes these arguments"),
         ({"implementation": "xla"}, "xla", "implementation='xla' is asked for"),
         ({"where": x[:, :1] > 0}, "native", "a kernel takes these arguments"),
-        ({"where": x > 0}, "xla", "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape (4, 6)"),
+        (
+            {"where": x > 0},
+            "xla",
+            "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape "
+            "(4, 6)",
+        ),
         ({"where": x[:, :1]}, "xla", "takes no weights, but a boolean mask: got float32"),
         ({"dtype": "float16"}, "xla", "takes and gives float32 and bfloat16: got float32, float16"),
     ]
     for options, name, reason in plans:
         found = jn.plan(x, "n (g [c])", g=2, **options)
-        assert (found.implementation, found.others["xla" if name == "native" else "native"]) == (name, reason)
+        assert (found.implementation, found.others["xla" if name == "native" else "native"]) == (
+            name,
+            reason,
+        )
         text = jax.jit(partial(jn.standardize, axes="n (g [c])", g=2, **options)).lower(x).as_text()
         assert ("Jaxnorm" in text) == (name == "native")
-    assert repr(found) == f"xla\n  not reference: it takes as long or longer, for the same result\n  not native: {reason}"
+    assert (
+        repr(found)
+        == f"xla\n  not reference: it takes as long or longer, for the same result\n  not native: {reason}"
+    )
     for other, name in (("reference", "xla"), ("xla", "reference")):
         use(name)
-        assert jn.plan(x, 1).others == dict.fromkeys((other, "native"), f"JAXNORM_IMPLEMENTATION={name} asks for {name}")
-    for wrong in ({"implementation": "native", "where": x > 0}, {"epsilon": -1.0}, {"scale": jnp.ones(4)}):
+        assert jn.plan(x, 1).others == dict.fromkeys(
+            (other, "native"), f"JAXNORM_IMPLEMENTATION={name} asks for {name}"
+        )
+    for wrong in (
+        {"implementation": "native", "where": x > 0},
+        {"epsilon": -1.0},
+        {"scale": jnp.ones(4)},
+    ):
         errors = []
         for call in (jn.plan, jn.standardize):
             with pytest.raises(ValueError) as raised:  # noqa: PT011
@@ -212,16 +273,24 @@ def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypa
         "takes no rows",
         "takes no traced epsilon",
     )
-    with pytest.raises(ValueError, match=r"implementation='other' takes no rows\. Leave implementation out\."):
+    with pytest.raises(
+        ValueError, match=r"implementation='other' takes no rows\. Leave implementation out\."
+    ):
         plan.select("other", modules, x, spec, Operands(x))
 
 
-SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).tolist())  # 1 / n times n is not 1 for some
+# 1 / n times n is not 1 for some
+SIZES = (49, 98, 103, 105, 107, *np.random.default_rng(0).integers(2, 3000, 8).tolist())
 
 
 @pytest.mark.parametrize("n", long_sweep(SIZES, quick=[49, 105]))
 @pytest.mark.parametrize(
-    ("pattern", "shape"), [("[n] c", lambda n: (n, 3)), ("n [h] c", lambda n: (2, n, 3)), ("n [h c]", lambda n: (2, n, 3))]
+    ("pattern", "shape"),
+    [
+        ("[n] c", lambda n: (n, 3)),
+        ("n [h] c", lambda n: (2, n, 3)),
+        ("n [h c]", lambda n: (2, n, 3)),
+    ],
 )
 def test_a_constant_gives_the_bias_at_any_size(pattern, shape, n, use):
     use("native")
@@ -230,7 +299,15 @@ def test_a_constant_gives_the_bias_at_any_size(pattern, shape, n, use):
 
     @jax.jit
     def run(x):
-        results = [jax.vjp(lambda x, e=e: jn.standardize(x, pattern, bias=jnp.full((1,) * x.ndim, 0.7), epsilon=e), x) for e in (0.0, 1e-5)]
+        results = [
+            jax.vjp(
+                lambda x, e=e: jn.standardize(
+                    x, pattern, bias=jnp.full((1,) * x.ndim, 0.7), epsilon=e
+                ),
+                x,
+            )
+            for e in (0.0, 1e-5)
+        ]
         return [(y, pullback(jnp.ones_like(y))[0]) for y, pullback in results]
 
     for y, dx in run(x):
@@ -238,28 +315,42 @@ def test_a_constant_gives_the_bias_at_any_size(pattern, shape, n, use):
         assert np.abs(dx).max() <= 1e-4  # 1 / sqrt(epsilon) times the rounding of a sum that is 0
 
 
-@pytest.mark.parametrize(("size", "of_cotangent"), [(1.0, 1.0), (1e10, 1e30), (1e6, 1e34), (1e-12, 1e-20), (1e30, 1.0), (1e13, 1e-12)])
+@pytest.mark.parametrize(
+    ("size", "of_cotangent"),
+    [(1.0, 1.0), (1e10, 1e30), (1e6, 1e34), (1e-12, 1e-20), (1e30, 1.0), (1e13, 1e-12)],
+)
 @pytest.mark.parametrize("where", ["noise", "a step"])
 @pytest.mark.parametrize("positions", [49, 700])
 def test_gradients_of_large_and_small_cotangents(positions, where, size, of_cotangent, rng, use):
-    """Of few positions sums are found in one reading with mean and variance; products may leave float32's range, on either side."""
+    """Of few positions sums are found in one reading with mean and variance; products may leave
+    float32's range, on either side.
+    """
     use("native")
     noise, ct = rng.standard_normal((2, 5, positions, 70))
-    course = noise if where == "noise" else np.where(np.arange(positions) < 16, 0, 100)[:, None] + noise
+    course = (
+        noise if where == "noise" else np.where(np.arange(positions) < 16, 0, 100)[:, None] + noise
+    )
     x, ct = (size * course).astype(np.float32), (of_cotangent * ct).astype(np.float32)
     dx = jax.vjp(partial(jn.instance_norm, epsilon=0.0), jnp.asarray(x))[1](jnp.asarray(ct))[0]
     truth, ct = np.asarray(x, np.float64), np.asarray(ct, np.float64)
     root = 1 / truth.std(1, keepdims=True)
     y = (truth - truth.mean(1, keepdims=True)) * root
     close(
-        dx / of_cotangent * size, root * size / of_cotangent * (ct - ct.mean(1, keepdims=True) - y * (y * ct).mean(1, keepdims=True)), 1e-6
+        dx / of_cotangent * size,
+        root
+        * size
+        / of_cotangent
+        * (ct - ct.mean(1, keepdims=True) - y * (y * ct).mean(1, keepdims=True)),
+        1e-6,
     )
 
 
 @pytest.mark.parametrize("axes", [1, 0], ids=["rows", "channels"])
 @pytest.mark.parametrize("size", [3e-15, 3e-9, 1.0, 3e16])
 def test_numbers_that_hardly_differ(size, axes, rng, use):
-    """By a few last bits: their squared deviations may leave float32's range where those of the numbers do not."""
+    """By a few last bits: their squared deviations may leave float32's range where those of the
+    numbers do not.
+    """
     use("native")
     x = (size * (1 + 1e-6 * rng.uniform(size=(64, 64)))).astype(np.float32)
     truth = np.asarray(x, np.float64)
@@ -272,10 +363,17 @@ def test_numbers_that_hardly_differ(size, axes, rng, use):
     [
         (
             lambda x: jn.standardize(x, 1, where=x > 0, implementation="native"),
-            "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape (4, 6)",
+            "takes no mask that differs from channel to channel: got shape (4, 6) for x of shape "
+            "(4, 6)",
         ),
-        (lambda x: jn.standardize(x.astype(jnp.float16), 1, implementation="native"), "takes and gives float32 and bfloat16: got float16"),
-        (lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"), r"reduces no such axes: (0, 2) of (2, 2, 2, 3)"),
+        (
+            lambda x: jn.standardize(x.astype(jnp.float16), 1, implementation="native"),
+            "takes and gives float32 and bfloat16: got float16",
+        ),
+        (
+            lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"),
+            r"reduces no such axes: (0, 2) of (2, 2, 2, 3)",
+        ),
         (lambda x: jn.standardize(x[:0], 1, implementation="native"), "reduces no such axes"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What JAX makes of the CPU kernels: derivatives, vmap, remat and loops agree with plain JAX, which the other files test."""
+"""What JAX makes of the CPU kernels: derivatives, vmap, remat and loops agree with plain JAX, which
+the other files test.
+"""
 
 from functools import partial
 from itertools import compress
@@ -18,7 +20,8 @@ def kernels_agree(use, call, given, bound):
     results = []
     for implementation in ("xla", "native"):
         use(implementation)
-        program = jax.jit(lambda given: call(*given)).lower(given)  # of a new function, of which JAX remembers nothing
+        # of a new function, of which JAX remembers nothing
+        program = jax.jit(lambda given: call(*given)).lower(given)
         assert ("@Jaxnorm" in program.as_text()) == (implementation == "native")
         results.append(program.compile()(given))
     close(results[1], results[0], bound)
@@ -32,14 +35,23 @@ def mask(shape):
 
 
 OPTIONS = [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}]
-RULES = pytest.mark.parametrize("options", [{**options, **more} for more in ({}, {"masked": True}) for options in OPTIONS], ids=str)
+RULES = pytest.mark.parametrize(
+    "options",
+    [{**options, **more} for more in ({}, {"masked": True}) for options in OPTIONS],
+    ids=str,
+)
 
 
 @RULES
 def test_every_rule(options, rng, use):
     given = arguments(rng, (8, 33))
     given = (given[0].at[0].set(2.0), *given[1:])  # a row without spread
-    kernels_agree(use, partial(with_gradients, partial(_rows, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
+    kernels_agree(
+        use,
+        partial(with_gradients, partial(_rows, **options)),
+        given,
+        2e-6 if "dtype" not in options else 2**-6,
+    )
 
 
 @pytest.mark.slow
@@ -48,15 +60,30 @@ def test_every_rule(options, rng, use):
 def test_every_rule_of_which_a_kernel_has_the_statistics(options, rng, use):
     given = arguments(rng, (3, 23, 24, 8))
     given = (given[0].at[0].set(2.0), *given[1:])
-    kernels_agree(use, partial(with_gradients, partial(_groups, **options)), given, 2e-6 if "dtype" not in options else 2**-6)
+    kernels_agree(
+        use,
+        partial(with_gradients, partial(_groups, **options)),
+        given,
+        2e-6 if "dtype" not in options else 2**-6,
+    )
 
 
 def _groups(x, scale, bias, *, masked=False, **options):
-    return jn.standardize(x, "n [h w] (g [c])", g=2, scale=scale, bias=bias, where=mask(x.shape) if masked else None, **options)
+    return jn.standardize(
+        x,
+        "n [h w] (g [c])",
+        g=2,
+        scale=scale,
+        bias=bias,
+        where=mask(x.shape) if masked else None,
+        **options,
+    )
 
 
 def _rows(x, scale, bias, *, masked=False, **options):
-    return jn.standardize(x, "n [c]", scale=scale, bias=bias, where=mask(x.shape) if masked else None, **options)
+    return jn.standardize(
+        x, "n [c]", scale=scale, bias=bias, where=mask(x.shape) if masked else None, **options
+    )
 
 
 KINDS = [("rows", 8), ("rows", 80), ("rms", 80), ("batch", 8), ("group", 8), ("adaptive", 8)]
@@ -76,7 +103,11 @@ def test_transformations_beside_a_mask(name, width, rng, use):
     check_transformations(partial(norm, where=mask(shape)), shape, rng, use)
 
 
-MAPPED = [(shape, mapped) for shape in ((8, 8), (6, 5, 8), (2, 600, 8)) for mapped in ((0, 0), (None, 0), (0, None))]
+MAPPED = [
+    (shape, mapped)
+    for shape in ((8, 8), (6, 5, 8), (2, 600, 8))
+    for mapped in ((0, 0), (None, 0), (0, None))
+]
 
 
 @pytest.mark.parametrize(("shape", "mapped"), long_sweep(MAPPED, quick=MAPPED[::4]), ids=str)
@@ -84,13 +115,17 @@ def test_vmap_over_masks(shape, mapped, rng, use):
     """Over both, over masks, and over arrays alone."""
     norm = WIDE["rows" if len(shape) == 2 else "batch"][0]
     given = arguments(rng, shape)
-    several = lambda a, axis: a if axis is None else jnp.stack([a, a[::-1], a + a])  # noqa: E731
-    call = lambda x, where: with_gradients(norm, x, *given[1:], where=where)  # noqa: E731
-    kernels_agree(use, jax.vmap(call, mapped), tuple(map(several, (given[0], mask(shape)), mapped)), 5e-6)
+    several = lambda a, axis: a if axis is None else jnp.stack([a, a[::-1], a + a])
+    call = lambda x, where: with_gradients(norm, x, *given[1:], where=where)
+    kernels_agree(
+        use, jax.vmap(call, mapped), tuple(map(several, (given[0], mask(shape)), mapped)), 5e-6
+    )
 
 
 def check_transformations(norm, shape, rng, use):
-    """vmap over x, over parameters and over cotangents, checkpoint, and derivatives of the second order."""
+    """vmap over x, over parameters and over cotangents, checkpoint, and derivatives of the second
+    order.
+    """
     given = arguments(rng, shape)
     stacked = [jnp.stack([a, 2 * a, a + 1]) for a in given]
     direction = (given[3][::-1], *arguments(rng, shape)[1:3])
@@ -100,15 +135,22 @@ def check_transformations(norm, shape, rng, use):
         return (jnp.sin(norm(x, scale, bias)) * cotangent).sum()
 
     def along(at, direction):
-        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss, (0, 1, 2))(*at), direction)))
+        return sum(
+            jax.tree.leaves(jax.tree.map(jnp.vdot, jax.grad(loss, (0, 1, 2))(*at), direction))
+        )
 
     ways = [
         lambda at, more, to: jax.vmap(both)(*more),
         lambda at, more, to: jax.vmap(both, (None, None, None, 0))(*at[:3], more[3]),
         lambda at, more, to: jax.jvp(norm, at[:3], to),
-        lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[1],
+        lambda at, more, to: jax.jvp(lambda *of: jax.grad(loss, (0, 1, 2))(*of, at[3]), at[:3], to)[
+            1
+        ],
         lambda at, more, to: jax.grad(along)(at, to)[:3],
-        lambda at, more, to: (norm(*at[:3]), jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0]),
+        lambda at, more, to: (
+            norm(*at[:3]),
+            jax.linear_transpose(lambda ct: jax.vjp(norm, *at[:3])[1](ct)[0], at[3])(at[3])[0],
+        ),
         lambda at, more, to: jax.vmap(both, (0, None, None, None))(more[0], *at[1:]),
         lambda at, more, to: jax.grad(jax.checkpoint(lambda *of: loss(*of)))(*at),
     ]
@@ -116,7 +158,8 @@ def check_transformations(norm, shape, rng, use):
         kernels_agree(use, call, (tuple(given), stacked, direction), 2e-5)
 
 
-MANY = {"batch": (2, 17, 18, 8), "group": (2, 23, 24, 8), "adaptive": (2, 600, 8)}  # positions: XLA has the output
+# positions: XLA has the output
+MANY = {"batch": (2, 17, 18, 8), "group": (2, 23, 24, 8), "adaptive": (2, 600, 8)}
 
 
 @pytest.mark.parametrize("name", long_sweep(MANY, quick=()))
@@ -143,7 +186,9 @@ def test_second_order_through_a_loop(name, rng, use):
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("shape", [(40, 5), (600, 2)], ids=str)
 def test_moments_of_batch_norm_and_their_gradients(shape, masked, shown, rng, use):
-    """Of what the loss leaves out a kernel gets no cotangents; the statistics of 40 elements it recomputes."""
+    """Of what the loss leaves out a kernel gets no cotangents; the statistics of 40 elements it
+    recomputes.
+    """
     x = jnp.asarray(rng.standard_normal(shape).astype(np.float32) + 100)
 
     def both(x):

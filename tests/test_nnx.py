@@ -18,8 +18,11 @@ from jaxnorm import nnx as jn_nnx
 from jaxnorm.nnx.flax_versions import Absent
 
 KEY = jax.random.key(0)
-OLDER = not hasattr(nnx, "WeightNorm")  # Flax before 0.12.1: no norms of weights, no promote_dtype, no metadata
-wraps_layers = pytest.mark.skipif(OLDER, reason="this Flax has no such class: a test below has the error")
+# Flax before 0.12.1: no norms of weights, no promote_dtype, no metadata
+OLDER = not hasattr(nnx, "WeightNorm")
+wraps_layers = pytest.mark.skipif(
+    OLDER, reason="this Flax has no such class: a test below has the error"
+)
 
 SAME = [
     ("LayerNorm", 8, {}),
@@ -45,23 +48,36 @@ def disturb(module):
         variable[...] = jnp.asarray(np.asarray(variable[...]) + draw)
 
 
-@pytest.mark.parametrize(("name", "features", "options"), long_sweep(SAME, quick=SAME[::2]), ids=[f"{row[0]} {row[2]}" for row in SAME])
+@pytest.mark.parametrize(
+    ("name", "features", "options"),
+    long_sweep(SAME, quick=SAME[::2]),
+    ids=[f"{row[0]} {row[2]}" for row in SAME],
+)
 def test_same_parameters_state_and_output_as_flax(name, features, options, rng):
     if not hasattr(nnx, name):
         pytest.skip(f"this Flax has no nnx.{name}")
     x = jnp.asarray(rng.standard_normal((4, 5, 6, 8)) * 2 + 1, jnp.float32)
-    theirs, ours = (getattr(nn, name)(features, **options, rngs=nnx.Rngs(0)) for nn in (nnx, jn_nnx))
-    assert {path: type(leaf) for path, leaf in leaves(ours).items()} == {path: type(leaf) for path, leaf in leaves(theirs).items()}
+    theirs, ours = (
+        getattr(nn, name)(features, **options, rngs=nnx.Rngs(0)) for nn in (nnx, jn_nnx)
+    )
+    assert {path: type(leaf) for path, leaf in leaves(ours).items()} == {
+        path: type(leaf) for path, leaf in leaves(theirs).items()
+    }
     disturb(theirs)
     nnx.update(ours, nnx.state(theirs))
-    tolerance = 2e-2 if options.get("dtype") else 1e-5  # Flax rounds x to bfloat16 before its statistics
+    # Flax rounds x to bfloat16 before its statistics
+    tolerance = 2e-2 if options.get("dtype") else 1e-5
     for mode in ("train", "eval"):
         for module in (ours, theirs):
             getattr(module, mode)()
         with jax.numpy_dtype_promotion("standard"):  # Flax relies on it
             found, truth = ours(x), nnx.jit(lambda module, x: module(x))(theirs, x)
         assert found.dtype == truth.dtype
-        np.testing.assert_allclose(*(np.asarray(y).astype(np.float32) for y in (found, truth)), atol=tolerance, rtol=tolerance)
+        np.testing.assert_allclose(
+            *(np.asarray(y).astype(np.float32) for y in (found, truth)),
+            atol=tolerance,
+            rtol=tolerance,
+        )
         for path, leaf in leaves(ours).items():
             np.testing.assert_allclose(leaf[...], leaves(theirs)[path][...], atol=tolerance)
 
@@ -85,13 +101,17 @@ def test_linen_and_nnx_agree_to_the_bit(name, options, dtype, rng):
     found = module(x)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(*(np.asarray(leaf).astype(np.float32) for leaf in (one, other)))
+        np.testing.assert_array_equal(
+            *(np.asarray(leaf).astype(np.float32) for leaf in (one, other))
+        )
     for key, leaf in state.get("batch_stats", {}).items():
         np.testing.assert_array_equal(getattr(module, key)[...], leaf)
 
 
 class Net(nnx.Module):
-    """A model that changes one import; with Flax's two passes, since its one-pass default strays by the bound."""
+    """A model that changes one import; with Flax's two passes, since its one-pass default strays by
+    the bound.
+    """
 
     def __init__(self, nn, rngs):
         self.conv = nnx.Conv(3, 8, (3, 3), rngs=rngs)
@@ -106,7 +126,10 @@ class Net(nnx.Module):
 
 
 def test_a_model_that_changes_its_import_trains_the_same(rng):
-    x, labels = jnp.asarray(rng.standard_normal((16, 8, 8, 3)), jnp.float32), jnp.asarray(rng.integers(0, 3, 16))
+    x, labels = (
+        jnp.asarray(rng.standard_normal((16, 8, 8, 3)), jnp.float32),
+        jnp.asarray(rng.integers(0, 3, 16)),
+    )
     ours, theirs = Net(jn_nnx, nnx.Rngs(0)), Net(nnx, nnx.Rngs(0))
 
     @nnx.jit
@@ -136,14 +159,24 @@ def test_a_broken_batch_leaves_the_state(name, bad):
     disturb(norm)
     before = jax.tree.map(jnp.copy, nnx.state(norm, nnx.BatchStat))
     x = jnp.ones((4, 5, 5, 3))
-    norm({"nan": x * jnp.nan, "empty": x[:0], "masked": x}[bad], mask=jnp.zeros((4, 1, 1, 1), bool) if bad == "masked" else None)
-    for found, truth in zip(jax.tree.leaves(nnx.state(norm, nnx.BatchStat)), jax.tree.leaves(before), strict=True):
+    norm(
+        {"nan": x * jnp.nan, "empty": x[:0], "masked": x}[bad],
+        mask=jnp.zeros((4, 1, 1, 1), bool) if bad == "masked" else None,
+    )
+    for found, truth in zip(
+        jax.tree.leaves(nnx.state(norm, nnx.BatchStat)), jax.tree.leaves(before), strict=True
+    ):
         np.testing.assert_array_equal(found, truth)
 
 
 def test_an_axis_name_beside_those_that_are_bound_is_a_mistake():
-    for norm in (jn_nnx.LayerNorm(3, axis_name="data", rngs=nnx.Rngs(0)), jn_nnx.BatchNorm(3, axis_name="data", rngs=nnx.Rngs(0))):
-        with pytest.raises(ValueError, match="among the axes that are bound here, 'replica': got 'data'"):
+    for norm in (
+        jn_nnx.LayerNorm(3, axis_name="data", rngs=nnx.Rngs(0)),
+        jn_nnx.BatchNorm(3, axis_name="data", rngs=nnx.Rngs(0)),
+    ):
+        with pytest.raises(
+            ValueError, match="among the axes that are bound here, 'replica': got 'data'"
+        ):
             jax.vmap(norm, axis_name="replica")(jnp.ones((2, 4, 3)))
 
 
@@ -152,7 +185,9 @@ def test_group_norm_over_some_axes_equals_linen(rng):
     x = jnp.asarray(rng.standard_normal((2, 4, 5, 6)), jnp.float32)
     found = jn_nnx.GroupNorm(6, 2, reduction_axes=(1, 3), rngs=nnx.Rngs(0))(x)
     exact = np.asarray(x, np.float64).reshape(2, 4, 5, 2, 3)
-    truth = (exact - exact.mean((1, 4), keepdims=True)) / np.sqrt(exact.var((1, 4), keepdims=True) + 1e-6)
+    truth = (exact - exact.mean((1, 4), keepdims=True)) / np.sqrt(
+        exact.var((1, 4), keepdims=True) + 1e-6
+    )
     np.testing.assert_allclose(found, truth.reshape(x.shape), atol=2e-6)
 
 
@@ -200,17 +235,24 @@ def test_a_view_evaluates_without_touching_the_model(rng):
 
 def test_metadata_reaches_the_parameters():
     if OLDER:  # neither Flax's class
-        with pytest.raises(TypeError, match="scale_metadata must be an argument of LayerNorm, which takes num_features, "):
+        with pytest.raises(
+            TypeError,
+            match="scale_metadata must be an argument of LayerNorm, which takes num_features, ",
+        ):
             jn_nnx.LayerNorm(8, scale_metadata={"tag": "gain"}, rngs=nnx.Rngs(0))
         return
-    norm = jn_nnx.LayerNorm(8, scale_metadata={"tag": "gain"}, bias_metadata={"tag": "shift"}, rngs=nnx.Rngs(0))
+    norm = jn_nnx.LayerNorm(
+        8, scale_metadata={"tag": "gain"}, bias_metadata={"tag": "shift"}, rngs=nnx.Rngs(0)
+    )
     assert (norm.scale.tag, norm.bias.tag) == ("gain", "shift")
 
 
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_promotion_rule_of_the_user_is_kept(name, mode, rng):
-    """It is given all arrays, those of the running statistics too, and makes the dtype of the output."""
+    """It is given all arrays, those of the running statistics too, and makes the dtype of the
+    output.
+    """
     x = jnp.asarray(rng.standard_normal((4, 8)) + 100, jnp.float32)
     given = []
 
@@ -219,10 +261,15 @@ def test_a_promotion_rule_of_the_user_is_kept(name, mode, rng):
         return tuple(None if a is None else a.astype(jnp.bfloat16) for a in arrays)
 
     if OLDER:  # neither Flax's class
-        with pytest.raises(TypeError, match=f"promote_dtype must be an argument of {name}, which takes num_features, "):
+        with pytest.raises(
+            TypeError,
+            match=f"promote_dtype must be an argument of {name}, which takes num_features, ",
+        ):
             getattr(jn_nnx, name)(8, promote_dtype=to_half, rngs=nnx.Rngs(0))
         return
-    ours, theirs = (getattr(nn, name)(8, promote_dtype=to_half, rngs=nnx.Rngs(0)) for nn in (jn_nnx, nnx))
+    ours, theirs = (
+        getattr(nn, name)(8, promote_dtype=to_half, rngs=nnx.Rngs(0)) for nn in (jn_nnx, nnx)
+    )
     plain = getattr(jn_nnx, name)(8, rngs=nnx.Rngs(0))
     for norm in (ours, theirs, plain):
         getattr(norm, mode)()
@@ -268,10 +315,15 @@ def test_a_norm_of_weights_that_flax_lacks_says_which_flax_has_it(name):
 def test_wrappers_of_layers_have_the_state_of_flax(name, rng, tmp_path):
     """The same leaves, keys drawn and checkpoints."""
     x, streams = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32), [nnx.Rngs(1), nnx.Rngs(1)]
-    pair = [getattr(nn, name)(linear(), rngs=rngs) for nn, rngs in zip((jn_nnx, nnx), streams, strict=True)]
+    pair = [
+        getattr(nn, name)(linear(), rngs=rngs)
+        for nn, rngs in zip((jn_nnx, nnx), streams, strict=True)
+    ]
     found, truth = (nnx.state(norm) for norm in pair)
     chex.assert_trees_all_equal(found, truth)
-    assert [type(leaf) for _, leaf in nnx.to_flat_state(found)] == [type(leaf) for _, leaf in nnx.to_flat_state(truth)]
+    assert [type(leaf) for _, leaf in nnx.to_flat_state(found)] == [
+        type(leaf) for _, leaf in nnx.to_flat_state(truth)
+    ]
     assert streams[0].params.count[...] == streams[1].params.count[...]
     for i, (source, target) in enumerate((pair, pair[::-1])):
         changed = jax.tree.map(lambda leaf, i=i: (1.5 + i) * leaf, nnx.state(source))
@@ -288,12 +340,17 @@ def test_wrappers_of_layers_have_the_state_of_flax(name, rng, tmp_path):
 def test_weight_norm_trains_its_parameters(rng):
     x = jnp.asarray(rng.standard_normal((4, 8)), jnp.float32)
     norm = jn_nnx.WeightNorm(linear(), rngs=nnx.Rngs(1))
-    trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))  # which older versions of Flax keep as plain arrays
-    gradient = nnx.jit(nnx.grad(lambda m: (m(x) ** 2).sum(), argnums=nnx.DiffState(0, trained)))(norm)
+    # which older versions of Flax keep as plain arrays
+    trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))
+    gradient = nnx.jit(nnx.grad(lambda m: (m(x) ** 2).sum(), argnums=nnx.DiffState(0, trained)))(
+        norm
+    )
     kernel, scale = norm.layer_instance.kernel[...], jnp.ones(5)
 
     def loss(kernel, scale):
-        return ((x @ (kernel / jnp.sqrt((kernel**2).sum(0, keepdims=True)) * scale.reshape(1, 5))) ** 2).sum()
+        return (
+            (x @ (kernel / jnp.sqrt((kernel**2).sum(0, keepdims=True)) * scale.reshape(1, 5))) ** 2
+        ).sum()
 
     truth = jax.grad(loss, (0, 1))(kernel, scale)
     found = dict(nnx.to_flat_state(gradient))
@@ -324,12 +381,22 @@ def test_spectral_norm_keeps_its_vector_in_training_only(rng):
 
 @pytest.mark.parametrize("name", ["BatchNorm", "SwitchableNorm"])
 def test_the_running_mean_of_complex_batches_is_that_of_linen(name, rng):
-    x = jnp.asarray(rng.standard_normal((4, 5, 3)) + 1j * rng.standard_normal((4, 5, 3)) + 5j, jnp.complex64)
-    ours, twin = getattr(jn_nnx, name)(3, momentum=0.5, rngs=nnx.Rngs(0)), getattr(jn_linen, name)(False, momentum=0.5)
+    x = jnp.asarray(
+        rng.standard_normal((4, 5, 3)) + 1j * rng.standard_normal((4, 5, 3)) + 5j, jnp.complex64
+    )
+    ours, twin = (
+        getattr(jn_nnx, name)(3, momentum=0.5, rngs=nnx.Rngs(0)),
+        getattr(jn_linen, name)(False, momentum=0.5),
+    )
     y = ours(x)
     twin_y, state = twin.apply(twin.init(KEY, x), x, mutable=["batch_stats"])
     np.testing.assert_array_equal(y, twin_y)
     for which in ("mean", "var"):
         np.testing.assert_array_equal(getattr(ours, which)[...], state["batch_stats"][which])
     ours.eval()
-    assert np.abs(ours(x) - twin.clone(use_running_average=True).apply({**twin.init(KEY, x), **state}, x)).max() == 0
+    assert (
+        np.abs(
+            ours(x) - twin.clone(use_running_average=True).apply({**twin.init(KEY, x), **state}, x)
+        ).max()
+        == 0
+    )

@@ -1,4 +1,6 @@
-"""jaxnorm.data.Normalizer: fitted in one pass, exact, resumable; applied on the host and within jit; saved to the bit."""
+"""jaxnorm.data.Normalizer: fitted in one pass, exact, resumable; applied on the host and within
+jit; saved to the bit.
+"""
 
 import pickle
 import sys
@@ -40,7 +42,9 @@ def arrays(fitted):
 
 
 def rounded(fitted):
-    """As :func:`arrays`, without the low words of the mean, which say how the high ones were rounded."""
+    """As :func:`arrays`, without the low words of the mean, which say how the high ones were
+    rounded.
+    """
     found = fitted.summaries.values()
     return [leaf for (m, low, high) in found for leaf in (m.count, m.mean, m.var, low, high)]
 
@@ -64,8 +68,12 @@ def test_statistics_are_those_of_all_batches(rng):
     fitted = Normalizer.fit(iter(parts), AXES)
     for leaf, axes in {"image": (0, 1, 2), "state": (0, 1)}.items():
         x = whole(parts, leaf)
-        np.testing.assert_array_equal(fitted.moments[leaf].count, np.full_like(fitted.min[leaf], x.size / x.shape[-1]))
-        np.testing.assert_allclose(fitted.moments[leaf].mean, x.mean(axes, keepdims=True), rtol=1e-14)
+        np.testing.assert_array_equal(
+            fitted.moments[leaf].count, np.full_like(fitted.min[leaf], x.size / x.shape[-1])
+        )
+        np.testing.assert_allclose(
+            fitted.moments[leaf].mean, x.mean(axes, keepdims=True), rtol=1e-14
+        )
         np.testing.assert_allclose(fitted.std[leaf], x.std(axes, keepdims=True), rtol=1e-12)
         np.testing.assert_array_equal(fitted.min[leaf], x.min(axes, keepdims=True))
         np.testing.assert_array_equal(fitted.max[leaf], x.max(axes, keepdims=True))
@@ -93,18 +101,30 @@ def test_masks_and_weights_of_leaves(weights, rng):
         lengths = rng.integers(0, 7, 5)
         mask = (np.arange(6) < lengths[:, None])[..., None]
         x = np.where(mask, rng.standard_normal((5, 6, 2)) + 4, np.nan)
-        return {"state": x, "mask": mask * rng.uniform(0.5, 2, mask.shape) if weights else mask, "all": rng.standard_normal((5, 2))}
+        return {
+            "state": x,
+            "mask": mask * rng.uniform(0.5, 2, mask.shape) if weights else mask,
+            "all": rng.standard_normal((5, 2)),
+        }
 
     parts = [batch() for _ in range(4)]
-    fitted = Normalizer.fit(parts, {"state": "[n t] f", "all": 0}, where=lambda batch: {"state": batch["mask"]})
+    fitted = Normalizer.fit(
+        parts, {"state": "[n t] f", "all": 0}, where=lambda batch: {"state": batch["mask"]}
+    )
     x, w = np.nan_to_num(whole(parts, "state")), whole(parts, "mask")
     mean = (x * w).sum((0, 1)) / w.sum()
-    np.testing.assert_allclose(fitted.moments["state"].count, np.full((1, 1, 2), w.sum()), rtol=1e-14)
+    np.testing.assert_allclose(
+        fitted.moments["state"].count, np.full((1, 1, 2), w.sum()), rtol=1e-14
+    )
     np.testing.assert_allclose(fitted.moments["state"].mean[0, 0], mean, rtol=1e-13)
-    np.testing.assert_allclose(fitted.moments["state"].var[0, 0], (w * (x - mean) ** 2).sum((0, 1)) / w.sum(), rtol=1e-13)
+    np.testing.assert_allclose(
+        fitted.moments["state"].var[0, 0], (w * (x - mean) ** 2).sum((0, 1)) / w.sum(), rtol=1e-13
+    )
     np.testing.assert_array_equal(fitted.min["state"][0, 0], np.where(w > 0, x, np.inf).min((0, 1)))
     assert fitted.moments["all"].count.tolist() == [[20, 20]]
-    one = Normalizer().update(np.array([[1.0], [5.0], [np.nan]]), where=np.array([[True], [True], [False]]))
+    one = Normalizer().update(
+        np.array([[1.0], [5.0], [np.nan]]), where=np.array([[True], [True], [False]])
+    )
     assert (one.moments.mean.item(), one.max.item()) == (3, 5)
 
 
@@ -142,7 +162,9 @@ def test_an_interrupted_fit_goes_on_and_gives_the_same(suffix, error, tmp_path, 
         Normalizer.fit(failing(), AXES, state=state)
     assert Normalizer.load(state).batches == 4
     read = []
-    resumed = Normalizer.fit((read.append(part["label"]) or part for part in parts), AXES, state=state)
+    resumed = Normalizer.fit(
+        (read.append(part["label"]) or part for part in parts), AXES, state=state
+    )
     assert_equal(resumed, Normalizer.fit(parts, AXES))
     assert_equal(Normalizer.load(state), resumed)
     assert_equal(Normalizer.fit(parts, AXES, state=state), resumed)  # all of it was there
@@ -151,7 +173,10 @@ def test_an_interrupted_fit_goes_on_and_gives_the_same(suffix, error, tmp_path, 
 def test_a_fit_that_was_killed_goes_on_from_what_was_saved(tmp_path, rng):
     parts, saved = list(batches(rng)), []
     Normalizer.fit(
-        (saved.append((tmp_path / "state.json").exists()) or part for part in parts), AXES, state=tmp_path / "state.json", every=3
+        (saved.append((tmp_path / "state.json").exists()) or part for part in parts),
+        AXES,
+        state=tmp_path / "state.json",
+        every=3,
     )
     assert saved == [False] * 3 + [True] * 4
 
@@ -164,7 +189,10 @@ def test_batches_that_can_skip_do_so(tmp_path, rng):
 
     skipped, parts = [], list(batches(rng))
     Normalizer.fit(parts[:5], AXES, state=tmp_path / "state.json")
-    assert_equal(Normalizer.fit(Batches(parts), AXES, state=tmp_path / "state.json"), Normalizer.fit(parts, AXES))
+    assert_equal(
+        Normalizer.fit(Batches(parts), AXES, state=tmp_path / "state.json"),
+        Normalizer.fit(parts, AXES),
+    )
     assert skipped == [5]
 
 
@@ -172,9 +200,15 @@ def test_batches_that_can_skip_do_so(tmp_path, rng):
 def test_files_are_read_back_equal_to_the_bit(suffix, tmp_path, rng):
     fitted = Normalizer.fit(batches(rng), {"image": "[n h w] (g [c])", "state": (0, -2)}, g=3)
     fitted.update(next(batches(rng)), where=False)
-    hard = Normalizer().update(np.array([[1e-320, 1e300, np.nan, -0.0, np.inf, 0.1]])).update(np.ones((0, 6)))
+    hard = (
+        Normalizer()
+        .update(np.array([[1e-320, 1e300, np.nan, -0.0, np.inf, 0.1]]))
+        .update(np.ones((0, 6)))
+    )
     masked = Normalizer((0, 1)).update(np.ones((2, 2)), where=False)
-    nested = Normalizer({"a": {"b": 0}}).update({"a": {"b": (np.ones((3, 2)), [np.ones(3), None])}, "c": np.ones(3)})
+    nested = Normalizer({"a": {"b": 0}}).update(
+        {"a": {"b": (np.ones((3, 2)), [np.ones(3), None])}, "c": np.ones(3)}
+    )
     for number, one in enumerate((fitted, nested)):
         one.save(tmp_path / f"{number}{suffix}")
         assert_equal(Normalizer.load(tmp_path / f"{number}{suffix}"), one)
@@ -183,12 +217,18 @@ def test_files_are_read_back_equal_to_the_bit(suffix, tmp_path, rng):
         found = Normalizer.load(tmp_path / f"x{suffix}")
         assert (found.axes, found.batches) == (one.axes, one.batches)
         for same, array in (
-            zip((*vars(found.moments).values(), found.min, found.max), (*vars(one.moments).values(), one.min, one.max), strict=True)
+            zip(
+                (*vars(found.moments).values(), found.min, found.max),
+                (*vars(one.moments).values(), one.min, one.max),
+                strict=True,
+            )
             if one.batches
             else ()
         ):
             np.testing.assert_array_equal(same, array)
-            np.testing.assert_array_equal(np.signbit(same[~np.isnan(same)]), np.signbit(array[~np.isnan(array)]))
+            np.testing.assert_array_equal(
+                np.signbit(same[~np.isnan(same)]), np.signbit(array[~np.isnan(array)])
+            )
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [suffix] * 3
 
 
@@ -246,13 +286,21 @@ def test_within_jit_and_grad_it_is_a_pure_function(rng):
     np.testing.assert_array_equal(there["label"], part["label"])
     back = jax.jit(fitted.denormalize)(there)
     np.testing.assert_allclose(back["image"], part["image"], rtol=1e-6, atol=1e-4)
-    slope = jax.grad(lambda x: fitted.normalize({"state": x})["state"].sum())(jnp.asarray(part["state"]))
-    np.testing.assert_allclose(slope, np.broadcast_to(1 / fitted.std["state"], slope.shape), rtol=1e-6)
+    slope = jax.grad(lambda x: fitted.normalize({"state": x})["state"].sum())(
+        jnp.asarray(part["state"])
+    )
+    np.testing.assert_allclose(
+        slope, np.broadcast_to(1 / fitted.std["state"], slope.shape), rtol=1e-6
+    )
     one = jax.vmap(lambda x: fitted.normalize({"state": x})["state"])(jnp.asarray(part["state"]))
-    np.testing.assert_array_equal(one, fitted.normalize({"state": jnp.asarray(part["state"])})["state"])
+    np.testing.assert_array_equal(
+        one, fitted.normalize({"state": jnp.asarray(part["state"])})["state"]
+    )
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "float16", "float32", "float64", ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int32", "int64", "float16", "float32", "float64", ml_dtypes.bfloat16]
+)
 def test_the_dtype_of_the_result(dtype, rng):
     x = rng.integers(0, 200, (20, 3)).astype(dtype)
     fitted = Normalizer.fit([x])
@@ -262,7 +310,9 @@ def test_the_dtype_of_the_result(dtype, rng):
     exact = x.astype(np.float64)
     truth = (exact - exact.mean(0)) / exact.std(0)
     tolerance = {2: 5e-3, 4: 1e-6, 8: 1e-12}[expected.itemsize]
-    np.testing.assert_allclose(fitted.normalize(x).astype(np.float64), truth, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        fitted.normalize(x).astype(np.float64), truth, rtol=tolerance, atol=tolerance
+    )
     if x.dtype.itemsize < 8:
         assert fitted.normalize(jnp.asarray(x)).dtype == expected
 
@@ -287,7 +337,9 @@ def test_one_example_without_its_batch(rng):
     part = list(batches(rng))[-1]
     fitted = Normalizer.fit([part], AXES)
     for leaf, index in (("image", 0), ("state", (0, 0))):
-        np.testing.assert_array_equal(fitted.normalize({leaf: part[leaf][index]})[leaf], fitted.normalize(part)[leaf][index])
+        np.testing.assert_array_equal(
+            fitted.normalize({leaf: part[leaf][index]})[leaf], fitted.normalize(part)[leaf][index]
+        )
     groups = Normalizer.fit([part["image"].astype(np.float64)], "[n] h w (g [c])", g=1)
     assert groups.normalize(part["image"]).shape == part["image"].shape
 
@@ -295,24 +347,34 @@ def test_one_example_without_its_batch(rng):
 X = np.ones((4, 3))
 FITTED = Normalizer.fit([{"a": X, "b": X}])
 WRONG = {
-    "axes must name leaves of the batch: ['image'] is not among them.": lambda: Normalizer({"image": 0}).update({"a": X}),
+    "axes must name leaves of the batch: ['image'] is not among them.": lambda: Normalizer(
+        {"image": 0}
+    ).update({"a": X}),
     "a batch must hold an array": lambda: Normalizer().update({}),
     "every batch must have the same leaves: ['b'] is not in all.": lambda: FITTED.update({"a": X}),
-    "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 2) after (1, 3).": lambda: FITTED.update(
-        {"a": X, "b": X[:, :2]}
+    "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 2) after (1, 3).": lambda: (
+        FITTED.update({"a": X, "b": X[:, :2]})
     ),
-    "leaf 'a': axes must lie in [-1, 1) for an array of rank 1": lambda: Normalizer(1).update({"a": X[0]}),
-    "a': x must be floating point or integer: got <U1. Leave it out: name the leaves to fit, axes={'b': 0}.": lambda: FITTED.update(
-        {"a": np.array(["x"]), "b": X}
+    "leaf 'a': axes must lie in [-1, 1) for an array of rank 1": lambda: Normalizer(1).update(
+        {"a": X[0]}
     ),
-    "got datetime64[D]. Cast it to numbers, or leave it out: name the leaves to fit": lambda: FITTED.update(
-        {"a": X.astype("datetime64[D]"), "b": X}
+    "a': x must be floating point or integer: got <U1. Leave it out: name the leaves to fit, axes={'b': 0}.": lambda: (
+        FITTED.update({"a": np.array(["x"]), "b": X})
+    ),
+    "got datetime64[D]. Cast it to numbers, or leave it out: name the leaves to fit": lambda: (
+        FITTED.update({"a": X.astype("datetime64[D]"), "b": X})
     ),
     "x must be real: got complex128.": lambda: Normalizer().update(X + 1j),
-    "leaf 'b': where must broadcast against x": lambda: FITTED.update({"a": X, "b": X}, where={"b": np.ones(2, bool)}),
-    "where must name leaves that are fitted: got ['c'], fitted are ['a', 'b'].": lambda: FITTED.update({"a": X, "b": X}, where={"c": True}),
+    "leaf 'b': where must broadcast against x": lambda: FITTED.update(
+        {"a": X, "b": X}, where={"b": np.ones(2, bool)}
+    ),
+    "where must name leaves that are fitted: got ['c'], fitted are ['a', 'b'].": lambda: (
+        FITTED.update({"a": X, "b": X}, where={"c": True})
+    ),
     "a Normalizer must have been fitted: no batch was taken in.": lambda: Normalizer().normalize(X),
-    "the tree must hold a leaf that was fitted: got [''], fitted ['a', 'b'].": lambda: FITTED.normalize(X),
+    "the tree must hold a leaf that was fitted: got [''], fitted ['a', 'b'].": lambda: (
+        FITTED.normalize(X)
+    ),
     "leaf 'a': the statistics must broadcast against x without growing it: they have shape (1, 3), x has shape (4, 2).": lambda: (
         FITTED.normalize({"a": X[:, :2]})
     ),
@@ -322,8 +384,8 @@ WRONG = {
     "merged Normalizers must have the same axes: got 0 and 1.": lambda: FITTED.merge(Normalizer(1)),
     "'h' is neither an argument nor a name in a pattern": lambda: Normalizer("[n] (g c)", h=3),
     "must end in .safetensors or .json: got 'stats.txt'.": lambda: FITTED.save("stats.txt"),
-    "every leaf must have a path of its own: 'a/b' stands twice. Rename one of the keys.": lambda: Normalizer().update(
-        {"a/b": X, "a": {"b": X}}
+    "every leaf must have a path of its own: 'a/b' stands twice. Rename one of the keys.": lambda: (
+        Normalizer().update({"a/b": X, "a": {"b": X}})
     ),
 }
 
@@ -338,7 +400,10 @@ def test_errors_say_what_must_hold_and_change_nothing(text):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".json"])
-@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-30], lambda data: b"{}", lambda data: b"\0" * 64])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: b"", lambda data: data[:-30], lambda data: b"{}", lambda data: b"\0" * 64],
+)
 def test_damaged_files_are_named(suffix, damage, tmp_path):
     path = tmp_path / f"stats{suffix}"
     FITTED.save(path)

@@ -1,4 +1,6 @@
-"""jaxnorm.data.Normalizer: floors of the deviation, boolean leaves, and programs of which the statistics are constants."""
+"""jaxnorm.data.Normalizer: floors of the deviation, boolean leaves, and programs of which the
+statistics are constants.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +26,13 @@ CALLS = {
     "closure": lambda function, x: jax.jit(lambda: function(jnp.asarray(x)))(),
     "vmap": lambda function, x: jax.jit(jax.vmap(function))(x),
     "vmap outside": lambda function, x: jax.vmap(jax.jit(function))(x),
-    "scan": lambda function, x: jax.lax.scan(lambda _, row: (None, function(row)), None, jnp.asarray(x))[1],
+    "scan": lambda function, x: jax.lax.scan(
+        lambda _, row: (None, function(row)), None, jnp.asarray(x)
+    )[1],
     "checkpoint": lambda function, x: jax.jit(jax.checkpoint(function))(x),
-    "value of grad": lambda function, x: jax.jit(jax.vjp, static_argnums=0)(function, jnp.asarray(x))[0],
+    "value of grad": lambda function, x: jax.jit(jax.vjp, static_argnums=0)(
+        function, jnp.asarray(x)
+    )[0],
     "jvp": lambda function, x: jax.jit(lambda x: jax.jvp(function, (x,), (x,))[0])(x),
 }
 
@@ -82,12 +88,16 @@ def test_the_gradient_is_one_over_the_deviation(rng):
     fitted = Normalizer.fit([BIG])
     slope = jax.jit(jax.grad(lambda x: fitted.normalize(x).sum()))(BIG)
     assert np.asarray(slope).tolist() == [[2], [2]]
-    assert np.asarray(jax.jit(jax.hessian(lambda x: fitted.normalize(x).sum()))(BIG)).tolist() == np.zeros((2, 1, 2, 1)).tolist()
+    assert (
+        np.asarray(jax.jit(jax.hessian(lambda x: fitted.normalize(x).sum()))(BIG)).tolist()
+        == np.zeros((2, 1, 2, 1)).tolist()
+    )
 
 
 # floors ------------------------------------------------------------------------------------------
 
-NOISY = np.float32([[1000, 1.0], [1000 + 2**-13, 3.0]])  # a constant but for the last bit of float32
+# a constant but for the last bit of float32
+NOISY = np.float32([[1000, 1.0], [1000 + 2**-13, 3.0]])
 
 
 def test_a_relative_floor_takes_rounding_for_none():
@@ -107,21 +117,29 @@ def test_the_larger_floor_holds():
     for floor, relative, deviation in ((2.0, 1e-3, 2.0), (0.5, 1e-3, 1.0), (3e-6, 0.0, 3e-6)):
         y = fitted.normalize(x + 4, floor=floor, floor_relative=relative)
         np.testing.assert_allclose(y, np.full((2, 1), 4 / deviation), rtol=1e-12)
-        np.testing.assert_allclose(fitted.denormalize(y, floor=floor, floor_relative=relative), x + 4)
+        np.testing.assert_allclose(
+            fitted.denormalize(y, floor=floor, floor_relative=relative), x + 4
+        )
 
 
 def test_each_leaf_has_its_own_floor():
     x = np.full((2, 1), 10.0)
     tree = {"observation": {"a": x, "b": x}, "reward": x, "action": x}
     fitted = Normalizer.fit([tree])
-    given = {"floor": {"observation": 2.0, "observation/b": 4.0, "action": 0.5}, "floor_relative": {"reward": 0.1}}
+    given = {
+        "floor": {"observation": 2.0, "observation/b": 4.0, "action": 0.5},
+        "floor_relative": {"reward": 0.1},
+    }
     away = jax.tree.map(lambda x: x + 1, tree)
-    for normalize, denormalize in ((fitted.normalize, fitted.denormalize), (jax.jit(lambda t: fitted.normalize(t, **given)), None)):
+    for normalize, denormalize in (
+        (fitted.normalize, fitted.denormalize),
+        (jax.jit(lambda t: fitted.normalize(t, **given)), None),
+    ):
         y = normalize(away, **given) if denormalize else normalize(away)
         assert [float(leaf[0, 0]) for leaf in jax.tree.leaves(y)] == [2.0, 0.5, 0.25, 1.0]
-    assert jax.tree.map(np.ndarray.tolist, fitted.denormalize(fitted.normalize(away, **given), **given)) == jax.tree.map(
-        np.ndarray.tolist, away
-    )
+    assert jax.tree.map(
+        np.ndarray.tolist, fitted.denormalize(fitted.normalize(away, **given), **given)
+    ) == jax.tree.map(np.ndarray.tolist, away)
     nested = {"observation": {"a": 2.0, "b": 4.0}}
     assert fitted.normalize(away, floor=nested)["observation"]["b"].tolist() == [[0.25], [0.25]]
     assert fitted.normalize(away, floor=nested)["reward"].tolist() == [[1e6], [1e6]]
@@ -132,7 +150,9 @@ WRONG = {
     "floor of 'x' must be a finite number > 0: got 0.": {"floor": {"x": 0}},
     "floor must be a finite number > 0: got nan.": {"floor": np.nan},
     "floor_relative must be a finite number >= 0: got -1.": {"floor_relative": -1},
-    "floor_relative of 'x' must be a finite number >= 0: got True.": {"floor_relative": {"x": True}},
+    "floor_relative of 'x' must be a finite number >= 0: got True.": {
+        "floor_relative": {"x": True}
+    },
 }
 
 
@@ -158,8 +178,15 @@ def test_booleans_are_fitted_as_0_and_1():
         assert (fitted.min["done"].item(), fitted.max["done"].item()) == (0, 1)
         y = fitted.normalize({"done": given})["done"]
         assert y.dtype == np.float32
-        np.testing.assert_allclose(y.ravel(), np.array([0.75, -0.25, -0.25, -0.25]) / 0.1875**0.5, rtol=1e-7)
-        assert fitted.denormalize({"done": y}, dtype=np.uint8)["done"].ravel().tolist() == [1, 0, 0, 0]
+        np.testing.assert_allclose(
+            y.ravel(), np.array([0.75, -0.25, -0.25, -0.25]) / 0.1875**0.5, rtol=1e-7
+        )
+        assert fitted.denormalize({"done": y}, dtype=np.uint8)["done"].ravel().tolist() == [
+            1,
+            0,
+            0,
+            0,
+        ]
     masked = Normalizer().update(x, where=np.array([[True], [True], [False], [False]]))
     assert masked.moments.mean.item() == 0.5
 

@@ -1,4 +1,6 @@
-"""Statistics of a stream: those of everything seen, in float64 NumPy, whatever the batches; of returns, too."""
+"""Statistics of a stream: those of everything seen, in float64 NumPy, whatever the batches; of
+returns, too.
+"""
 
 import re
 
@@ -16,7 +18,11 @@ import jaxnorm as jn
 from jaxnorm import online
 from jaxnorm.online import returns
 
-SPECS = {"position": jax.ShapeDtypeStruct((3,), jnp.float32), "image": jax.ShapeDtypeStruct((2, 2), jnp.float32), "speed": 0.0}
+SPECS = {
+    "position": jax.ShapeDtypeStruct((3,), jnp.float32),
+    "image": jax.ShapeDtypeStruct((2, 2), jnp.float32),
+    "speed": 0.0,
+}
 
 
 def draw(rng, *lead, offset=1e3):
@@ -55,24 +61,36 @@ def test_however_a_stream_is_cut(cuts, seed):
         assert_is(state[name], leaf)
 
 
-@pytest.mark.parametrize("lead", [(), (2, 3), *(pytest.param(lead, marks=pytest.mark.slow) for lead in ((1,), (4,), (2, 3, 2)))], ids=str)
+@pytest.mark.parametrize(
+    "lead",
+    [(), (2, 3), *(pytest.param(lead, marks=pytest.mark.slow) for lead in ((1,), (4,), (2, 3, 2)))],
+    ids=str,
+)
 def test_any_batch_axes(lead, rng):
     data = draw(rng, *lead)
     state = online.update(online.init(SPECS), data)
     for name, leaf in data.items():
-        assert state[name].mean.shape == jnp.shape(SPECS[name]) if name == "speed" else SPECS[name].shape
+        assert (
+            state[name].mean.shape == jnp.shape(SPECS[name])
+            if name == "speed"
+            else SPECS[name].shape
+        )
         assert_is(state[name], np.reshape(leaf, (-1, *state[name].mean.shape)))
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_updates_lose_nothing(rng, usual_compile_of_class):
-    """Mean 1e3, 25.6 million elements, which float32 cannot count: the mean to its last bit, where a plain sum is off by 1e-3."""
+    """Mean 1e3, 25.6 million elements, which float32 cannot count: the mean to its last bit, where
+    a plain sum is off by 1e-3.
+    """
     table = jnp.asarray(rng.standard_normal((4096, 256)) * 3 + 1e3, jnp.float32)
     steps = 100_000
 
     @jax.jit
     def follow(state):
-        return jax.lax.scan(lambda state, i: (online.update(state, table[i % 4096]), None), state, jnp.arange(steps))[0]
+        return jax.lax.scan(
+            lambda state, i: (online.update(state, table[i % 4096]), None), state, jnp.arange(steps)
+        )[0]
 
     found = follow(online.init(0.0))
     exact, times = np.asarray(table, np.float64), np.bincount(np.arange(steps) % 4096)
@@ -88,19 +106,26 @@ def test_single_elements_are_counted_beyond_2_to_the_24():
     """Each update adds one to a count that float32 cannot increase by one."""
     start = online.init(0.0)
     full = jn.Moments(jnp.float32(2**24), jnp.float32(5), jnp.float32(1), start.low)
-    found = jax.lax.scan(lambda state, _: (online.update(state, jnp.float32(5)), None), full, length=7)[0]
+    found = jax.lax.scan(
+        lambda state, _: (online.update(state, jnp.float32(5)), None), full, length=7
+    )[0]
     assert int(found.count) + sum(map(int, found.low.count)) == 2**24 + 7
 
 
 def test_float_weights_are_how_much_an_element_counts(rng):
-    data, weights = draw(rng, 5, 4), rng.random((5, 4)).astype(np.float32) * (rng.random((5, 4)) < 0.7)
+    data, weights = (
+        draw(rng, 5, 4),
+        rng.random((5, 4)).astype(np.float32) * (rng.random((5, 4)) < 0.7),
+    )
     data["position"] = jnp.where(weights[..., None] > 0, data["position"], jnp.nan)
     state = online.update(online.init(SPECS), data, weights=weights)
     state = online.update(state, draw(rng, 5, 4), weights=np.zeros((5, 4), np.float32))
     for name, leaf in data.items():
         flat = np.where(np.isnan(leaf), 0, leaf).reshape(20, *state[name].mean.shape)
         assert_is(state[name], flat, weights.ravel())
-    of_rows = online.update(online.init(SPECS), draw(rng, 5, 4), weights=np.array([1, 0, 0, 1, 1], bool))
+    of_rows = online.update(
+        online.init(SPECS), draw(rng, 5, 4), weights=np.array([1, 0, 0, 1, 1], bool)
+    )
     assert of_rows["speed"].count == 12
 
 
@@ -134,13 +159,21 @@ def spread(state, batch, weights):
     def update(state, batch, weights):
         return online.update(state, batch, weights=weights, axis_name="data")
 
-    return jax.shard_map(update, mesh=MESH, in_specs=(P(), P("data"), P("data")), out_specs=P())(state, batch, weights)
+    return jax.shard_map(update, mesh=MESH, in_specs=(P(), P("data"), P("data")), out_specs=P())(
+        state, batch, weights
+    )
 
 
 @pytest.mark.slow
 def test_several_devices_take_one_collective(rng, x64):
-    """Of leaves of several dtypes; each device has another number of elements, one has none and one has NaN."""
-    specs = {**SPECS, "wide": jax.ShapeDtypeStruct((2,), jnp.float64), "wave": jax.ShapeDtypeStruct((2,), jnp.complex64)}
+    """Of leaves of several dtypes; each device has another number of elements, one has none and one
+    has NaN.
+    """
+    specs = {
+        **SPECS,
+        "wide": jax.ShapeDtypeStruct((2,), jnp.float64),
+        "wave": jax.ShapeDtypeStruct((2,), jnp.complex64),
+    }
     batch = {
         **draw(rng, 16, 5),
         "wide": rng.standard_normal((16, 5, 2)) + 1e6,
@@ -148,12 +181,19 @@ def test_several_devices_take_one_collective(rng, x64):
     }
     weights = np.arange(80).reshape(16, 5) % 7 < np.arange(16)[:, None] // 2
     batch["position"] = jnp.where(weights[..., None], batch["position"], jnp.nan)
-    start = online.update(online.init(specs), jax.tree.map(lambda leaf: leaf[:3], {**batch, "position": jnp.ones((3, 5, 3))}))
+    start = online.update(
+        online.init(specs),
+        jax.tree.map(lambda leaf: leaf[:3], {**batch, "position": jnp.ones((3, 5, 3))}),
+    )
     program = jax.jit(spread).lower(start, batch, weights).compile().as_text()
     assert len(re.findall(r" (?:all-|collective-|reduce-scatter)[\w-]*\(", program)) == 1
-    found, whole = jax.jit(spread)(start, batch, weights), online.update(start, batch, weights=weights)
+    found, whole = (
+        jax.jit(spread)(start, batch, weights),
+        online.update(start, batch, weights=weights),
+    )
     for name, one in found.items():
-        other, rtol = whole[name], 1e-14 if name in ("wide", "speed") else 3e-7  # in x64 0.0 is a float64
+        # in x64 0.0 is a float64
+        other, rtol = whole[name], 1e-14 if name in ("wide", "speed") else 3e-7
         np.testing.assert_array_equal(one.count, other.count)
         np.testing.assert_allclose(one.mean, other.mean, rtol=rtol, atol=rtol)
         np.testing.assert_allclose(one.var, other.var, rtol=3 * rtol, atol=rtol)
@@ -163,24 +203,35 @@ def test_several_devices_take_one_collective(rng, x64):
 def test_under_vmap(rng):
     """A state for each of several agents; and one state of all of them, over a named axis."""
     data = draw(rng, 4, 6)
-    apart = jax.vmap(online.update)(jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), online.init(SPECS)), data)
-    together = jax.vmap(lambda state, x: online.update(state, x, axis_name="i"), (None, 0), axis_name="i")(online.init(SPECS), data)
+    apart = jax.vmap(online.update)(
+        jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), online.init(SPECS)), data
+    )
+    together = jax.vmap(
+        lambda state, x: online.update(state, x, axis_name="i"), (None, 0), axis_name="i"
+    )(online.init(SPECS), data)
     for name, leaf in data.items():
         for i in range(4):
             assert_is(jax.tree.map(lambda a: a[i], apart[name]), leaf[i])  # noqa: B023
-            assert_is(jax.tree.map(lambda a: a[i], together[name]), np.reshape(leaf, (24, *leaf.shape[2:])))  # noqa: B023
+            assert_is(
+                jax.tree.map(lambda a: a[i], together[name]),
+                np.reshape(leaf, (24, *leaf.shape[2:])),
+            )  # noqa: B023
 
 
 def test_normalize_and_back(rng):
     state = online.init(SPECS)
     data = draw(rng, 50, offset=1e5)
-    for same, leaf in zip(jax.tree.leaves(online.normalize(data, state)), jax.tree.leaves(data), strict=True):
+    for same, leaf in zip(
+        jax.tree.leaves(online.normalize(data, state)), jax.tree.leaves(data), strict=True
+    ):
         np.testing.assert_allclose(same, leaf, rtol=1e-6)
     state = online.update(state, data)
     y = online.normalize(data, state, epsilon=0.01)
     for name, leaf in data.items():
         exact = np.asarray(leaf, np.float64)
-        np.testing.assert_allclose(y[name], (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 0.01), atol=1e-6)
+        np.testing.assert_allclose(
+            y[name], (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 0.01), atol=1e-6
+        )
     back = online.denormalize(y, state, epsilon=0.01)
     for same, leaf in zip(jax.tree.leaves(back), jax.tree.leaves(data), strict=True):
         np.testing.assert_allclose(same, leaf, rtol=2e-7, atol=2e-6)
@@ -194,48 +245,118 @@ def test_of_complex_numbers_the_absolute_value_is_clipped(rng):
     state = online.update(online.init(jax.ShapeDtypeStruct((3,), np.complex64)), x)
     whole, clipped = (np.asarray(online.normalize(x, state, clip=clip)) for clip in (None, 0.5))
     size = np.abs(whole)
-    np.testing.assert_allclose(clipped, np.where(size > 0.5, whole / np.maximum(size, 1e-6) / 2, whole), atol=1e-6)
+    np.testing.assert_allclose(
+        clipped, np.where(size > 0.5, whole / np.maximum(size, 1e-6) / 2, whole), atol=1e-6
+    )
 
 
 def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range():
     state = online.update(online.init(jnp.zeros((), jnp.complex64)), jnp.array([1 + 0j, 3 + 0j]))
-    of = lambda z, clip: jax.grad(lambda z: online.normalize(z, state, clip=clip).real.sum())(z)  # noqa: E731
+    of = lambda z, clip: jax.grad(lambda z: online.normalize(z, state, clip=clip).real.sum())(z)
     at = jnp.array([2 + 0j, 2.5 + 0j])
     np.testing.assert_array_equal(of(at, 5.0), of(at, None))
-    np.testing.assert_allclose(online.normalize(jnp.array([3e38 + 3e38j]), state, clip=5.0), [(5 + 5j) / np.sqrt(2)], rtol=1e-6)
+    np.testing.assert_allclose(
+        online.normalize(jnp.array([3e38 + 3e38j]), state, clip=5.0),
+        [(5 + 5j) / np.sqrt(2)],
+        rtol=1e-6,
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda s: online.init({"a": jnp.zeros(3, jnp.uint8)}), TypeError, r"specs\['a'\] must be floating point: got uint8"),
+        (
+            lambda s: online.init({"a": jnp.zeros(3, jnp.uint8)}),
+            TypeError,
+            r"specs\['a'\] must be floating point: got uint8",
+        ),
         (lambda s: online.update(3, s), TypeError, "every leaf of state must be Moments: got int."),
-        (lambda s: online.update(s, {"b": jnp.zeros(3)}), ValueError, "batch must have the structure of the state"),
-        (lambda s: online.update(s, {"a": jnp.zeros((3, 2))}), ValueError, r"batch\['a'\] must end in the shape of one element, \(3,\)"),
-        (lambda s: online.update(s, {"a": jnp.zeros(3, complex)}), TypeError, r"batch\['a'\] must be real, as in the specs"),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3), int)}), TypeError, r"batch\['a'\] must be floating point"),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(4)), ValueError, r"first batch axes, \(5,\): got \(4,\)"),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones((5, 3))), ValueError, "first batch axes"),
+        (
+            lambda s: online.update(s, {"b": jnp.zeros(3)}),
+            ValueError,
+            "batch must have the structure of the state",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((3, 2))}),
+            ValueError,
+            r"batch\['a'\] must end in the shape of one element, \(3,\)",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros(3, complex)}),
+            TypeError,
+            r"batch\['a'\] must be real, as in the specs",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3), int)}),
+            TypeError,
+            r"batch\['a'\] must be floating point",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(4)),
+            ValueError,
+            r"first batch axes, \(5,\): got \(4,\)",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones((5, 3))),
+            ValueError,
+            "first batch axes",
+        ),
         (
             lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=-jnp.ones(5)),
             ValueError,
             r"^weights, for x of shape \(5, 3\), must be finite and >= 0",
         ),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(5, int)), TypeError, "^weights must be boolean or float"),
-        (lambda s: online.normalize({"a": jnp.zeros((5, 3))}, s, clip=-1), ValueError, "clip must be finite and >= 0"),
-        (lambda s: online.normalize({"a": jnp.zeros((5, 6))}, s), ValueError, "must end in the shape"),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, weights=jnp.ones(5, int)),
+            TypeError,
+            "^weights must be boolean or float",
+        ),
+        (
+            lambda s: online.normalize({"a": jnp.zeros((5, 3))}, s, clip=-1),
+            ValueError,
+            "clip must be finite and >= 0",
+        ),
+        (
+            lambda s: online.normalize({"a": jnp.zeros((5, 6))}, s),
+            ValueError,
+            "must end in the shape",
+        ),
         (lambda s: online.debiased(1.5, 1), ValueError, "momentum must lie in"),
-        (lambda s: online.debiased(0.9, "first"), TypeError, "step must be an array of numbers: got str"),
-        (lambda s: online.debiased(0.9, 0), ValueError, r"^step must be at least 1, that of the first batch: found 0\.$"),
-        (lambda s: online.init((3,)), TypeError, r"For a shape pass jax.ShapeDtypeStruct\(shape, jnp.float32\)\."),
-        (lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, axis_name="i"), NameError, "^axis_name must be bound .* got the unbound 'i'"),
-        (lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(3), jnp.zeros(3, bool)), ValueError, "shape of one step"),
+        (
+            lambda s: online.debiased(0.9, "first"),
+            TypeError,
+            "step must be an array of numbers: got str",
+        ),
+        (
+            lambda s: online.debiased(0.9, 0),
+            ValueError,
+            r"^step must be at least 1, that of the first batch: found 0\.$",
+        ),
+        (
+            lambda s: online.init((3,)),
+            TypeError,
+            r"For a shape pass jax.ShapeDtypeStruct\(shape, jnp.float32\)\.",
+        ),
+        (
+            lambda s: online.update(s, {"a": jnp.zeros((5, 3))}, axis_name="i"),
+            NameError,
+            "^axis_name must be bound .* got the unbound 'i'",
+        ),
+        (
+            lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(3), jnp.zeros(3, bool)),
+            ValueError,
+            "shape of one step",
+        ),
         (
             lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(2), jnp.zeros(2)),
             TypeError,
             r"done must be booleans .* Cast it, \.astype\(bool\)\.",
         ),
-        (lambda s: returns.update(returns.init(0.0), 0.0, True, gamma=2), ValueError, "gamma must lie in"),
+        (
+            lambda s: returns.update(returns.init(0.0), 0.0, True, gamma=2),
+            ValueError,
+            "gamma must lie in",
+        ),
     ],
 )
 def test_errors_name_the_leaf(call, error, message):
@@ -253,7 +374,9 @@ def follow(rewards, done, gamma):
     return current, np.array(seen)
 
 
-@pytest.mark.parametrize("cut", [7, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (1, 19))])
+@pytest.mark.parametrize(
+    "cut", [7, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (1, 19))]
+)
 def test_returns_are_those_of_a_loop(cut, rng):
     rewards, done = rng.standard_normal((20, 4)).astype(np.float32) + 5, rng.random((20, 4)) < 0.2
     state = returns.init(jax.ShapeDtypeStruct((4,), jnp.float32))
@@ -264,7 +387,9 @@ def test_returns_are_those_of_a_loop(cut, rng):
     current, seen = follow(rewards, done, 0.9)
     np.testing.assert_allclose(state.current, current, rtol=1e-6)
     assert_is(state.moments, seen.reshape(-1), rtol=2e-6)
-    np.testing.assert_allclose(returns.normalize(rewards, state, epsilon=0.0), rewards / seen.std(), rtol=3e-6)
+    np.testing.assert_allclose(
+        returns.normalize(rewards, state, epsilon=0.0), rewards / seen.std(), rtol=3e-6
+    )
     assert float(jnp.abs(returns.normalize(rewards, state, clip=0.1)).max()) == pytest.approx(0.1)
 
 
@@ -275,7 +400,9 @@ def test_returns_of_several_devices_and_of_nan(rng):
         return returns.update(state, rewards, done, axis_name="data")
 
     specs = (returns.Returns(P("data"), P()), P(None, "data"), P(None, "data"))
-    found = jax.jit(jax.shard_map(update, mesh=MESH, in_specs=specs, out_specs=specs[0]))(returns.init(jnp.zeros(16)), rewards, done)
+    found = jax.jit(jax.shard_map(update, mesh=MESH, in_specs=specs, out_specs=specs[0]))(
+        returns.init(jnp.zeros(16)), rewards, done
+    )
     assert_is(found.moments, follow(rewards, done, 0.99)[1].reshape(-1), rtol=2e-6)
     broken = returns.update(found, np.full(16, np.nan, np.float32), np.zeros(16, bool))
     assert broken.current.tolist() == [0.0] * 16
@@ -284,20 +411,34 @@ def test_returns_of_several_devices_and_of_nan(rng):
 
 @pytest.mark.parametrize("kind", [bool, np.float32])
 def test_steps_that_are_no_transitions_count_for_nothing(kind):
-    """Gymnasium's vector environments give one after each episode; with gamma 0.5 the returns are 1, 2.5, 3, 8 and 5, 3.5."""
+    """Gymnasium's vector environments give one after each episode; with gamma 0.5 the returns are
+    1, 2.5, 3, 8 and 5, 3.5.
+    """
     rewards = np.array([[1, 5], [2, 1], [100, np.nan], [3, 7], [6.5, 0]], np.float32)
     done = np.array([[0, 0], [1, 1], [0, 0], [0, 0], [0, 0]], bool)
     weights = np.array([[1, 1], [1, 1], [0, 0], [1, 0], [1, 0]], kind)
     for cut in (0, 2, 3):
         state = returns.init(jnp.zeros(2))
         for part in (slice(0, cut), slice(cut, 5)):
-            state = returns.update(state, rewards[part], done[part], weights=weights[part], gamma=0.5)
+            state = returns.update(
+                state, rewards[part], done[part], weights=weights[part], gamma=0.5
+            )
         assert state.current.tolist() == [8.0, 0.0]
         assert_is(state.moments, np.array([1, 2.5, 3, 8, 5, 3.5]))
-    halves = returns.update(returns.init(jnp.zeros(2)), rewards[:2], done[:2], weights=np.float32([[0.5, 1], [1, 0]]), gamma=0.5)
+    halves = returns.update(
+        returns.init(jnp.zeros(2)),
+        rewards[:2],
+        done[:2],
+        weights=np.float32([[0.5, 1], [1, 0]]),
+        gamma=0.5,
+    )
     assert float(halves.moments.count) == 2.5
     assert float(halves.moments.mean) == pytest.approx((0.5 * 1 + 5 + 2.5) / 2.5, rel=1e-7)
-    for wrong, error in ((np.ones(2, bool), ValueError), (np.ones((5, 2), int), TypeError), (-weights.astype(np.float32), ValueError)):
+    for wrong, error in (
+        (np.ones(2, bool), ValueError),
+        (np.ones((5, 2), int), TypeError),
+        (-weights.astype(np.float32), ValueError),
+    ):
         with pytest.raises(error, match="weights"):
             returns.update(returns.init(jnp.zeros(2)), rewards, done, weights=wrong)
 
@@ -319,12 +460,19 @@ def test_nan_of_one_environment_leaves_out_no_other(rng):
 def test_groups_of_devices_of_unequal_sizes(rng):
     """Each has the statistics of its own rows."""
     x, groups = rng.standard_normal((8, 6, 3)).astype(np.float32), [[0, 3, 5], [1, 2], [4], [6, 7]]
-    update = lambda x: online.update(online.init(jnp.zeros(3)), x, axis_name=jn.AxisGroups("data", groups))  # noqa: E731
+    update = lambda x: online.update(
+        online.init(jnp.zeros(3)), x, axis_name=jn.AxisGroups("data", groups)
+    )
     found = jax.pmap(update, axis_name="data", devices=HOST)(x)
     for group in groups:
         for device in group:
-            assert_is(jax.tree.map(lambda leaf, device=device: leaf[device], found), x[group].reshape(-1, 3))
-    listed = jax.vmap(lambda x: online.update(online.init(jnp.zeros(3)), x, axis_name=["data"]), axis_name="data")(x)
+            assert_is(
+                jax.tree.map(lambda leaf, device=device: leaf[device], found),
+                x[group].reshape(-1, 3),
+            )
+    listed = jax.vmap(
+        lambda x: online.update(online.init(jnp.zeros(3)), x, axis_name=["data"]), axis_name="data"
+    )(x)
     assert_is(jax.tree.map(lambda leaf: leaf[0], listed), x.reshape(-1, 3))
 
 
@@ -336,8 +484,11 @@ def test_debiased_averages_are_those_of_adam(momentum, rng):
         running = jn.ema(running, jn.moments(part, 0), momentum=online.debiased(momentum, step))
         exact = part.astype(np.float64)
         biased = momentum * biased + (1 - momentum) * np.stack([exact.mean(0), exact.var(0)])
-        np.testing.assert_allclose([running.mean, running.var], biased / (1 - momentum**step), rtol=2e-6)
-    assert jax.jit(online.debiased)(momentum, 0) == online.debiased(momentum, 1)  # of loops that count from 0
+        np.testing.assert_allclose(
+            [running.mean, running.var], biased / (1 - momentum**step), rtol=2e-6
+        )
+    # of loops that count from 0
+    assert jax.jit(online.debiased)(momentum, 0) == online.debiased(momentum, 1)
     traced = jax.jit(online.debiased)(jnp.float32(momentum), 3)
     np.testing.assert_allclose(traced, online.debiased(momentum, 3), rtol=1e-6)
 
@@ -356,7 +507,9 @@ def test_before_the_first_update_all_stays_as_it_is(epsilon):
     x, state = jnp.array([[2.0, 4.0]]), online.init(jnp.zeros(2))
     np.testing.assert_array_equal(online.normalize(x, state, epsilon=epsilon), x)
     np.testing.assert_array_equal(online.denormalize(x, state, epsilon=epsilon), x)
-    np.testing.assert_array_equal(online.returns.normalize(x[0], online.returns.init(0.0), epsilon=epsilon), x[0])
+    np.testing.assert_array_equal(
+        online.returns.normalize(x[0], online.returns.init(0.0), epsilon=epsilon), x[0]
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

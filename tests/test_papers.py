@@ -15,17 +15,25 @@ PADDLE_LAST = """1.51780486 0.99067575 0.51224011"""
 
 
 def test_paddle_documentation_example():
-    """paddle.nn.LayerNorm(x.shape[1:]) of NumPy's seed 123: one gain and bias for each of 2 x 2 x 3 elements."""
+    """paddle.nn.LayerNorm(x.shape[1:]) of NumPy's seed 123: one gain and bias for each of 2 x 2 x 3
+    elements.
+    """
     np.random.seed(123)
     x = np.random.random((2, 2, 2, 3)).astype(np.float32)
-    y = np.asarray(jn.layer_norm(x, axes=(1, 2, 3), scale=jnp.ones((2, 2, 3)), bias=jnp.zeros((2, 2, 3)), epsilon=1e-5))
+    y = np.asarray(
+        jn.layer_norm(
+            x, axes=(1, 2, 3), scale=jnp.ones((2, 2, 3)), bias=jnp.zeros((2, 2, 3)), epsilon=1e-5
+        )
+    )
     np.testing.assert_allclose(y[0, 0].ravel(), np.array(PADDLE.split(), float), atol=4e-7)
     np.testing.assert_allclose(y[-1, -1, -1], np.array(PADDLE_LAST.split(), float), atol=4e-7)
 
 
 @pytest.mark.parametrize("a", [0.25, 3.0, 64.0])
 def test_batch_norm_does_not_see_the_scale_of_weights(a, rng, x64):
-    """BN((aW)u) = BN(Wu), d BN((aW)u)/du = d BN(Wu)/du, d BN((aW)u)/d(aW) = (1/a) d BN(Wu)/dW (Ioffe & Szegedy 2015, 3.3)."""
+    """BN((aW)u) = BN(Wu), d BN((aW)u)/du = d BN(Wu)/du, d BN((aW)u)/d(aW) = (1/a) d BN(Wu)/dW
+    (Ioffe & Szegedy 2015, 3.3).
+    """
     weights, u = jnp.asarray(rng.standard_normal((5, 4))), jnp.asarray(rng.standard_normal((32, 5)))
 
     def norm(weights, u):
@@ -40,7 +48,9 @@ def test_batch_norm_does_not_see_the_scale_of_weights(a, rng, x64):
 
 
 def test_batch_norm_in_training_and_with_population_statistics(rng):
-    """Algorithms 1 and 2 of Ioffe & Szegedy: merging the Moments of all batches gives the population's."""
+    """Algorithms 1 and 2 of Ioffe & Szegedy: merging the Moments of all batches gives the
+    population's.
+    """
     x = rng.standard_normal((6, 32, 4)).astype(np.float32) * 3 + 2
     scale, bias = rng.standard_normal((2, 4)).astype(np.float32)
     outputs = [jn.batch_norm(part, scale=scale, bias=bias) for part in x]
@@ -51,12 +61,16 @@ def test_batch_norm_in_training_and_with_population_statistics(rng):
     population = jn.merge(*(found for _, found in outputs))
     joined = exact.reshape(-1, 4)
     truth = (exact[0] - joined.mean(0)) / np.sqrt(joined.var(0, ddof=1) + 1e-5) * scale + bias
-    y = jn.normalize(x[0], population, scale=scale.reshape(1, 4), bias=bias.reshape(1, 4), correction=1)
+    y = jn.normalize(
+        x[0], population, scale=scale.reshape(1, 4), bias=bias.reshape(1, 4), correction=1
+    )
     np.testing.assert_allclose(y, truth, atol=3e-6)
 
 
 def test_layer_norm_does_not_see_the_scale_and_shift_of_weights(rng, x64):
-    """Ba et al. 2016, table 1: re-scaling all weights and re-centering them, and re-scaling one example, change nothing."""
+    """Ba et al. 2016, table 1: re-scaling all weights and re-centering them, and re-scaling one
+    example, change nothing.
+    """
     weights, x = jnp.asarray(rng.standard_normal((5, 8))), jnp.asarray(rng.standard_normal((3, 5)))
     y = jn.layer_norm(x @ weights, epsilon=0.0)
     shift = jnp.asarray(rng.standard_normal((5, 1)))
@@ -67,7 +81,10 @@ def test_layer_norm_does_not_see_the_scale_and_shift_of_weights(rng, x64):
 
 def test_rms_norm_equation(rng):
     """Zhang & Sennrich 2019, eq. 4."""
-    x, scale = rng.standard_normal((3, 5)).astype(np.float32), rng.standard_normal(5).astype(np.float32)
+    x, scale = (
+        rng.standard_normal((3, 5)).astype(np.float32),
+        rng.standard_normal(5).astype(np.float32),
+    )
     truth = x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-6) * scale
     np.testing.assert_allclose(jn.rms_norm(x, scale=scale), truth, atol=1e-6)
 
@@ -76,23 +93,37 @@ def test_switchable_norm_equations(rng):
     """Luo et al. 2018, eqs. 3 and 4, statistics of each kind computed from the data."""
     x = (rng.standard_normal((4, 5, 6, 3)) * 2 + 1).astype(np.float32)
     exact, axes = x.astype(np.float64), ((1, 2), (1, 2, 3), (0, 1, 2))
-    mean = sum(w * exact.mean(a, keepdims=True) for w, a in zip(softmax(MEAN_LOGITS), axes, strict=True))
-    var = sum(w * exact.var(a, keepdims=True) for w, a in zip(softmax(VAR_LOGITS), axes, strict=True))
+    mean = sum(
+        w * exact.mean(a, keepdims=True) for w, a in zip(softmax(MEAN_LOGITS), axes, strict=True)
+    )
+    var = sum(
+        w * exact.var(a, keepdims=True) for w, a in zip(softmax(VAR_LOGITS), axes, strict=True)
+    )
     y, batch = jn.switchable_norm(x, MEAN_LOGITS, VAR_LOGITS)
     np.testing.assert_allclose(y, (exact - mean) / np.sqrt(var + 1e-5), atol=2e-6)
     np.testing.assert_allclose(batch.mean[0, 0, 0], exact.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(batch.var[0, 0, 0], exact.var((0, 1, 2)), rtol=1e-6)
-    np.testing.assert_allclose(jn.switchable_norm(x, MEAN_LOGITS, VAR_LOGITS, running=batch)[0], y, atol=1e-6)
+    np.testing.assert_allclose(
+        jn.switchable_norm(x, MEAN_LOGITS, VAR_LOGITS, running=batch)[0], y, atol=1e-6
+    )
 
 
-BLENDED = [jn.instance_norm, partial(jn.layer_norm, axes=(1, 2, 3)), lambda x, epsilon: jn.batch_norm(x, epsilon=epsilon)[0]]
+BLENDED = [
+    jn.instance_norm,
+    partial(jn.layer_norm, axes=(1, 2, 3)),
+    lambda x, epsilon: jn.batch_norm(x, epsilon=epsilon)[0],
+]
 
 
-@pytest.mark.parametrize(("kind", "norm"), list(enumerate(BLENDED)), ids=["instance", "layer", "batch"])
+@pytest.mark.parametrize(
+    ("kind", "norm"), list(enumerate(BLENDED)), ids=["instance", "layer", "batch"]
+)
 def test_switchable_norm_contains_the_norms_it_blends(kind, norm, rng):
     x = rng.standard_normal((4, 5, 6, 3)).astype(np.float32)
     logits = np.where(np.arange(3) == kind, 60, 0).astype(np.float32)
-    np.testing.assert_allclose(jn.switchable_norm(x, logits, logits, epsilon=1e-3)[0], norm(x, epsilon=1e-3), atol=1e-6)
+    np.testing.assert_allclose(
+        jn.switchable_norm(x, logits, logits, epsilon=1e-3)[0], norm(x, epsilon=1e-3), atol=1e-6
+    )
 
 
 def test_switchable_norm_trains_its_weights(rng):
@@ -115,7 +146,9 @@ def test_switchable_norm_trains_its_weights(rng):
 
 def _switchable_loss(x, mean_logits, var_logits):
     axes = ((1, 2), (1, 2, 3), (0, 1, 2))
-    mean = sum(w * x.mean(a, keepdims=True) for w, a in zip(softmax(mean_logits), axes, strict=True))
+    mean = sum(
+        w * x.mean(a, keepdims=True) for w, a in zip(softmax(mean_logits), axes, strict=True)
+    )
     var = sum(w * x.var(a, keepdims=True) for w, a in zip(softmax(var_logits), axes, strict=True))
     return np.sin((x - mean) / np.sqrt(var + 1e-5)).sum()
 
@@ -140,24 +173,44 @@ ONE_OF_TWO, LITTLE_WEIGHT = ([[True, False]], False), ([[0.5, 0.25]], True)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
-@pytest.mark.parametrize(("masked", "expected"), [(ONE_OF_TWO, [1e30, 0]), (LITTLE_WEIGHT, [-1e30, 1e30])], ids=["mask", "weights"])
+@pytest.mark.parametrize(
+    ("masked", "expected"),
+    [(ONE_OF_TWO, [1e30, 0]), (LITTLE_WEIGHT, [-1e30, 1e30])],
+    ids=["mask", "weights"],
+)
 def test_no_variance_has_no_gradient_whatever_the_gain(masked, expected, implementation):
-    """Of one element, or of no more weight, whose variance is 0 whatever they are: dx = r (dy - w / n sum(dy))."""
+    """Of one element, or of no more weight, whose variance is 0 whatever they are: dx = r (dy - w /
+    n sum(dy)).
+    """
     where, centered = masked
-    options = {"centered": centered, "correction": 1, "epsilon": 1e-30, "epsilon_in": "std", "implementation": implementation}
-    norm = lambda x: jn.standardize(x, -1, where=jnp.asarray(where), **options)  # noqa: E731
+    options = {
+        "centered": centered,
+        "correction": 1,
+        "epsilon": 1e-30,
+        "epsilon_in": "std",
+        "implementation": implementation,
+    }
+    norm = lambda x: jn.standardize(x, -1, where=jnp.asarray(where), **options)
     (dx,) = jax.vjp(norm, jnp.asarray([[2.0, 3.0]]))[1](jnp.asarray([[1.0, 2.0]]))
     np.testing.assert_allclose(dx[0], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("correction", "gain"), [(0, 2**-0.5), (1, 3**-0.5), (1.5, 5**-0.5), (2, 1), (3, 1)])
+@pytest.mark.parametrize(
+    ("correction", "gain"), [(0, 2**-0.5), (1, 3**-0.5), (1.5, 5**-0.5), (2, 1), (3, 1)]
+)
 def test_a_correction_of_the_count_and_more_leaves_no_variance(correction, gain):
     """-1 and 1 over sqrt(2 / (2 - correction) + 1)."""
-    x, weights, truth = jnp.array([[1.0, 3.0, 7.0]]), jnp.array([[1.0, 1.0, 0.0]]), np.array([[-1, 1, 0]]) * gain
+    x, weights, truth = (
+        jnp.array([[1.0, 3.0, 7.0]]),
+        jnp.array([[1.0, 1.0, 0.0]]),
+        np.array([[-1, 1, 0]]) * gain,
+    )
     options = {"epsilon": 1.0, "correction": correction}
     np.testing.assert_allclose(jn.standardize(x[:, :2], 1, **options), truth[:, :2], rtol=1e-6)
     np.testing.assert_allclose(jn.standardize(x, 1, where=weights, **options), truth, rtol=1e-6)
-    np.testing.assert_allclose(jn.normalize(x[:, :2], jn.moments(x[:, :2], 1), **options), truth[:, :2], rtol=1e-6)
+    np.testing.assert_allclose(
+        jn.normalize(x[:, :2], jn.moments(x[:, :2], 1), **options), truth[:, :2], rtol=1e-6
+    )
 
 
 def test_one_element_and_correction_one():

@@ -1,4 +1,6 @@
-"""The files that ``jaxnorm fit`` reads: what identifies them, what is read of them, what is refused."""
+"""The files that ``jaxnorm fit`` reads: what identifies them, what is read of them, what is
+refused.
+"""
 
 import json
 import os
@@ -56,7 +58,9 @@ class TestFingerprint:
             system.pipe(f"/fingerprint/{changed}", b"y")
             assert in_json(f"memory://fingerprint/{name}") != before
 
-    @pytest.mark.parametrize("path", ["none.npy", "none.zarr", "file:///none.npy", "memory://none.npy"])
+    @pytest.mark.parametrize(
+        "path", ["none.npy", "none.zarr", "file:///none.npy", "memory://none.npy"]
+    )
     def test_a_missing_file_is_named(self, path):
         pytest.importorskip("fsspec")
         with pytest.raises(SourceError, match=f"^{path} must exist: there is no such file.$"):
@@ -110,7 +114,9 @@ def test_addresses_with_a_pattern():
     assert in_json("memory://patterns/*.npy") == before
     system.put("part.npy", "/patterns/a.npy")
     assert in_json("memory://patterns/*.npy") != before
-    assert refused("memory://patterns/*.npz") == ("memory://patterns/*.npz must name files: there are none.")
+    assert refused("memory://patterns/*.npz") == (
+        "memory://patterns/*.npz must name files: there are none."
+    )
 
 
 def test_an_address_that_was_written_again_is_read_again():
@@ -154,7 +160,9 @@ class TestChecksums:
     def test_of_compressed_members(self, axes, rng):
         np.savez_compressed("a.npz", x=rng.standard_normal((4000, 3)))
         self.flipped("a.npz", 30_000)
-        assert refused("a.npz", axes).startswith("a.npz cannot be read, it may be damaged or no .npz file: ")
+        assert refused("a.npz", axes).startswith(
+            "a.npz cannot be read, it may be damaged or no .npz file: "
+        )
 
 
 def test_numpy_files_need_no_other_library(monkeypatch):
@@ -168,7 +176,9 @@ def test_numpy_files_need_no_other_library(monkeypatch):
         np.testing.assert_array_equal(found["x"] if isinstance(found, dict) else found, X)
     for path, module in (("a.pq", "pyarrow"), ("memory://a.npy", "fsspec")):
         Path("a.pq").write_text("text")
-        assert refused(path) == (f"{path} needs {module}, which is not installed: pip install 'jaxnorm[formats]'.")
+        assert refused(path) == (
+            f"{path} needs {module}, which is not installed: pip install 'jaxnorm[formats]'."
+        )
 
 
 def test_nothing_is_imported_before_a_file_needs_it():

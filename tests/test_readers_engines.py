@@ -1,4 +1,6 @@
-"""Files that Beam, Dask and Ray read: every format, many pieces at a time, and one sentence for a bad file."""
+"""Files that Beam, Dask and Ray read: every format, many pieces at a time, and one sentence for a
+bad file.
+"""
 
 import os
 from pathlib import Path
@@ -70,9 +72,18 @@ def ragged(path):
 BAD = {
     "a.zarr": (damaged_chunk, "a.zarr cannot be read, it may be damaged: "),
     "a.npz": (flipped, "a.npz must hold what was written: the checksum of 'x' is another. "),
-    "a.parquet": (ragged, "a.parquet must hold lists of one length in 'x': there are lengths 1, 2."),
-    "b.parquet": (lambda _: os.rename(cut("parquet", 0.5), "b.parquet"), "b.parquet cannot be read"),
-    "c.npy": (lambda path: np.save(path, np.ones(3, complex)), "c.npy must hold numbers: it holds "),
+    "a.parquet": (
+        ragged,
+        "a.parquet must hold lists of one length in 'x': there are lengths 1, 2.",
+    ),
+    "b.parquet": (
+        lambda _: os.rename(cut("parquet", 0.5), "b.parquet"),
+        "b.parquet cannot be read",
+    ),
+    "c.npy": (
+        lambda path: np.save(path, np.ones(3, complex)),
+        "c.npy must hold numbers: it holds ",
+    ),
 }
 
 

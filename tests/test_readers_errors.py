@@ -44,24 +44,42 @@ INTACT = {  # files that are whole, and the exact words
     ("empty", lambda: wrong("a.npy", b"")): "a.npy must hold data: it is empty.",
     ("empty npz", lambda: wrong("a.npz", b"")): "a.npz must hold data: it is empty.",
     ("empty parquet", lambda: wrong("a.parquet", b"")): "a.parquet must hold data: it is empty.",
-    ("structured", lambda: saved("a.npy", np.save, PAIRS)): ("a.npy must hold numbers: it holds [('a', '<f4'), ('b', '<i4')]."),
-    ("objects", lambda: saved("a.npy", np.save, np.array([{}, 1], object))): ("a.npy must hold numbers: it holds Python's objects."),
-    ("strings", lambda: saved("a.npy", np.save, np.array(["a"]))): ("a.npy must hold numbers: it holds <U1."),
-    ("one number", lambda: saved("a.npy", np.save, 3.0)): ("a.npy must hold numbers: it holds one number."),
-    ("dates", lambda: saved("a.npz", np.savez, t=np.zeros(3, "M8[s]"))): ("a.npz must hold numbers in 't': it holds datetime64[s]."),
+    ("structured", lambda: saved("a.npy", np.save, PAIRS)): (
+        "a.npy must hold numbers: it holds [('a', '<f4'), ('b', '<i4')]."
+    ),
+    ("objects", lambda: saved("a.npy", np.save, np.array([{}, 1], object))): (
+        "a.npy must hold numbers: it holds Python's objects."
+    ),
+    ("strings", lambda: saved("a.npy", np.save, np.array(["a"]))): (
+        "a.npy must hold numbers: it holds <U1."
+    ),
+    ("one number", lambda: saved("a.npy", np.save, 3.0)): (
+        "a.npy must hold numbers: it holds one number."
+    ),
+    ("dates", lambda: saved("a.npz", np.savez, t=np.zeros(3, "M8[s]"))): (
+        "a.npz must hold numbers in 't': it holds datetime64[s]."
+    ),
     ("no arrays", lambda: saved("a.npz", np.savez)): "a.npz must hold arrays: it holds none.",
     ("folder npy", lambda: folder_of("a.npy", "b")): "a.npy must be a file: it is a folder.",
     ("folder npz", lambda: folder_of("a.npz", "b")): "a.npz must be a file: it is a folder.",
-    ("folder zarr", lambda: folder_of("a.zarr", "b")): ("a.zarr must be a Zarr: it holds no zarr.json, no .zgroup, no .zarray."),
-    ("file zarr", lambda: wrong("a.zarr")): ("a.zarr must be a folder, as Zarr writes it: it is a file."),
+    ("folder zarr", lambda: folder_of("a.zarr", "b")): (
+        "a.zarr must be a Zarr: it holds no zarr.json, no .zgroup, no .zarray."
+    ),
+    ("file zarr", lambda: wrong("a.zarr")): (
+        "a.zarr must be a folder, as Zarr writes it: it is a file."
+    ),
     ("folder parquet", lambda: folder_of("a.parquet", "b", "_temporary/c.parquet")): (
         "a.parquet must hold .parquet files: there are none."
     ),
     ("folder", lambda: folder_of("a", "b.npy")): (
         "a is a folder without .parquet files and no Zarr store. For .npy or .npz write a/*.npz."
     ),
-    ("text", lambda: wrong("a.txt")): ("a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, by its suffix."),
-    ("protocol", lambda: "nosuch://a.npy"): ("nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."),
+    ("text", lambda: wrong("a.txt")): (
+        "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, by its suffix."
+    ),
+    ("protocol", lambda: "nosuch://a.npy"): (
+        "nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."
+    ),
 }
 
 
@@ -141,7 +159,8 @@ def test_an_archive_that_has_lost_an_entry():
     data[first + 32] = len(data[second:-22])  # the length of its comment
     Path("a.npz").write_bytes(data)
     assert refused("a.npz") == (
-        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, its directory must list 2 members: it lists 1."
+        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, its directory must "
+        "list 2 members: it lists 1."
     )
 
 
@@ -151,13 +170,17 @@ def test_an_archive_whose_names_differ():
     data[entries(data)[0] + 46 + len("a.np")] ^= 1
     Path("a.npz").write_bytes(data)
     assert refused("a.npz") == (
-        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File name in directory 'a.npx' and header other bytes differ."
+        "a.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File name in "
+        "directory 'a.npx' and header other bytes differ."
     )
 
 
 def test_text_is_no_archive():
     Path("text.npz").write_text("some text")
-    assert refused("text.npz") == ("text.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File is not a zip file.")
+    assert refused("text.npz") == (
+        "text.npz cannot be read, it may be damaged or no .npz file: BadZipFile, File is not a zip "
+        "file."
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,11 +209,16 @@ def test_leaves_that_are_no_arrays_of_numbers_are_left_out_unless_they_are_named
     assert left_out("a.npz", {"": 0}) == {"step": "one number", "name": "<U1"}
     assert left_out("a.npz", {"x": 0}) == {}
     assert refused("a.npz", {"x": 0, "name": 0}) == (
-        "a.npz must hold numbers in 'name': it holds <U1. Name what is fitted: axes={'x': 0}, or --pattern 'x=[n]'."
+        "a.npz must hold numbers in 'name': it holds <U1. Name what is fitted: axes={'x': 0}, or "
+        "--pattern 'x=[n]'."
     )
-    assert refused("a.npz", {"z": 0}) == ("a.npz must hold 'z': it holds 'x', 'step', 'name', 'flag'.")
+    assert refused("a.npz", {"z": 0}) == (
+        "a.npz must hold 'z': it holds 'x', 'step', 'name', 'flag'."
+    )
 
 
 def test_an_array_alone_has_no_name():
     np.save("a.npy", X)
-    assert refused("a.npy", {"a": "[n] c"}) == ("a.npy holds one array, which has no name: give --pattern '[n] c' without 'a='.")
+    assert refused("a.npy", {"a": "[n] c"}) == (
+        "a.npy holds one array, which has no name: give --pattern '[n] c' without 'a='."
+    )

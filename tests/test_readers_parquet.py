@@ -33,7 +33,10 @@ def fitted(axes=0, path="a.parquet"):
         batch = piece.read()
         whole.update(batch, where=masks(batch))
     found = {leaf: summary.moments for leaf, summary in whole.summaries.items()}
-    return {leaf: (np.round(m.mean, 12).ravel().tolist(), m.count.ravel().tolist()) for leaf, m in found.items()}
+    return {
+        leaf: (np.round(m.mean, 12).ravel().tolist(), m.count.ravel().tolist())
+        for leaf, m in found.items()
+    }
 
 
 NUMBERS = [1, None, 4, 7]
@@ -50,7 +53,9 @@ NUMBERS = [1, None, 4, 7]
 )
 def test_numbers_with_and_without_nulls(kind):
     if isinstance(kind, pa.DictionaryType):
-        nulls, whole = (pa.array(x, pa.int64()).dictionary_encode() for x in (NUMBERS, [1, 4, 7, 8]))
+        nulls, whole = (
+            pa.array(x, pa.int64()).dictionary_encode() for x in (NUMBERS, [1, 4, 7, 8])
+        )
     elif pa.types.is_decimal(kind):
         exact = [None if x is None else decimal.Decimal(x) for x in NUMBERS]
         nulls, whole = pa.array(exact, kind), pa.array([*map(decimal.Decimal, "1478")], kind)
@@ -93,7 +98,8 @@ def test_lists_of_a_fixed_size_that_are_null_are_masked_or_refused_in_words(tens
     write({"x": pa.ExtensionArray.from_storage(kind, flat) if tensor else flat})
     if pa.__version__ < "26":
         assert refused("a.parquet") == (
-            "a.parquet must hold no null among lists of a fixed size, which pyarrow cannot read. Write lists of any size."
+            "a.parquet must hold no null among lists of a fixed size, which pyarrow cannot read. "
+            "Write lists of any size."
         )
     else:
         assert fitted() == {"x": ([3, 4, 5, 6], [2, 2, 2, 2])}
@@ -163,7 +169,10 @@ OTHERS = {
     "bytes": ([b"a"] * 4, "binary"),
     "struct": ([{"k": 1}] * 4, "struct<k: int64>"),
     "none": (pa.nulls(4), "null"),
-    "category": (pa.array(["a"] * 4).dictionary_encode(), "dictionary<values=string, indices=int32, ordered=0>"),
+    "category": (
+        pa.array(["a"] * 4).dictionary_encode(),
+        "dictionary<values=string, indices=int32, ordered=0>",
+    ),
 }
 
 
@@ -174,7 +183,8 @@ def test_columns_that_are_no_numbers(name):
     assert fitted() == {"x": ([2.5], [4])}
     assert left_out("a.parquet", {"": 0}) == {name: kind}
     assert refused("a.parquet", {name: 0}) == (
-        f"a.parquet must hold numbers in {name!r}: it holds {kind}. Name what is fitted: axes={{'x': 0}}, or --pattern 'x=[n]'."
+        f"a.parquet must hold numbers in {name!r}: it holds {kind}. Name what is fitted: "
+        f"axes={{'x': 0}}, or --pattern 'x=[n]'."
     )
     write({name: column})
     assert refused("a.parquet") == f"a.parquet must hold numbers in {name!r}: it holds {kind}."
@@ -238,13 +248,16 @@ def test_a_flipped_bit_is_found_where_pages_have_checksums(rng):
     data = bytearray(Path("a.parquet").read_bytes())
     data[16_000] ^= 1
     Path("a.parquet").write_bytes(data)
-    assert refused("a.parquet").startswith("a.parquet cannot be read, it may be damaged or no .parquet file: OSError")
+    assert refused("a.parquet").startswith(
+        "a.parquet cannot be read, it may be damaged or no .parquet file: OSError"
+    )
 
 
 def test_rows_must_be_reduced():
     write({"x": [[1.0, 2.0]] * 4})
     assert refused("a.parquet", "n [f]") == (
-        "a.parquet: the rows of 'x' must be reduced, to be read in pieces. Write a pattern that begins with [n]."
+        "a.parquet: the rows of 'x' must be reduced, to be read in pieces. Write a pattern that "
+        "begins with [n]."
     )
 
 

@@ -30,7 +30,10 @@ def fitted(axes=0, size=1000, path="a.zarr"):
     for piece in opened(path, axes, size):
         batch = piece.read()
         whole.update(batch, where=masks(batch))
-    return {leaf: (np.round(m.mean, 9).ravel().tolist(), m.count.ravel().tolist()) for leaf, (m, *_) in whole.summaries.items()}
+    return {
+        leaf: (np.round(m.mean, 9).ravel().tolist(), m.count.ravel().tolist())
+        for leaf, (m, *_) in whole.summaries.items()
+    }
 
 
 def write_xarray(zarr_format, encoding, **variables):
@@ -102,11 +105,15 @@ class TestXarray:
         days = np.datetime64("2020-01-01", "ns") + np.arange(4).astype("m8[D]")
         data = {"t": ("time", np.arange(4.0)), "crs": ((), 3), "name": ("time", list("abcd"))}
         root = xarray.Dataset(data, coords={"time": ("time", days)})
-        tree = xarray.DataTree.from_dict({"/": root, "/inner": xarray.Dataset({"u": ("time", np.ones(4))})})
+        tree = xarray.DataTree.from_dict(
+            {"/": root, "/inner": xarray.Dataset({"u": ("time", np.ones(4))})}
+        )
         tree.to_zarr("a.zarr", zarr_format=zarr_format)
         assert fitted() == {"inner/u": ([1], [4]), "t": ([1.5], [4])}
         assert left_out("a.zarr", {"": 0}).keys() == {"crs", "name", "time"}
-        assert refused("a.zarr", {"crs": 0}).startswith("a.zarr must hold numbers in 'crs': it holds one number. Name what is fitted: ")
+        assert refused("a.zarr", {"crs": 0}).startswith(
+            "a.zarr must hold numbers in 'crs': it holds one number. Name what is fitted: "
+        )
 
     def test_coordinates_are_fitted_where_they_are_named(self, zarr_format, capsys):
         from jaxnorm.data.command import main
@@ -197,7 +204,10 @@ class TestSizes:
     @pytest.mark.parametrize("names", [["x", "y"], ["y", "x"]])
     def test_each_chunk_is_unpacked_once_or_twice(self, names, rng, monkeypatch):
         """However long it is, in one pass."""
-        arrays = {"x": (rng.standard_normal((5000, 30)), (127, 30)), "y": (np.arange(5000), (1000,))}
+        arrays = {
+            "x": (rng.standard_normal((5000, 30)), (127, 30)),
+            "y": (np.arange(5000), (1000,)),
+        }
         group(**{name: arrays[name] for name in names})
         touched = {name: np.zeros(-(-5000 // arrays[name][1][0]), int) for name in names}
         pieces = opened("a.zarr", size=20_000)
@@ -243,7 +253,10 @@ class TestSizes:
 
     def test_memory_is_bounded_too(self, rng):
         """A folder of 2 x 64 MB in chunks of 127 and 1000 rows was one piece of it all."""
-        group(x=(rng.integers(0, 9, (64_000, 1000), np.uint8), (127, 1000)), y=(np.zeros(64_000), (1000,)))
+        group(
+            x=(rng.integers(0, 9, (64_000, 1000), np.uint8), (127, 1000)),
+            y=(np.zeros(64_000), (1000,)),
+        )
         found = opened("a.zarr", size=4 << 20)
         tracemalloc.start()
         for piece in found:
@@ -255,7 +268,9 @@ class TestSizes:
 
 def test_arrays_that_are_empty_or_shorter_than_others(rng):
     x = rng.standard_normal((300, 3))
-    group(x=(x, (100, 3)), short=(x[:70, 0], (70,)), none=(x[:0], (1, 3)), flat=(x[:, :0], (300, 1)))
+    group(
+        x=(x, (100, 3)), short=(x[:70, 0], (70,)), none=(x[:0], (1, 3)), flat=(x[:, :0], (300, 1))
+    )
     batches = [piece.read() for piece in opened("a.zarr")]
     assert len(batches) == 5  # of 70 rows, as a chunk of x is larger than a piece
     for name, expected in (("x", x), ("short", x[:70, 0]), ("none", x[:0]), ("flat", x[:, :0])):

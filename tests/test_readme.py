@@ -1,4 +1,6 @@
-"""The README's code and that of its pages runs as it stands, their links lead somewhere, and their table is that of the committed run."""
+"""The README's code and that of its pages runs as it stands, their links lead somewhere, and their
+table is that of the committed run.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""Running statistics over microbatches and over a population: those of all elements together, alike in linen and nnx."""
+"""Running statistics over microbatches and over a population: those of all elements together, alike
+in linen and nnx.
+"""
 
 from functools import partial
 
@@ -25,7 +27,9 @@ class Net(linen.Module):
     def __call__(self, x, train: bool):
         x = jnn.BatchNorm(use_running_average=not train, momentum=self.momentum)(x)
         x = jnp.tanh(linen.Dense(5)(x))
-        x = jnn.SwitchableNorm(use_running_average=not train, momentum=self.momentum)(x[:, None])[:, 0]
+        x = jnn.SwitchableNorm(use_running_average=not train, momentum=self.momentum)(x[:, None])[
+            :, 0
+        ]
         return linen.Dense(2)(x)
 
 
@@ -33,7 +37,9 @@ class Twin(nnx.Module):
     def __init__(self, momentum=0.9):
         self.first = jnnx.BatchNorm(4, momentum=momentum, rngs=nnx.Rngs(0))
         self.dense = nnx.Linear(4, 5, rngs=nnx.Rngs(1))
-        self.block = getattr(nnx, "List", list)([jnnx.SwitchableNorm(5, momentum=momentum, rngs=nnx.Rngs(0))])
+        self.block = getattr(nnx, "List", list)(
+            [jnnx.SwitchableNorm(5, momentum=momentum, rngs=nnx.Rngs(0))]
+        )
 
     def __call__(self, x):
         return self.block[0](jnp.tanh(self.dense(self.first(x)))[:, None])[:, 0]
@@ -69,9 +75,14 @@ def nnx_of(norm):
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 15), max_size=3).map(sorted), st.integers(0, 9))
 def test_microbatches_blend_once_however_they_are_cut(cuts, seed):
-    """Old values 0 and 1, momentum 0.9: 0.9 old + 0.1 of all sixteen, in both families, and then the same for a second batch."""
+    """Old values 0 and 1, momentum 0.9: 0.9 old + 0.1 of all sixteen, in both families, and then
+    the same for a second batch.
+    """
     data = np.random.default_rng(seed).standard_normal((2, 16, 1)).astype(np.float32) + 2
-    norm, twin = jnn.BatchNorm(use_running_average=False, momentum=0.9), jnnx.BatchNorm(1, momentum=0.9, rngs=nnx.Rngs(0))
+    norm, twin = (
+        jnn.BatchNorm(use_running_average=False, momentum=0.9),
+        jnnx.BatchNorm(1, momentum=0.9, rngs=nnx.Rngs(0)),
+    )
     variables, mean, var = norm.init(jax.random.key(0), data[0]), 0.0, 1.0
     for batch in data:
         variables = jnn.accumulate(variables)
@@ -79,7 +90,9 @@ def test_microbatches_blend_once_however_they_are_cut(cuts, seed):
         for part in np.split(batch, cuts):  # some are empty
             variables |= norm.apply(variables, part, mutable=["batch_stats", "batch_moments"])[1]
             twin(jnp.asarray(part))
-        mean, var = (0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([batch]), strict=True))
+        mean, var = (
+            0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([batch]), strict=True)
+        )
         stats = variables["batch_stats"]
         assert_close((stats["mean"], stats["var"]), (mean, var))
         np.testing.assert_array_equal(stats["mean"], twin.mean[...])
@@ -108,7 +121,9 @@ def test_momentum_zero_and_one_batch_for_all_is_cumulative(rng):
     variables, twin = jnn.accumulate(variables_of(parts[0], momentum=0.0)), Twin(momentum=0.0)
     jnnx.accumulate(twin)
     for part in parts:
-        variables |= Net(momentum=0.0).apply(variables, part, train=True, mutable=["batch_stats", "batch_moments"])[1]
+        variables |= Net(momentum=0.0).apply(
+            variables, part, train=True, mutable=["batch_stats", "batch_moments"]
+        )[1]
         twin(part)
     assert_close(of(variables), exact(parts))
     assert_close(nnx_of(twin.first), exact(parts))
@@ -124,7 +139,9 @@ def test_within_scan_and_multisteps(rng, ordinary_promotion):
 
     def step(carry, x):
         params, state, rest = carry
-        rest = jnn.accumulate(rest, optimizer.has_updated(state) | (state.gradient_step + state.mini_step == 0))
+        rest = jnn.accumulate(
+            rest, optimizer.has_updated(state) | (state.gradient_step + state.mini_step == 0)
+        )
 
         def loss(params):
             y, updated = Net().apply({"params": params, **rest}, x, train=True, mutable=list(rest))
@@ -134,10 +151,14 @@ def test_within_scan_and_multisteps(rng, ordinary_promotion):
         updates, state = optimizer.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state, rest), None
 
-    (_, _, rest), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, data))((params, optimizer.init(params), jnn.accumulate(rest)))
+    (_, _, rest), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, data))(
+        (params, optimizer.init(params), jnn.accumulate(rest))
+    )
     mean, var = 0.0, 1.0
     for three in data.reshape(2, 12, 4):
-        mean, var = (0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([three]), strict=True))
+        mean, var = (
+            0.9 * old + 0.1 * new for old, new in zip((mean, var), exact([three]), strict=True)
+        )
     assert_close(of(rest), (mean, var))
 
 
@@ -162,7 +183,10 @@ def test_recalibrate_linen(rng, ordinary_promotion):
     after = jnn.recalibrate(Net(), before, iter(parts), train=True)
     assert jax.tree.structure(after) == jax.tree.structure(before)
     assert_close(of(after), exact(parts))
-    hidden = [np.tanh(np.asarray(jn.batch_norm(x)[0] @ before["params"]["Dense_0"]["kernel"], np.float64)) for x in parts]
+    hidden = [
+        np.tanh(np.asarray(jn.batch_norm(x)[0] @ before["params"]["Dense_0"]["kernel"], np.float64))
+        for x in parts
+    ]
     assert_close(of(after, "SwitchableNorm_0"), exact(hidden), rtol=3e-6)
     assert_close(of(before), (np.zeros(4), np.ones(4)))
 
@@ -191,7 +215,11 @@ def test_interrupted_and_resumed(family, rng, ordinary_promotion):
         if number == 2:
             raise KeyboardInterrupt
 
-    run = partial(jnn.population, Net(), variables, train=True) if family == "linen" else partial(jnnx.population, model)
+    run = (
+        partial(jnn.population, Net(), variables, train=True)
+        if family == "linen"
+        else partial(jnnx.population, model)
+    )
     with pytest.raises(KeyboardInterrupt):
         run(parts, progress=stop)
     seen = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, calls[-1][1]))  # through a file
@@ -222,13 +250,18 @@ def test_errors(rng, ordinary_promotion):
     with pytest.raises(ValueError, match="at least one batch"):
         jnnx.recalibrate(model, [])
     for call in (partial(jnn.recalibrate, Net(), variables), partial(jnnx.recalibrate, model)):
-        with pytest.raises(TypeError, match=r"batches must be an iterable of batches: got one array, of shape .* Put it in a list\."):
+        with pytest.raises(
+            TypeError,
+            match=r"batches must be an iterable of batches: got one array, of shape .* Put it in a list\.",
+        ):
             call(parts[0])
     with pytest.raises(ValueError, match="variables must have running statistics"):
         jnn.accumulate({"params": variables["params"]})
     with pytest.raises(ValueError, match="found none in Linear"):
         jnnx.accumulate(model.dense)
-    with pytest.raises(ValueError, match="seen must be of the norms of this model, block/0, first: got other"):
+    with pytest.raises(
+        ValueError, match="seen must be of the norms of this model, block/0, first: got other"
+    ):
         jnnx.recalibrate(model, parts, seen={"other": jn.moments(parts[0], 0)})
 
 
@@ -262,8 +295,12 @@ HARD = {
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_batches_without_spread_leave_running_statistics_alone_where_asked(name, ordinary_promotion):
-    """Thirty of them wear the variance down from 3.75 to 0.16; skip_constant keeps it, unbiased does where one row counts."""
+def test_batches_without_spread_leave_running_statistics_alone_where_asked(
+    name, ordinary_promotion
+):
+    """Thirty of them wear the variance down from 3.75 to 0.16; skip_constant keeps it, unbiased
+    does where one row counts.
+    """
     x, mask = HARD[name]
     x = jnp.array(x)
     for options, var in (
@@ -277,11 +314,18 @@ def test_batches_without_spread_leave_running_statistics_alone_where_asked(name,
         twin = jnnx.BatchNorm(2, momentum=0.9, rngs=nnx.Rngs(0), **options)
         twin.var[...] = jnp.full(2, 3.75)
         for _ in range(30):
-            variables |= norm.apply(variables, x, mask=None if mask is None else jnp.array(mask), mutable=["batch_stats"])[1]
+            variables |= norm.apply(
+                variables,
+                x,
+                mask=None if mask is None else jnp.array(mask),
+                mutable=["batch_stats"],
+            )[1]
             twin(x, mask=None if mask is None else jnp.array(mask))
         np.testing.assert_allclose(variables["batch_stats"]["var"], [var] * 2, rtol=1e-5)
         moved = 0 if var == 3.75 else 1 - 0.9**30
-        np.testing.assert_allclose(variables["batch_stats"]["mean"], [5 * moved, 7 * moved], rtol=1e-5)
+        np.testing.assert_allclose(
+            variables["batch_stats"]["mean"], [5 * moved, 7 * moved], rtol=1e-5
+        )
         np.testing.assert_array_equal(twin.mean[...], variables["batch_stats"]["mean"])
         np.testing.assert_array_equal(twin.var[...], variables["batch_stats"]["var"])
 
@@ -321,9 +365,15 @@ class PairTwin(nnx.Module):
         return self.late(2 * self.early(self.frozen(x)))
 
 
-@pytest.mark.parametrize("only", [None, "late", ["late"], lambda path: path == "late"], ids=["all", "path", "paths", "function"])
+@pytest.mark.parametrize(
+    "only",
+    [None, "late", ["late"], lambda path: path == "late"],
+    ids=["all", "path", "paths", "function"],
+)
 def test_only_some_norms_are_recalibrated(only, ordinary_promotion):
-    """The frozen one keeps 0 and 1; of 1, 3 and 8 the mean is 4, and each batch of ``early`` is normalized to mean 0."""
+    """The frozen one keeps 0 and 1; of 1, 3 and 8 the mean is 4, and each batch of ``early`` is
+    normalized to mean 0.
+    """
     parts = [jnp.array([[1.0], [3.0]]), jnp.array([[8.0]])]
     variables = Pair().init(jax.random.key(0), parts[0], train=True)
     stats = jnn.recalibrate(Pair(), variables, parts, only=only, train=True)["batch_stats"]
@@ -351,37 +401,56 @@ def test_frozen_norms_are_recalibrated_where_all_are_or_they_are_named(ordinary_
         match=r"only must name norms with running statistics, by their paths from the top: got 'block' for early, frozen, late\.",
     ):
         jnnx.recalibrate(other, parts, only="block")
-    with pytest.raises(ValueError, match=r"only must leave norms to calibrate: it takes none of early, frozen, late\."):
+    with pytest.raises(
+        ValueError,
+        match=r"only must leave norms to calibrate: it takes none of early, frozen, late\.",
+    ):
         jnnx.population(other, parts, only=lambda path: False)
 
 
 class Switch(linen.Module):
     @linen.compact
     def __call__(self, x):
-        return jnn.SwitchableNorm(use_running_average=False)(jnn.BatchNorm(use_running_average=False)(x))
+        return jnn.SwitchableNorm(use_running_average=False)(
+            jnn.BatchNorm(use_running_average=False)(x)
+        )
 
 
 class SwitchTwin(nnx.Module):
     def __init__(self):
-        self.norm, self.switch = jnnx.BatchNorm(3, rngs=nnx.Rngs(0)), jnnx.SwitchableNorm(3, rngs=nnx.Rngs(0))
+        self.norm, self.switch = (
+            jnnx.BatchNorm(3, rngs=nnx.Rngs(0)),
+            jnnx.SwitchableNorm(3, rngs=nnx.Rngs(0)),
+        )
 
 
 def test_abstract_models_accumulate():
-    """The first step of restoring a checkpoint: the same tree, shapes and dtypes as of arrays, without any array."""
+    """The first step of restoring a checkpoint: the same tree, shapes and dtypes as of arrays,
+    without any array.
+    """
     x = jnp.ones((2, 4, 4, 3))
     variables = jnn.accumulate(Switch().init(jax.random.key(0), x))
     abstract = jax.eval_shape(Switch().init, jax.random.key(0), x)
     for again in (jnn.accumulate(abstract), jnn.accumulate(jnn.accumulate(abstract))):
-        assert jax.tree.map(lambda a: (a.shape, a.dtype), again) == jax.tree.map(lambda a: (a.shape, a.dtype), variables)
-        assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(again["batch_moments"]))
+        assert jax.tree.map(lambda a: (a.shape, a.dtype), again) == jax.tree.map(
+            lambda a: (a.shape, a.dtype), variables
+        )
+        assert all(
+            isinstance(leaf, jax.ShapeDtypeStruct)
+            for leaf in jax.tree.leaves(again["batch_moments"])
+        )
     model, twin = SwitchTwin(), nnx.eval_shape(SwitchTwin)
     jnnx.accumulate(model)
     for _ in range(2):
         jnnx.accumulate(twin)
-        described = [[(a.shape, a.dtype) for a in jax.tree.leaves(nnx.state(each))] for each in (model, twin)]
+        described = [
+            [(a.shape, a.dtype) for a in jax.tree.leaves(nnx.state(each))] for each in (model, twin)
+        ]
         assert described[0] == described[1]
     jnnx.stop_accumulating(twin)
-    with pytest.raises(TypeError, match="running statistics must be arrays: those of 'norm', 'switch' are abstract"):
+    with pytest.raises(
+        TypeError, match="running statistics must be arrays: those of 'norm', 'switch' are abstract"
+    ):
         jnnx.recalibrate(twin, [x])
     with pytest.raises(TypeError, match=r"are abstract\. Initialize or restore the model first"):
         jnn.recalibrate(Switch(), abstract, [x])
@@ -391,8 +460,13 @@ def test_buffers_may_be_donated():
     """No array of a state that collects is there twice."""
     x, norm = jnp.ones((4, 3)), jnn.BatchNorm(use_running_average=False)
     variables = jnn.accumulate(norm.init(jax.random.key(0), x))
-    step = jax.jit(lambda v: v | norm.apply(v, x, mutable=["batch_stats", "batch_moments"])[1], donate_argnums=0)
-    np.testing.assert_array_equal(step(step(variables))["batch_moments"]["seen"].moments.count, [8, 8, 8])
+    step = jax.jit(
+        lambda v: v | norm.apply(v, x, mutable=["batch_stats", "batch_moments"])[1],
+        donate_argnums=0,
+    )
+    np.testing.assert_array_equal(
+        step(step(variables))["batch_moments"]["seen"].moments.count, [8, 8, 8]
+    )
     module = jnnx.BatchNorm(3, rngs=nnx.Rngs(0))
     jnnx.accumulate(module)
     nnx.jit(lambda module, x: module(x), donate_argnums=0)(module, x)
@@ -401,7 +475,11 @@ def test_buffers_may_be_donated():
 
 def test_moments_are_saved_by_flax():
     """Those of a stream, with all their words."""
-    state = online.update(online.init({"a": jnp.zeros(3)}), {"a": jnp.arange(6.0).reshape(2, 3) + 1e7})
-    restored = serialization.from_bytes(online.init({"a": jnp.zeros(3)}), serialization.to_bytes(state))
+    state = online.update(
+        online.init({"a": jnp.zeros(3)}), {"a": jnp.arange(6.0).reshape(2, 3) + 1e7}
+    )
+    restored = serialization.from_bytes(
+        online.init({"a": jnp.zeros(3)}), serialization.to_bytes(state)
+    )
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     jax.tree.map(np.testing.assert_array_equal, restored, state)

@@ -1,4 +1,6 @@
-"""Recurrent networks against the papers' equations in float64, and their shapes, dtypes and layouts."""
+"""Recurrent networks against the papers' equations in float64, and their shapes, dtypes and
+layouts.
+"""
 
 import re
 from functools import partial
@@ -30,15 +32,22 @@ def test_values_are_those_of_the_equations(case, rng):
 
 # Not the GRU's candidate over the sum, of which the mean is not known before the reset gate is.
 CENTERED_BY_KERNELS = [
-    case for case in OF_ONE if case.norm == "layer" and (case.cell, case.placement) not in (("gru", "sum"), ("gru", "gate"))
+    case
+    for case in OF_ONE
+    if case.norm == "layer" and (case.cell, case.placement) not in (("gru", "sum"), ("gru", "gate"))
 ]
 
 
 @pytest.mark.parametrize("case", CENTERED_BY_KERNELS, ids=str)
 def test_a_large_mean_of_the_kernels_rows_costs_no_digits(case, rng):
-    """Kernels are centered in place of what they are multiplied with: by rows whose mean is 1e4 deviations, to the last digits."""
+    """Kernels are centered in place of what they are multiplied with: by rows whose mean is 1e4
+    deviations, to the last digits.
+    """
     x, params = sequences(rng, 5, 7), case.params()
-    shifted = {name: leaf + 1e4 if name in ("input_kernel", "recurrent_kernel") else leaf for name, leaf in params.items()}
+    shifted = {
+        name: leaf + 1e4 if name in ("input_kernel", "recurrent_kernel") else leaf
+        for name, leaf in params.items()
+    }
     for found, truth in zip(case.call(x, shifted)[1], case.oracle(x, shifted)[1], strict=True):
         np.testing.assert_allclose(found, truth, atol=2e-5)
 
@@ -47,7 +56,9 @@ def test_a_large_mean_of_the_kernels_rows_costs_no_digits(case, rng):
 @pytest.mark.parametrize("batch", [1, 32, 128, 5000])
 @pytest.mark.parametrize("chunks", [scan.PLAIN, native.CHUNKS], ids=["plain", "native"])
 def test_chunks_waste_little(chunks, time, batch):
-    x, kernel = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((time, batch, 100), (128, 512)))
+    x, kernel = (
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((time, batch, 100), (128, 512))
+    )
     length = CHUNK_LENGTH(chunks, {"recurrent_kernel": kernel}, x)
     assert 1 <= length <= time
     assert -time % length <= time / 20
@@ -58,7 +69,9 @@ def test_outputs_have_the_dtype_of_x(case, rng):
     x, params = sequences(rng, 2, 5), case.params()
     exact = np.asarray(case.call(x, params)[1])
     for dtype, bound in ((jnp.bfloat16, 0.02), (jnp.float16, 3e-3)):
-        state, outputs = case.call(*jax.tree.map(lambda a, dtype=dtype: np.asarray(a).astype(dtype), (x, params)))
+        state, outputs = case.call(
+            *jax.tree.map(lambda a, dtype=dtype: np.asarray(a).astype(dtype), (x, params))
+        )
         assert outputs.dtype == dtype
         assert all(part.dtype == jnp.float32 for part in state)
         assert np.abs(np.asarray(outputs).astype(np.float32) - exact).max() < bound
@@ -67,7 +80,10 @@ def test_outputs_have_the_dtype_of_x(case, rng):
 @by_few
 def test_batches_of_any_rank(case, rng):
     x, params = sequences(rng, 2, 3, 5), case.params()
-    (state, y), (flat_state, flat) = case.call(x, params), case.call(x.reshape(6, 5, FEATURES), params)
+    (state, y), (flat_state, flat) = (
+        case.call(x, params),
+        case.call(x.reshape(6, 5, FEATURES), params),
+    )
     np.testing.assert_array_equal(y.reshape(flat.shape), flat)
     np.testing.assert_array_equal(state[0].reshape(flat_state[0].shape), flat_state[0])
     alone_state, alone = case.call(x[1, 2], params)
@@ -105,13 +121,19 @@ def test_a_sequence_in_two_halves_is_the_whole(case, rng):
 
 
 def test_the_whole_is_kept_as_states_alone(rng, monkeypatch):
-    """What jax.vjp holds on to: x, h and c, those of the chunks' starts twice; not the gates of any step."""
+    """What jax.vjp holds on to: x, h and c, those of the chunks' starts twice; not the gates of any
+    step.
+    """
     small_chunks(monkeypatch, 15)
     x = jnp.asarray(rng.standard_normal((8, 60, 10)).astype(np.float32))
     params = jn.recurrent.init_lstm(jax.random.key(0), 10, 16)
 
     def kept(time):
-        _, pullback = jax.vjp(jax.jit(lambda x, p: jn.recurrent.lstm(x, p, time_major=True)[1]), x[:, :time].swapaxes(0, 1), params)
+        _, pullback = jax.vjp(
+            jax.jit(lambda x, p: jn.recurrent.lstm(x, p, time_major=True)[1]),
+            x[:, :time].swapaxes(0, 1),
+            params,
+        )
         return sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if hasattr(leaf, "nbytes"))
 
     per_step_and_sample = (kept(60) - kept(30)) / (30 * 8) / 4
@@ -123,18 +145,29 @@ def test_zero_variance_is_finite_for_any_epsilon():
     params = jn.recurrent.init_lstm(jax.random.key(0), FEATURES, HIDDEN)
     x = jnp.zeros((2, 4, FEATURES))
     for epsilon in (0.0, 1e-30, 1e-6):
-        value, gradient = jax.value_and_grad(lambda x, e=epsilon: jn.recurrent.lstm(x, params, epsilon=e)[1].sum())(x)
+        value, gradient = jax.value_and_grad(
+            lambda x, e=epsilon: jn.recurrent.lstm(x, params, epsilon=e)[1].sum()
+        )(x)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all() or epsilon == 1e-30
 
 
 @pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
 def test_initial_kernels_are_decomposed_one_at_a_time(name):
-    """On a CPU a stack of decompositions waits for threads of XLA's pool; two stacks at once may hold them all, for ever."""
+    """On a CPU a stack of decompositions waits for threads of XLA's pool; two stacks at once may
+    hold them all, for ever.
+    """
     init = partial(getattr(recurrent, f"init_{name}"), in_features=3, features=4)
-    calls = [line for line in jax.jit(init).lower(jax.random.key(0)).as_text().splitlines() if "geqrf" in line or "orgqr" in line]
+    calls = [
+        line
+        for line in jax.jit(init).lower(jax.random.key(0)).as_text().splitlines()
+        if "geqrf" in line or "orgqr" in line
+    ]
     assert len(calls) == 2
-    assert all("tensor<4x4xf32>" in line and not re.search(r"tensor<\d+x\d+x\d+xf32>", line) for line in calls)
+    assert all(
+        "tensor<4x4xf32>" in line and not re.search(r"tensor<\d+x\d+x\d+xf32>", line)
+        for line in calls
+    )
 
 
 def test_initializers_are_compiled_once(caplog):
@@ -145,7 +178,9 @@ def test_initializers_are_compiled_once(caplog):
         assert not caplog.messages
         jax.jit(lambda x: x + 1)(0)
     assert any("compilation" in message for message in caplog.messages)
-    np.testing.assert_array_less(0, np.abs(first["recurrent_kernel"] - second["recurrent_kernel"]).max())
+    np.testing.assert_array_less(
+        0, np.abs(first["recurrent_kernel"] - second["recurrent_kernel"]).max()
+    )
 
 
 class Unhashable:

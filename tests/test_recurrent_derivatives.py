@@ -1,4 +1,6 @@
-"""Derivatives of recurrent networks: those of the equations, of both orders, and under every transformation."""
+"""Derivatives of recurrent networks: those of the equations, of both orders, and under every
+transformation.
+"""
 
 from functools import partial
 
@@ -14,7 +16,8 @@ import jaxnorm as jn
 pytestmark = pytest.mark.usefixtures("several_chunks")
 
 IMPLEMENTATIONS = ("xla", "reference")
-# Of all cells, norms and placements some; each is compared with the equations, and those with the layers.
+# Of all cells, norms and placements some; each is compared with the equations, and those with the
+# layers.
 OFTEN = [*FEW, Case("lstm", "batch"), Case("lstm", "layer", "carried_cell")]
 
 
@@ -28,25 +31,41 @@ def test_gradients_are_differences_of_the_equations(case, rng, x64):
         state, outputs = case.oracle(x, params)
         return sum(np.vdot(w, value) for w, value in zip(weights, (*state, outputs), strict=True))
 
-    leaves, tree = jax.tree.flatten((np.asarray(x), {name: np.asarray(p) for name, p in params.items()}))
+    leaves, tree = jax.tree.flatten(
+        (np.asarray(x), {name: np.asarray(p) for name, p in params.items()})
+    )
     for index, gradient in enumerate(jax.tree.leaves(found)):
         for _ in range(2):
             direction = rng.standard_normal(leaves[index].shape)
             at = [
-                truth(*tree.unflatten([*leaves[:index], leaves[index] + h * 1e-5 * direction, *leaves[index + 1 :]]))
+                truth(
+                    *tree.unflatten(
+                        [
+                            *leaves[:index],
+                            leaves[index] + h * 1e-5 * direction,
+                            *leaves[index + 1 :],
+                        ]
+                    )
+                )
                 for h in (1, -1, 2, -2)
             ]
             slope = (8 * (at[0] - at[1]) - (at[2] - at[3])) / 12e-5
-            assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(params)[index - 1]
+            assert abs(np.vdot(gradient, direction) - slope) <= 1e-8 * max(1, abs(slope)), list(
+                params
+            )[index - 1]
 
 
 @pytest.mark.parametrize("case", [Case("lstm"), Case("lstm", "batch")], ids=str)
 def test_an_input_of_zeros_has_its_gradient(case, rng, x64):
-    """That of the equations: only states get none through a norm of zeros, where it would be multiplied at every step."""
+    """That of the equations: only states get none through a norm of zeros, where it would be
+    multiplied at every step.
+    """
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     x = x.at[:, 3].set(0) if case.norm == "batch" else x.at[2, 0].set(0).at[1, 3].set(0)
     weights = weights_for(case, rng, x, params, np.float64)
-    gradient = jax.jit(jax.grad(partial(loss, case, weights, epsilon=1e-2, implementation="xla")))(x, params)
+    gradient = jax.jit(jax.grad(partial(loss, case, weights, epsilon=1e-2, implementation="xla")))(
+        x, params
+    )
 
     def truth(x):
         state, outputs = case.oracle(x, params, epsilon=1e-2)
@@ -66,7 +85,11 @@ def test_both_implementations_are_the_same(case, rng):
     x, params = sequences(rng, 4, 8), case.params()
     weights = weights_for(case, rng, x, params)
     found, plain = (
-        jax.jit(jax.value_and_grad(partial(loss, case, weights, implementation=implementation), argnums=(0, 1)))(x, params)
+        jax.jit(
+            jax.value_and_grad(
+                partial(loss, case, weights, implementation=implementation), argnums=(0, 1)
+            )
+        )(x, params)
         for implementation in IMPLEMENTATIONS
     )
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
@@ -78,11 +101,14 @@ def test_second_order(case, rng, x64):
     """Forward over reverse and reverse over reverse are the difference of two gradients."""
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, *at, np.float64)
-    f = lambda at: loss(case, weights, *at)  # noqa: E731
+    f = lambda at: loss(case, weights, *at)
     v = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape), at)
-    inner = lambda a: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, v)))  # noqa: E731
+    inner = lambda a: sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, v)))
     gradient = jax.jit(jax.grad(f))
-    shifted = [gradient(jax.tree.map(lambda leaf, d, h=h: np.asarray(leaf) + h * 1e-6 * d, at, v)) for h in (1, -1)]
+    shifted = [
+        gradient(jax.tree.map(lambda leaf, d, h=h: np.asarray(leaf) + h * 1e-6 * d, at, v))
+        for h in (1, -1)
+    ]
     difference = jax.tree.map(lambda a, b: (np.asarray(a) - b) / 2e-6, *shifted)
     ways = [
         jax.jit(lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1])(at),
@@ -102,10 +128,13 @@ def test_transformations_are_a_loop(case, rng):
     weights = weights_for(case, rng, x[0], params[0])
     gradient = jax.jit(jax.grad(partial(loss, case, weights), argnums=(0, 1)))
     close = partial(jax.tree.map, partial(np.testing.assert_allclose, atol=3e-5, rtol=1e-5))
-    pile = lambda each: jax.tree.map(lambda *leaves: np.stack(leaves), *each)  # noqa: E731
+    pile = lambda each: jax.tree.map(lambda *leaves: np.stack(leaves), *each)
     of_x = pile([gradient(xi, params[0]) for xi in x])
     close(jax.vmap(gradient, (0, None))(x, params[0]), of_x)
-    close(jax.vmap(gradient)(x, stacked), pile([gradient(xi, p) for xi, p in zip(x, params, strict=True)]))
+    close(
+        jax.vmap(gradient)(x, stacked),
+        pile([gradient(xi, p) for xi, p in zip(x, params, strict=True)]),
+    )
     close(jax.lax.scan(lambda carry, xi: (carry, gradient(xi, params[0])), 0, x)[1], of_x)
     remade = jax.jit(jax.grad(jax.checkpoint(partial(loss, case, weights)), argnums=(0, 1)))
     close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
@@ -126,7 +155,9 @@ def test_any_number_of_steps(time, rng, monkeypatch):
         results.append(value(x, params, initial=initial))
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5), *results)
     if time:
-        state, outputs = case.oracle(x, params, initial=tuple(np.asarray(part, np.float64) for part in initial))
+        state, outputs = case.oracle(
+            x, params, initial=tuple(np.asarray(part, np.float64) for part in initial)
+        )
         (h, c), y = jn.recurrent.lstm(x, params, initial=initial)
         for found, truth in ((h, state[0]), (c, state[1]), (y, outputs)):
             np.testing.assert_allclose(found, truth, atol=2e-6)

@@ -19,7 +19,9 @@ ROWS = PartitionSpec("data")
 
 
 def loss(case, lengths, x, params):
-    """Squares alone: where terms cancel, the order of their sum, which is the CPU's, shows beyond its tolerance."""
+    """Squares alone: where terms cancel, the order of their sum, which is the CPU's, shows beyond
+    its tolerance.
+    """
     state, outputs = case.call(x, params, lengths=lengths)
     return (outputs**2).sum() + (state[-1] ** 2).sum()
 
@@ -28,13 +30,22 @@ def loss(case, lengths, x, params):
 def test_shard_map(case, rng):
     x, params, lengths = sequences(rng, 16, 5), case.params(), jnp.asarray(rng.integers(0, 6, 16))
 
-    @partial(jax.shard_map, mesh=MESH, in_specs=(ROWS, PartitionSpec(), ROWS), out_specs=(PartitionSpec(), (ROWS, PartitionSpec())))
+    @partial(
+        jax.shard_map,
+        mesh=MESH,
+        in_specs=(ROWS, PartitionSpec(), ROWS),
+        out_specs=(PartitionSpec(), (ROWS, PartitionSpec())),
+    )
     def sharded(x, params, lengths):
-        value, gradient = jax.value_and_grad(lambda x, p: jax.lax.psum(loss(case, lengths, x, p), "data"), argnums=(0, 1))(x, params)
+        value, gradient = jax.value_and_grad(
+            lambda x, p: jax.lax.psum(loss(case, lengths, x, p), "data"), argnums=(0, 1)
+        )(x, params)
         return value, gradient
 
     value, gradient = jax.jit(sharded)(x, params, lengths)
-    expected, truth = jax.jit(jax.value_and_grad(partial(loss, case, lengths), argnums=(0, 1)))(x, params)
+    expected, truth = jax.jit(jax.value_and_grad(partial(loss, case, lengths), argnums=(0, 1)))(
+        x, params
+    )
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), gradient, truth)
 
@@ -59,27 +70,52 @@ def test_sharded_jit(case, kind, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("time_major", [True, False])
 def test_outputs_and_states_are_explicitly_sharded_as_x(time_major, rng):
-    """Along batch and time; parameters may be whole or sharded over features, and a state that is given as well."""
-    mesh = jax.make_mesh((4, 2), ("data", "model"), devices=HOST, axis_types=(AxisType.Explicit,) * 2)
+    """Along batch and time; parameters may be whole or sharded over features, and a state that is
+    given as well.
+    """
+    mesh = jax.make_mesh(
+        (4, 2), ("data", "model"), devices=HOST, axis_types=(AxisType.Explicit,) * 2
+    )
     x, where = rng.standard_normal((8, 5, 6)).astype(np.float32), rng.random((8, 5)) < 0.8
-    params, start = jn.recurrent.init_lstm(jax.random.key(0), 6, 4), rng.standard_normal((2, 8, 4)).astype(np.float32)
-    run = lambda x, params, start, where: jn.recurrent.lstm(x, params, initial=tuple(start), where=where, time_major=time_major)  # noqa: E731
-    of_x, own = (PartitionSpec(None, "data"), (1, 0, 2)) if time_major else (PartitionSpec("data"), (0, 1, 2))
+    params, start = (
+        jn.recurrent.init_lstm(jax.random.key(0), 6, 4),
+        rng.standard_normal((2, 8, 4)).astype(np.float32),
+    )
+    run = lambda x, params, start, where: jn.recurrent.lstm(
+        x, params, initial=tuple(start), where=where, time_major=time_major
+    )
+    of_x, own = (
+        (PartitionSpec(None, "data"), (1, 0, 2))
+        if time_major
+        else (PartitionSpec("data"), (0, 1, 2))
+    )
     x, where = x.transpose(own), where.transpose(own[:2])
-    specs = of_x, {name: PartitionSpec(*[None] * (a.ndim - 1), "model") for name, a in params.items()}, PartitionSpec(), of_x
+    specs = (
+        of_x,
+        {name: PartitionSpec(*[None] * (a.ndim - 1), "model") for name, a in params.items()},
+        PartitionSpec(),
+        of_x,
+    )
     given = x, params, start, where
     with jax.set_mesh(mesh):
-        placed = jax.tree.map(lambda spec, a: jax.device_put(a, NamedSharding(mesh, spec)), specs, given)
+        placed = jax.tree.map(
+            lambda spec, a: jax.device_put(a, NamedSharding(mesh, spec)), specs, given
+        )
         (h, c), outputs = jax.jit(run)(*placed)
     assert jax.typeof(h).sharding.spec == PartitionSpec("data", None)
     assert outputs.sharding.is_equivalent_to(NamedSharding(mesh, of_x), 3)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-6), ((h, c), outputs), jax.jit(run)(*given))
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=2e-6), ((h, c), outputs), jax.jit(run)(*given)
+    )
 
 
 @pytest.mark.slow
 def test_statistics_of_an_explicitly_sharded_batch(rng):
     mesh = jax.make_mesh((8,), ("data",), devices=HOST, axis_types=(AxisType.Explicit,))
-    x, params = rng.standard_normal((16, 5, 6)).astype(np.float32), jn.recurrent.init_lstm(jax.random.key(0), 6, 4, norm="batch")
+    x, params = (
+        rng.standard_normal((16, 5, 6)).astype(np.float32),
+        jn.recurrent.init_lstm(jax.random.key(0), 6, 4, norm="batch"),
+    )
     run = jax.jit(lambda x: jn.recurrent.lstm(x, params, norm="batch", return_moments=True))
     found = run(jax.device_put(x, NamedSharding(mesh, ROWS)))
     jax.tree.map(partial(np.testing.assert_allclose, atol=2e-6), found, run(x))

@@ -30,7 +30,16 @@ class Settings:
 def carried_out(tmp_path, measure, numbers=(0, 1, 2, 3), jobs=2, resume=False, summarize=str):
     console = Console(file=io.StringIO())
     try:
-        return carry_out(Settings(numbers), ("number",), measure, summarize, tmp_path, console, resume=resume, jobs=jobs)
+        return carry_out(
+            Settings(numbers),
+            ("number",),
+            measure,
+            summarize,
+            tmp_path,
+            console,
+            resume=resume,
+            jobs=jobs,
+        )
     finally:
         tmp_path.joinpath("shown").write_text(console.file.getvalue())
 
@@ -89,9 +98,12 @@ def test_where_one_fails_the_others_stop_and_the_finished_are_kept(tmp_path, err
 
     with pytest.raises(error):
         carried_out(tmp_path, measure)
-    assert stopped.wait(60)  # at their next step, for which nobody waits: it may be compiled for long
+    # at their next step, for which nobody waits: it may be compiled for long
+    assert stopped.wait(60)
     assert numbers_of(report.read(tmp_path)) == [(0, 0)]
-    assert ("Stopped. 1 of 4 runs are in" in (tmp_path / "shown").read_text()) == (error is KeyboardInterrupt)
+    assert ("Stopped. 1 of 4 runs are in" in (tmp_path / "shown").read_text()) == (
+        error is KeyboardInterrupt
+    )
 
     def go_on(run, on_progress):
         return {"square": run.number**2}
@@ -138,9 +150,23 @@ def test_an_interrupt_that_python_drops_still_stops(tmp_path, monkeypatch, numbe
 @pytest.mark.usefixtures("ordinary_promotion")
 @pytest.mark.slow
 def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
-    small = ["compare", "sequential", "--epochs", "1", "--train-examples", "64", "--batch-sizes", "32", "--variants", "rnn-rows"]
+    small = [
+        "compare",
+        "sequential",
+        "--epochs",
+        "1",
+        "--train-examples",
+        "64",
+        "--batch-sizes",
+        "32",
+        "--variants",
+        "rnn-rows",
+    ]
     for jobs in "12":
-        assert main([*small, "--norms", "none,layer", "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+        assert (
+            main([*small, "--norms", "none,layer", "--jobs", jobs, "--out", str(tmp_path / jobs)])
+            == 0
+        )
     one, two = (report.read(tmp_path / jobs) for jobs in "12")
     assert (one["jobs"], two["jobs"]) == (1, 2)
     for run in one["runs"] + two["runs"]:
@@ -149,8 +175,13 @@ def test_numbers_do_not_depend_on_how_many_run_at_a_time(tmp_path):
 
 
 def ended(*command, path=()):
-    """A process of its own that interrupts are not hidden from, as they are from what a shell runs beside others."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(map(str, [*path, Path(jaxnorm.__file__).parents[1]]))}
+    """A process of its own that interrupts are not hidden from, as they are from what a shell runs
+    beside others.
+    """
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(map(str, [*path, Path(jaxnorm.__file__).parents[1]])),
+    }
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
@@ -191,7 +222,9 @@ TURNED = """
 
 @pytest.mark.parametrize("lines", [DROPPED, TURNED], ids=["dropped", "turned"])
 def test_an_interrupt_that_is_dropped_or_turned_into_an_error_ends_a_command(lines):
-    """By Python within callbacks of its garbage collector; by modules written in C, while they are imported."""
+    """By Python within callbacks of its garbage collector; by modules written in C, while they are
+    imported.
+    """
     code = f"import signal, time\nfrom jaxnorm.experiments.interrupts import command\ndef run():{lines}\nraise SystemExit(command(run))"
     found = ended(sys.executable, "-c", code)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
@@ -212,7 +245,9 @@ raise SystemExit(command(lambda: 1))
 def interrupting(tmp_path):
     """A folder with a ``jax`` that is interrupted while it is imported."""
     (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    (tmp_path / "jax" / "__init__.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+    )
     return tmp_path
 
 
@@ -220,7 +255,11 @@ def test_an_interrupt_while_modules_are_imported_is_quiet(interrupting):
     script = interrupting / "bin" / "jaxnorm"  # as installers write it
     script.parent.mkdir()
     script.write_text("from jaxnorm.__main__ import main\nraise SystemExit(main())\n")
-    for command in ([sys.executable, "-m", "jaxnorm", "compare"], [sys.executable, "-mjaxnorm"], [sys.executable, script, "compare"]):
+    for command in (
+        [sys.executable, "-m", "jaxnorm", "compare"],
+        [sys.executable, "-mjaxnorm"],
+        [sys.executable, script, "compare"],
+    ):
         found = ended(*command, path=[interrupting])
         assert (found.returncode, found.stdout, found.stderr) == (130, "", ""), command
 
@@ -228,7 +267,10 @@ def test_an_interrupt_while_modules_are_imported_is_quiet(interrupting):
 def test_importing_the_library_leaves_interrupts_alone(interrupting):
     script = interrupting / "jaxnorm"  # the name alone does not make it the command
     script.write_text("import jaxnorm.norms\n")
-    for command in ([sys.executable, "-c", "import jaxnorm.norms", "-m", "jaxnorm"], [sys.executable, script]):
+    for command in (
+        [sys.executable, "-c", "import jaxnorm.norms", "-m", "jaxnorm"],
+        [sys.executable, script],
+    ):
         found = ended(*command, path=[interrupting])
         assert found.returncode == -signal.SIGINT, command
         assert found.stderr.endswith("KeyboardInterrupt\n"), command

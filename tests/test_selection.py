@@ -7,7 +7,9 @@ from selection import of_each
 
 def row(test: str, *params: str, slow: bool = False, **values):
     """A test that has been collected, as pytest describes it."""
-    item = SimpleNamespace(nodeid=f"{test}[{'-'.join(params)}]", get_closest_marker=lambda name: name if slow else None)
+    item = SimpleNamespace(
+        nodeid=f"{test}[{'-'.join(params)}]", get_closest_marker=lambda name: name if slow else None
+    )
     item.callspec = SimpleNamespace(id="-".join(params), params=values)
     return item
 

@@ -13,17 +13,30 @@ pytestmark = pytest.mark.usefixtures("usual_compile")
 
 OFFSET = next(hard for hard in HARD if hard.name == "mean_1000")
 REAL = [(norm, name, "xla") for name, shape in SHAPES.items() for norm in shape.norms]
-REAL += [(norm, name, "native") for norm, name, _ in REAL if norm != "switchable"]  # which has no kernel
+# which has no kernel
+REAL += [(norm, name, "native") for norm, name, _ in REAL if norm != "switchable"]
 
 
 def at(norm, name):
     """A row of the table of norms, at this shape; 32 groups."""
     shape = Shape.sizes(name)
-    channels, case = shape[-1], BY_NAME["batch_conv" if norm == "batch" and len(shape) == 4 else norm]
+    channels, case = (
+        shape[-1],
+        BY_NAME["batch_conv" if norm == "batch" and len(shape) == 4 else norm],
+    )
     if norm == "group":
         parts = (32, channels // 32)
-        return replace(case, call=jn.group_norm, shape=shape, param=(channels,), split=(*shape[:-1], *parts), param_split=(1, 1, 1, *parts))
-    return replace(case, shape=shape, param=(channels,), param_split=(*(1,) * (len(shape) - 1), channels))
+        return replace(
+            case,
+            call=jn.group_norm,
+            shape=shape,
+            param=(channels,),
+            split=(*shape[:-1], *parts),
+            param_split=(1, 1, 1, *parts),
+        )
+    return replace(
+        case, shape=shape, param=(channels,), param_split=(*(1,) * (len(shape) - 1), channels)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A model over microbatches, with the statistics, outputs and gradients of the whole batch; its memory is that of a microbatch."""
+"""A model over microbatches, with the statistics, outputs and gradients of the whole batch; its
+memory is that of a microbatch.
+"""
 
 from itertools import pairwise
 
@@ -21,7 +23,9 @@ MESH = Mesh(np.array(HOST), ("data",))
 
 
 def weights(rng, sizes=SIZES):
-    """Weights, scale and bias of each layer; scale and bias are applied behind its norm, by the stage after it."""
+    """Weights, scale and bias of each layer; scale and bias are applied behind its norm, by the
+    stage after it.
+    """
     dims = pairwise(sizes)
     return [
         {
@@ -86,7 +90,9 @@ def over(microbatches):
 
 def cut(bounds):
     bounds = [0, *bounds, BATCH]
-    return over(lambda batch: [jax.tree.map(lambda leaf: leaf[i:j], batch) for i, j in pairwise(bounds)])  # noqa: B023
+    return over(
+        lambda batch: [jax.tree.map(lambda leaf: leaf[i:j], batch) for i, j in pairwise(bounds)]
+    )  # noqa: B023
 
 
 def with_gradients(loss, params, batch):
@@ -101,7 +107,9 @@ def with_gradients(loss, params, batch):
 def assert_same(found, truth, rtol=1e-5):
     """Relative to the largest value of each array."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=rtol * max(float(jnp.abs(other).max()), 1e-6))
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=rtol * max(float(jnp.abs(other).max()), 1e-6)
+        )
 
 
 def statistics(found):
@@ -110,11 +118,15 @@ def statistics(found):
 
 
 def running(found):
-    start = [jn.Moments(jnp.zeros(()), jnp.zeros(m.mean.shape), jnp.ones(m.mean.shape)) for m in found[0][1]]
+    start = [
+        jn.Moments(jnp.zeros(()), jnp.zeros(m.mean.shape), jnp.ones(m.mean.shape))
+        for m in found[0][1]
+    ]
     return [jn.ema(old, new, momentum=0.9) for old, new in zip(start, found[0][1], strict=True)]
 
 
-EIGHT = [3, 6, 9, 12, 15, 18, 22]  # six of three, then four and two; in the last of MORE all sizes differ
+# six of three, then four and two; in the last of MORE all sizes differ
+EIGHT = [3, 6, 9, 12, 15, 18, 22]
 MORE = ([], [11], EIGHT, [1, 3, 6, 10, 15, 16, 22])
 
 
@@ -124,7 +136,9 @@ def test_lists_of_unequal_microbatches(bounds, rng):
     params, batch = weights(rng), draw(rng)
     found, truth = (with_gradients(loss, params, batch) for loss in (cut(bounds), at_once))
     assert_same(statistics(found), statistics(truth))
-    assert_same([(m.mean, m.var) for m in running(found)], [(m.mean, m.var) for m in running(truth)])
+    assert_same(
+        [(m.mean, m.var) for m in running(found)], [(m.mean, m.var) for m in running(truth)]
+    )
 
 
 @pytest.mark.slow
@@ -134,16 +148,26 @@ def test_stacked_microbatches_with_masks(parts, rng):
     params, batch = weights(rng), draw(rng)
     taken = np.arange(BATCH) % (BATCH // parts) <= np.arange(BATCH) // (BATCH // parts) * 3 // parts
     batch["taken"] = jnp.asarray(taken)
-    apart = {name: jnp.where(taken.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan) for name, leaf in batch.items() if name != "taken"}
+    apart = {
+        name: jnp.where(taken.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.nan)
+        for name, leaf in batch.items()
+        if name != "taken"
+    }
     apart["taken"] = batch["taken"]
-    found = with_gradients(over(lambda b: jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), b)), params, batch)
+    found = with_gradients(
+        over(lambda b: jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), b)),
+        params,
+        batch,
+    )
     small = jax.tree.map(lambda leaf: leaf[taken], batch)
     truth = with_gradients(at_once, params, small)
     assert_same(statistics(found)[:2], statistics(truth)[:2])
     assert_same(found[1][0], truth[1][0])
     assert_same(found[1][1][taken], truth[1][1])
     assert float(jnp.abs(found[1][1][~taken]).max(initial=0)) == 0
-    masked, _ = jax.jit(over(lambda b: jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), b)))(params, apart)
+    masked, _ = jax.jit(
+        over(lambda b: jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), b))
+    )(params, apart)
     np.testing.assert_allclose(masked, truth[0][0], rtol=1e-5)
 
 
@@ -175,18 +199,27 @@ def test_however_the_batch_is_cut(bounds, seed):
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_microbatch(rng, usual_compile_of_class):
-    """Temporaries of value and gradient: with 8 microbatches a quarter at most of those of the whole batch."""
+    """Temporaries of value and gradient: with 8 microbatches a quarter at most of those of the
+    whole batch.
+    """
     sizes = [32] * 5
     params, batch = weights(rng, sizes), draw(rng, 2048, sizes)
 
     def temporaries(loss):
         with jax.default_device(HOST[0]):  # an accelerator's compiler counts otherwise
-            compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, batch).compile()
+            compiled = (
+                jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, batch).compile()
+            )
         return compiled.memory_analysis().temp_size_in_bytes
 
     full = temporaries(at_once)
-    taken = [temporaries(over(lambda b: jax.tree.map(lambda a: a.reshape(k, -1, *a.shape[1:]), b))) for k in (2, 8)]  # noqa: B023
-    assert [size / full < bound for size, bound in zip(taken, (0.65, 0.25), strict=True)] == [True] * 2, (taken, full)
+    taken = [
+        temporaries(over(lambda b: jax.tree.map(lambda a: a.reshape(k, -1, *a.shape[1:]), b)))
+        for k in (2, 8)
+    ]  # noqa: B023
+    assert [size / full < bound for size, bound in zip(taken, (0.65, 0.25), strict=True)] == [
+        True
+    ] * 2, (taken, full)
 
 
 def test_passes_are_what_is_stated():
@@ -200,7 +233,9 @@ def test_passes_are_what_is_stated():
 
         return stage
 
-    online.stages([counting(number) for number in range(3)])(None, [jnp.ones((2, 3)), jnp.zeros((1, 3))])
+    online.stages([counting(number) for number in range(3)])(
+        None, [jnp.ones((2, 3)), jnp.zeros((1, 3))]
+    )
     assert calls == [3 * 2, 2 * 2, 1 * 2]  # two shapes, each traced once in each pass
 
 
@@ -220,7 +255,13 @@ def test_over_devices_too(rng):
     run = online.stages(STAGES, axis_name="data")
 
     def loss(params, batch):
-        outputs, found = run(params, [jax.tree.map(lambda leaf: leaf[:2], batch), jax.tree.map(lambda leaf: leaf[2:], batch)])
+        outputs, found = run(
+            params,
+            [
+                jax.tree.map(lambda leaf: leaf[:2], batch),
+                jax.tree.map(lambda leaf: leaf[2:], batch),
+            ],
+        )
         return jax.lax.psum(sum(output.sum() for output in outputs), "data") / BATCH, found
 
     sharded = jax.shard_map(loss, mesh=MESH, in_specs=(P(), P("data")), out_specs=(P(), P()))
@@ -231,9 +272,14 @@ def test_over_devices_too(rng):
 @pytest.mark.slow
 def test_jvp_and_second_order_agree_with_the_whole_batch(rng):
     params, batch = weights(rng), draw(rng)
-    loss, truth = (lambda x, run=run: run(params, {**batch, "x": x})[0] for run in (cut([5]), at_once))
+    loss, truth = (
+        lambda x, run=run: run(params, {**batch, "x": x})[0] for run in (cut([5]), at_once)
+    )
     x, direction = batch["x"], jnp.ones_like(batch["x"]).at[3].set(-2.0)
-    for derivative in (lambda f: jax.jvp(f, (x,), (direction,))[1], lambda f: jax.jvp(jax.grad(f), (x,), (direction,))[1]):
+    for derivative in (
+        lambda f: jax.jvp(f, (x,), (direction,))[1],
+        lambda f: jax.jvp(jax.grad(f), (x,), (direction,))[1],
+    ):
         found, exact = (jax.jit(lambda f=f, d=derivative: d(f))() for f in (loss, truth))
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=3e-5 * float(jnp.abs(exact).max()))
 
@@ -243,12 +289,28 @@ def test_jvp_and_second_order_agree_with_the_whole_batch(rng):
     [
         (lambda: online.stages([]), TypeError, "one at least"),
         (lambda: online.stages([1]), TypeError, "stages takes functions, one at least"),
-        (lambda: online.stages(len), TypeError, "stages takes functions in a list: got <built-in function len> alone."),
-        (lambda: online.stages([len], where=[True]), TypeError, "where must be a function, from a microbatch to its mask: got list."),
+        (
+            lambda: online.stages(len),
+            TypeError,
+            "stages takes functions in a list: got <built-in function len> alone.",
+        ),
+        (
+            lambda: online.stages([len], where=[True]),
+            TypeError,
+            "where must be a function, from a microbatch to its mask: got list.",
+        ),
         (lambda: online.stages([first], epsilon=-1), ValueError, "epsilon must be finite and >= 0"),
         (lambda: online.stages([first])(None, []), ValueError, "one at least: got none"),
-        (lambda: online.stages([first, last])(None, jnp.ones((0, 4, 3))), ValueError, "one at least: got none"),
-        (lambda: online.stages([lambda p, h, x: x, last])(None, [jnp.ones(3, int)]), TypeError, "what a stage before a norm returns"),
+        (
+            lambda: online.stages([first, last])(None, jnp.ones((0, 4, 3))),
+            ValueError,
+            "one at least: got none",
+        ),
+        (
+            lambda: online.stages([lambda p, h, x: x, last])(None, [jnp.ones(3, int)]),
+            TypeError,
+            "what a stage before a norm returns",
+        ),
     ],
 )
 def test_errors(call, error, message):

@@ -1,4 +1,6 @@
-"""Every task: its data as the files have them, its losses against known values, and that it trains from the command line."""
+"""Every task: its data as the files have them, its losses against known values, and that it trains
+from the command line.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -26,14 +28,23 @@ def ragged(rng, lengths, features, dtype=np.float32):
 
 @pytest.fixture(autouse=True, scope="module")
 def _short_samples():
-    """Drawings and texts of so few steps, and painters; not the networks, which are those that are compared. Curves are not rendered."""
+    """Drawings and texts of so few steps, and painters; not the networks, which are those that are
+    compared. Curves are not rendered.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "DRAWN", 6)
         patch.setattr(samples, "TEXT_LENGTH", 20)
-        from matplotlib.figure import Figure  # here, as scipy below: to collect all tests takes a worker less time
+        # here, as scipy below: to collect all tests takes a worker less time
+        from matplotlib.figure import Figure
 
         render = Figure.savefig
-        patch.setattr(Figure, "savefig", lambda *given, **more: given[1].touch() if "curves" in given[1].name else render(*given, **more))
+        patch.setattr(
+            Figure,
+            "savefig",
+            lambda *given, **more: (
+                given[1].touch() if "curves" in given[1].name else render(*given, **more)
+            ),
+        )
         patch.setitem(TASKS, "draw", replace(TASKS["draw"], model=partial(Painter, steps=2)))
         yield
 
@@ -48,13 +59,18 @@ def folder(tmp_path, rng):
     long = np.array([150, 3, 20, 8], np.uint16)
     pens = {}
     for part in ("train", "test"):
-        pens[f"x_{part}"] = np.concatenate([ragged(rng, long, 2, np.int16), rng.integers(0, 2, (181, 1), np.int16)], 1)
+        pens[f"x_{part}"] = np.concatenate(
+            [ragged(rng, long, 2, np.int16), rng.integers(0, 2, (181, 1), np.int16)], 1
+        )
         pens[f"len_{part}"] = long
     np.savez(tmp_path / "strokes_omniglot.npz", **pens)
     np.savez(tmp_path / "tinyshakespeare.npz", text=rng.integers(60, 90, 3000).astype(np.uint8))
     bits = rng.integers(0, 256, (8, 98), np.uint8)
     np.savez(tmp_path / "binarized_mnist.npz", train=bits, valid=bits[:4], test=bits[:4])
-    images = {f"x_{part}": rng.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 16), ("test", 4))}
+    images = {
+        f"x_{part}": rng.integers(0, 256, (n, 28, 28), np.uint8)
+        for part, n in (("train", 16), ("test", 4))
+    }
     np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(16) % 10, y_test=np.arange(4))
     return tmp_path
 
@@ -80,41 +96,83 @@ def test_a_text_is_told_once(folder):
     found = data_sequences.text(str(folder))
     symbols = np.unique(np.load(folder / "tinyshakespeare.npz")["text"], return_inverse=True)[1]
     assert (found.train_inputs.shape, found.test_inputs.shape) == ((27, 101), (2, 101))
-    np.testing.assert_array_equal(np.concatenate([found.train_inputs[:, 1:], found.test_inputs[:, 1:]]).ravel(), symbols[1:2901])
+    np.testing.assert_array_equal(
+        np.concatenate([found.train_inputs[:, 1:], found.test_inputs[:, 1:]]).ravel(),
+        symbols[1:2901],
+    )
 
 
 def test_bits_are_unpacked(folder):
     found = data.binarized(str(folder))
     assert found.train_inputs.shape == (12, 784)
     packed = np.load(folder / "binarized_mnist.npz")["train"]
-    np.testing.assert_array_equal(np.packbits(found.train_inputs[:8].astype(np.uint8), axis=1), packed)
+    np.testing.assert_array_equal(
+        np.packbits(found.train_inputs[:8].astype(np.uint8), axis=1), packed
+    )
 
 
 BROKEN = [
-    ("vowels", "japanese_vowels.npz", {"len_train": np.full(16, 9, np.uint8)}, "as many steps in x_train as len_train adds up to"),
-    ("draw", "binarized_mnist.npz", {"test": np.zeros((2, 784), np.uint8)}, "rows of 98 bytes in test, of 784 bits: got (2, 784)"),
-    ("text", "tinyshakespeare.npz", {"text": np.zeros(10, np.uint8)}, "must hold the text as 2000 bytes or more: got (10,)"),
+    (
+        "vowels",
+        "japanese_vowels.npz",
+        {"len_train": np.full(16, 9, np.uint8)},
+        "as many steps in x_train as len_train adds up to",
+    ),
+    (
+        "draw",
+        "binarized_mnist.npz",
+        {"test": np.zeros((2, 784), np.uint8)},
+        "rows of 98 bytes in test, of 784 bits: got (2, 784)",
+    ),
+    (
+        "text",
+        "tinyshakespeare.npz",
+        {"text": np.zeros(10, np.uint8)},
+        "must hold the text as 2000 bytes or more: got (10,)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("task", "file", "change", "message"), BROKEN, ids=[row[0] for row in BROKEN])
+@pytest.mark.parametrize(
+    ("task", "file", "change", "message"), BROKEN, ids=[row[0] for row in BROKEN]
+)
 def test_broken_files_are_told(task, file, change, message, folder, capsys, monkeypatch):
     np.savez(folder / file, **(dict(np.load(folder / file)) | change))
     assert main(["compare", task, "--data-dir", str(folder), "--out", str(folder / "o")]) == 1
     assert message in capsys.readouterr().err
     monkeypatch.delenv("JAXNORM_DATA", raising=False)
     assert main(["compare", task, "--out", str(folder / "o")]) == 1
-    assert f"{file} is needed: pass --data-dir the folder that holds it, or set JAXNORM_DATA" in capsys.readouterr().err
+    assert (
+        f"{file} is needed: pass --data-dir the folder that holds it, or set JAXNORM_DATA"
+        in capsys.readouterr().err
+    )
 
 
 SHORT = ["--epochs", "1", "--seeds", "2", "--train-examples", "8", "--norms", "layer"]
-TRAINED = ["vowels --variants rnn", "text --variants gru", "handwriting --variants rnn", "draw", "pimnist"]
+TRAINED = [
+    "vowels --variants rnn",
+    "text --variants gru",
+    "handwriting --variants rnn",
+    "draw",
+    "pimnist",
+]
 
 
 @pytest.mark.parametrize("task", long_sweep(TRAINED, quick=()))
 def test_a_task_trains_and_its_first_seed_shows_samples(task, folder, capsys):
     name, *options = task.split()
-    arguments = ["compare", name, "--data-dir", str(folder), *options, *SHORT, "--batch-sizes", "4", "--out", str(folder / "o")]
+    arguments = [
+        "compare",
+        name,
+        "--data-dir",
+        str(folder),
+        *options,
+        *SHORT,
+        "--batch-sizes",
+        "4",
+        "--out",
+        str(folder / "o"),
+    ]
     assert main(arguments) == 0
     runs = report.read(folder / "o")["runs"]
     for epoch in (run["epochs"][0] for run in runs):
@@ -129,15 +187,37 @@ def test_a_task_trains_and_its_first_seed_shows_samples(task, folder, capsys):
 
 @pytest.mark.slow
 def test_batch_norm_reads_utterances_longer_than_any_in_training(folder):
-    """With the running statistics of the last step that training had; those of test batches are not kept."""
+    """With the running statistics of the last step that training had; those of test batches are not
+    kept.
+    """
     task = TASKS["vowels"]
-    found = train(Run("batch", 8, 0, "rnn", epochs=1), task.model("batch", "rnn", 0.5), task.load(str(folder)))
-    assert set(found["epochs"][0]) == {"train_loss", "test_loss", "test_accuracy", "batch_test_loss", "batch_test_accuracy"}
+    found = train(
+        Run("batch", 8, 0, "rnn", epochs=1), task.model("batch", "rnn", 0.5), task.load(str(folder))
+    )
+    assert set(found["epochs"][0]) == {
+        "train_loss",
+        "test_loss",
+        "test_accuracy",
+        "batch_test_loss",
+        "batch_test_accuracy",
+    }
 
 
 @pytest.mark.slow
 def test_three_batch_sizes_are_an_axis(tmp_path):
-    arguments = ["compare", "--norms", "none", "--train-examples", "16", "--epochs", "1", "--seeds", "1", "--batch-sizes", "8,4,2"]
+    arguments = [
+        "compare",
+        "--norms",
+        "none",
+        "--train-examples",
+        "16",
+        "--epochs",
+        "1",
+        "--seeds",
+        "1",
+        "--batch-sizes",
+        "8,4,2",
+    ]
     assert main([*arguments, "--optimizer", "sgd", "--out", str(tmp_path)]) == 0
     assert (tmp_path / figures.SIZES).read_bytes().startswith(b"\x89PNG")
     assert report.read(tmp_path)["settings"]["optimizer"] == "sgd"
@@ -145,7 +225,9 @@ def test_three_batch_sizes_are_an_axis(tmp_path):
 
 def of_zeros(model, inputs):
     """Outputs of a network whose parameters are all 0."""
-    return jax.jit(partial(model.apply, evaluating=True))(constant(model, inputs), inputs, rngs={"noise": jax.random.key(0)})
+    return jax.jit(partial(model.apply, evaluating=True))(
+        constant(model, inputs), inputs, rngs={"noise": jax.random.key(0)}
+    )
 
 
 def test_a_writer_that_knows_nothing_needs_log2_of_the_symbols():
@@ -158,14 +240,18 @@ def test_a_pen_that_knows_nothing_expects_a_standard_normal(rng):
     points[..., 2] = 1
     points[1, 3:] = np.nan
     each = 0.5 * (points[..., :2] ** 2).sum(-1) + np.log(2 * np.pi) + np.log(2)
-    np.testing.assert_allclose(of_zeros(PenWriter("layer"), jnp.asarray(points)), np.nansum(each, 1), rtol=1e-5)
+    np.testing.assert_allclose(
+        of_zeros(PenWriter("layer"), jnp.asarray(points)), np.nansum(each, 1), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["whole", "attention"])
 def test_a_painter_that_paints_nothing_needs_log_2_for_each_pixel(variant, rng):
     images = jnp.asarray(rng.integers(0, 2, (3, 784)).astype(np.float32))
-    np.testing.assert_allclose(of_zeros(Painter("layer", variant, steps=2), images), 784 * np.log(2), rtol=1e-5)
+    np.testing.assert_allclose(
+        of_zeros(Painter("layer", variant, steps=2), images), 784 * np.log(2), rtol=1e-5
+    )
 
 
 def test_point_densities_are_those_of_scipy(rng):
@@ -178,8 +264,12 @@ def test_point_densities_are_those_of_scipy(rng):
         weight, x, y, log_x, log_y, skew = np.split(row[:-1], 6)
         weight, correlation = np.exp(weight) / np.exp(weight).sum(), 0.99 * np.tanh(skew)
         density = 0.0
-        for w, mx, my, sx, sy, r in zip(weight, x, y, np.exp(log_x), np.exp(log_y), correlation, strict=True):
-            density += w * stats.multivariate_normal.pdf(point[:2], [mx, my], [[sx**2, r * sx * sy], [r * sx * sy, sy**2]])
+        for w, mx, my, sx, sy, r in zip(
+            weight, x, y, np.exp(log_x), np.exp(log_y), correlation, strict=True
+        ):
+            density += w * stats.multivariate_normal.pdf(
+                point[:2], [mx, my], [[sx**2, r * sx * sy], [r * sx * sy, sy**2]]
+            )
         lifted = 1 / (1 + np.exp(-row[-1]))
         truth = -np.log(density) - np.log(lifted if point[2] else 1 - lifted)
         assert float(nats) == pytest.approx(truth, abs=1e-4)
@@ -187,16 +277,25 @@ def test_point_densities_are_those_of_scipy(rng):
 
 @pytest.mark.slow
 def test_points_are_drawn_from_the_mixture_that_is_told(rng):
-    """Mean, covariance and lifted pens of 40,000, next to those of the mixture; deviations of these are 0.005 or so."""
+    """Mean, covariance and lifted pens of 40,000, next to those of the mixture; deviations of these
+    are 0.005 or so.
+    """
     outputs = 0.5 * rng.standard_normal(6 * MIXTURES + 1)
-    points = np.asarray(some_points(jax.random.key(0), jnp.broadcast_to(jnp.asarray(outputs, jnp.float32), (40_000, len(outputs)))))
+    points = np.asarray(
+        some_points(
+            jax.random.key(0),
+            jnp.broadcast_to(jnp.asarray(outputs, jnp.float32), (40_000, len(outputs))),
+        )
+    )
     weight, x, y, log_x, log_y, skew = np.split(outputs[:-1], 6)
     weight, means = np.exp(weight) / np.exp(weight).sum(), np.stack([x, y])
     deviations = np.exp([log_x, log_y])
     within = np.einsum("ik,jk->ijk", deviations, deviations)
     within[[0, 1], [1, 0]] *= 0.99 * np.tanh(skew)
     mean = means @ weight
-    spread = within @ weight + np.einsum("ik,jk,k->ij", means - mean[:, None], means - mean[:, None], weight)
+    spread = within @ weight + np.einsum(
+        "ik,jk,k->ij", means - mean[:, None], means - mean[:, None], weight
+    )
     np.testing.assert_allclose(points[:, :2].mean(0), mean, atol=0.03)
     np.testing.assert_allclose(np.cov(points[:, :2].T), spread, atol=0.08)
     assert points[:, 2].mean() == pytest.approx(1 / (1 + np.exp(-outputs[-1])), abs=0.01)
@@ -204,7 +303,11 @@ def test_points_are_drawn_from_the_mixture_that_is_told(rng):
 
 def constant(model, inputs, **biases):
     """Variables of a network of zeros but for these biases of its last layers."""
-    like = jax.eval_shape(partial(model.init, evaluating=True), {"params": jax.random.key(0), "noise": jax.random.key(0)}, inputs)
+    like = jax.eval_shape(
+        partial(model.init, evaluating=True),
+        {"params": jax.random.key(0), "noise": jax.random.key(0)},
+        inputs,
+    )
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
     for name, bias in biases.items():
         params["params"][name]["bias"] = jnp.asarray(bias, jnp.float32)
@@ -215,22 +318,39 @@ def constant(model, inputs, **biases):
 def test_networks_that_always_tell_the_same_make_it(folder):
     """A text of one symbol, drawings of one stroke to the right, images of one pixel."""
     text, pen, painter = TextWriter("layer"), PenWriter("layer"), Painter("layer", steps=2)
-    symbols, points, images = jnp.zeros((1, 5), jnp.int32), jnp.zeros((1, 5, 3)), jnp.zeros((1, SIDE**2))
+    symbols, points, images = (
+        jnp.zeros((1, 5), jnp.int32),
+        jnp.zeros((1, 5, 3)),
+        jnp.zeros((1, SIDE**2)),
+    )
     alphabet = data_sequences.text(str(folder))
     always = constant(text, symbols, Dense_0=1e4 * np.eye(65)[7])
     found = samples.KINDS["text"].of(text, always, alphabet, 0)
-    assert found == [chr(alphabet.tables["alphabet"][0]) + samples.TEXT_LENGTH * chr(alphabet.tables["alphabet"][7])] * 3
+    assert (
+        found
+        == [
+            chr(alphabet.tables["alphabet"][0])
+            + samples.TEXT_LENGTH * chr(alphabet.tables["alphabet"][7])
+        ]
+        * 3
+    )
     told = np.repeat([0, 2, 0, -20, -20, 0], MIXTURES)
-    found = samples.KINDS["handwriting"].of(pen, constant(pen, points, Dense_0=[*told, -50]), alphabet, 0)
+    found = samples.KINDS["handwriting"].of(
+        pen, constant(pen, points, Dense_0=[*told, -50]), alphabet, 0
+    )
     assert found == [[[2, 0, 0]] * samples.DRAWN] * 8
     ink = np.where(np.arange(784) == 28, 10, -10)
     found = samples.KINDS["draw"].of(painter, constant(painter, images, write=ink), alphabet, 0)
     assert found == ["0" * 28 + "9" + "0" * 755] * 8
 
 
-@pytest.mark.parametrize("task", long_sweep(["text --variants rnn", "handwriting --variants rnn", "draw"], quick=()))
+@pytest.mark.parametrize(
+    "task", long_sweep(["text --variants rnn", "handwriting --variants rnn", "draw"], quick=())
+)
 def test_a_network_that_diverged_is_shown_too(task, folder):
-    """Blank images, drawings of nothing, any text; after steps of such a length no sampled number is finite."""
+    """Blank images, drawings of nothing, any text; after steps of such a length no sampled number
+    is finite.
+    """
     arguments = [
         "compare",
         *task.split(),
@@ -246,7 +366,20 @@ def test_a_network_that_diverged_is_shown_too(task, folder):
         "2",
     ]
     task = task.split()[0]
-    assert main([*arguments, "--optimizer", "sgd", "--learning-rate", "1e30", "--out", str(folder / "o")]) == 0
+    assert (
+        main(
+            [
+                *arguments,
+                "--optimizer",
+                "sgd",
+                "--learning-rate",
+                "1e30",
+                "--out",
+                str(folder / "o"),
+            ]
+        )
+        == 0
+    )
     found = report.read(folder / "o")["runs"][0]["samples"]
     assert (
         found == [{"draw": "0" * 784, "handwriting": []}[task]] * 8
@@ -257,7 +390,9 @@ def test_a_network_that_diverged_is_shown_too(task, folder):
 
 
 def test_filters_look_where_they_are_told():
-    """At the middle with the whole image between the outermost filters, and one pixel wide, at (11, 17)."""
+    """At the middle with the whole image between the outermost filters, and one pixel wide, at (11,
+    17).
+    """
     whole = jnp.zeros((1, 5))
     along_y, along_x, intensity = filters(whole, 5)
     assert float(intensity[0, 0]) == 1
@@ -279,7 +414,11 @@ def test_layer_norm_tells_the_brightness_of_pixels_that_are_embedded_alone(rng):
         model = ImageReader(norm="layer", variant=variant)
         variables = jax.jit(partial(model.init, evaluating=True))(jax.random.key(0), images)
         told = jax.jit(partial(model.apply, evaluating=True))
-        return float(np.abs(np.asarray(told(variables, images)) - np.asarray(told(variables, images / 2))).max())
+        return float(
+            np.abs(
+                np.asarray(told(variables, images)) - np.asarray(told(variables, images / 2))
+            ).max()
+        )
 
     assert change("lstm-pixels") < 1e-3
     assert change("lstm-embedded") > 0.1
@@ -294,20 +433,37 @@ def test_the_order_of_permuted_pixels_is_the_same_for_all(rng):
 
 @pytest.mark.parametrize("cell", long_sweep(["lstm", "gru", "rnn"], quick=["rnn"]))
 def test_blank_margins_do_not_make_the_gradients_of_batch_norm_explode(cell, rng):
-    """In them all images are equal but for one, and so were all states: noise at the start takes the variance from 0."""
+    """In them all images are equal but for one, and so were all states: noise at the start takes
+    the variance from 0.
+    """
     blank = rng.random((32, 14, 14, 1), np.float32)
     blank[:, :7] = 0
     faint = blank.copy()
     faint[0, 1:7, 5] = 1e-3
     model = ImageReader("batch", f"{cell}-pixels", features=8)
-    variables = jax.jit(partial(model.init, evaluating=True))({"params": jax.random.key(0), "noise": jax.random.key(1)}, blank)
+    variables = jax.jit(partial(model.init, evaluating=True))(
+        {"params": jax.random.key(0), "noise": jax.random.key(1)}, blank
+    )
 
     @jax.jit
     @jax.grad
     def gradient(params, images):
         given = {**variables, "params": params}
-        return (model.apply(given, images, evaluating=False, mutable=["batch_stats"], rngs={"noise": jax.random.key(2)})[0] ** 2).sum()
+        return (
+            model.apply(
+                given,
+                images,
+                evaluating=False,
+                mutable=["batch_stats"],
+                rngs={"noise": jax.random.key(2)},
+            )[0]
+            ** 2
+        ).sum()
 
     of_blank, of_faint = (gradient(variables["params"], images) for images in (blank, faint))
-    sizes = [max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(of)) for of in (of_blank, of_faint)]
-    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)  # without noise 3e11, 2e30, and of the LSTM a tenth
+    sizes = [
+        max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(of))
+        for of in (of_blank, of_faint)
+    ]
+    # without noise 3e11, 2e30, and of the LSTM a tenth
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)

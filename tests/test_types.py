@@ -1,4 +1,6 @@
-"""What type checkers see of the installed package: a user's file without Any, mistakes that are found, and the same at run time."""
+"""What type checkers see of the installed package: a user's file without Any, mistakes that are
+found, and the same at run time.
+"""
 
 import ast
 import inspect
@@ -34,20 +36,32 @@ COMMANDS = {
         "--python-executable",
         sys.executable,
     ],
-    "basedpyright": ["--project", TYPED, "--outputjson", "--pythonpath", sys.executable],  # TYPED has the options: strict, and no Any
+    # TYPED has the options: strict, and no Any
+    "basedpyright": ["--project", TYPED, "--outputjson", "--pythonpath", sys.executable],
 }
 
 
 def run(checker):
-    """What a checker reports: file, line, message. Where it runs, jaxnorm is found where it is installed."""
-    files = [USE.name, WRONG.name] if checker == "mypy" else []  # basedpyright: what lies beside its options
+    """What a checker reports: file, line, message. Where it runs, jaxnorm is found where it is
+    installed.
+    """
+    files = (
+        [USE.name, WRONG.name] if checker == "mypy" else []
+    )  # basedpyright: what lies beside its options
     command = [sys.executable, "-m", checker, *COMMANDS[checker], *files]
     result = subprocess.run(command, cwd=TYPED, capture_output=True, text=True, check=False)
-    assert result.returncode == 1, result.stdout + result.stderr  # found errors: 0 is none, others are of the checker's own
+    # found errors: 0 is none, others are of the checker's own
+    assert result.returncode == 1, result.stdout + result.stderr
     if checker == "mypy":
-        return [(found["file"], found["line"], found["message"]) for found in map(json.loads, result.stdout.splitlines())]
+        return [
+            (found["file"], found["line"], found["message"])
+            for found in map(json.loads, result.stdout.splitlines())
+        ]
     reports = json.loads(result.stdout)["generalDiagnostics"]
-    return [(Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"]) for found in reports]
+    return [
+        (Path(found["file"]).name, found["range"]["start"]["line"] + 1, found["message"])
+        for found in reports
+    ]
 
 
 @pytest.mark.parametrize("checker", COMMANDS)
@@ -56,7 +70,9 @@ def test_checkers_find_mistakes_and_no_others(checker):
     found = defaultdict(dict)
     for file, line, message in run(checker):
         found[file].setdefault(line, message)
-    marked = {i for i, line in enumerate(WRONG.read_text().splitlines(), 1) if line.endswith("# error")}
+    marked = {
+        i for i, line in enumerate(WRONG.read_text().splitlines(), 1) if line.endswith("# error")
+    }
     assert found[USE.name] == {}
     assert len(marked) > 20
     assert found[WRONG.name].keys() == marked, found
@@ -70,15 +86,25 @@ def conforms(value, kind):
     if origin in (typing.Union, UnionType):
         return any(conforms(value, one) for one in of)
     if origin is dict:
-        return isinstance(value, dict) and all(conforms(one, kind) for pair in value.items() for one, kind in zip(pair, of, strict=True))
+        return isinstance(value, dict) and all(
+            conforms(one, kind)
+            for pair in value.items()
+            for one, kind in zip(pair, of, strict=True)
+        )
     if origin is tuple:
         kinds = of[:1] * len(value) if of[1:] == (...,) else of
-        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(conforms, value, kinds))
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(kinds)
+            and all(map(conforms, value, kinds))
+        )
     return isinstance(value, dict if typing.is_typeddict(kind) else kind)
 
 
 def test_types_are_those_of_what_runs(monkeypatch):
-    """The user's file, with every assert_type checked; traced, since that takes less time than compiling."""
+    """The user's file, with every assert_type checked; traced, since that takes less time than
+    compiling.
+    """
     asserted = []
 
     def check(value, kind):
@@ -88,15 +114,28 @@ def test_types_are_those_of_what_runs(monkeypatch):
 
     monkeypatch.setattr(typing, "assert_type", check)
     names = runpy.run_path(str(USE))
-    for name in ("statistics", "standardized", "norms", "recurrent_parameters", "nnx_norms", "nnx_networks"):
+    for name in (
+        "statistics",
+        "standardized",
+        "norms",
+        "recurrent_parameters",
+        "nnx_norms",
+        "nnx_networks",
+    ):
         jax.eval_shape(names[name])
     for keep in (False, True):
         jax.eval_shape(partial(names["recurrent_networks"], keep))
     jax.eval_shape(partial(names["Norms"]().init, train=True), names["key"], names["x"])
     jax.eval_shape(names["Networks"]().init, names["key"], names["x"])
     names["nnx_population"]()
-    names["linen_population"](linen.BatchNorm(use_running_average=False).init(names["key"], names["h"]))
-    written = [node for node in ast.walk(ast.parse(USE.read_text())) if isinstance(node, ast.Call) and called(node) == "assert_type"]
+    names["linen_population"](
+        linen.BatchNorm(use_running_average=False).init(names["key"], names["h"])
+    )
+    written = [
+        node
+        for node in ast.walk(ast.parse(USE.read_text()))
+        if isinstance(node, ast.Call) and called(node) == "assert_type"
+    ]
     assert len(asserted) >= len(written) > 70
 
 
@@ -111,9 +150,22 @@ def called(node):
 )
 def test_every_public_name_is_in_the_users_file(module, prefix):
     """In an assert_type."""
-    calls = [node for node in ast.walk(ast.parse(USE.read_text())) if isinstance(node, ast.Call) and called(node) == "assert_type"]
-    used = {ast.unparse(node) for call in calls for node in ast.walk(call) if isinstance(node, ast.Attribute)}
-    used |= {ast.unparse(node.func) for node in ast.walk(ast.parse(USE.read_text())) if isinstance(node, ast.Call)}
+    calls = [
+        node
+        for node in ast.walk(ast.parse(USE.read_text()))
+        if isinstance(node, ast.Call) and called(node) == "assert_type"
+    ]
+    used = {
+        ast.unparse(node)
+        for call in calls
+        for node in ast.walk(call)
+        if isinstance(node, ast.Attribute)
+    }
+    used |= {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(USE.read_text()))
+        if isinstance(node, ast.Call)
+    }
     assert {f"{prefix}.{name}" for name in module.__all__} <= used
 
 
@@ -122,11 +174,17 @@ MODULES = [getattr(module, name) for module in (linen, nnx) for name in module._
 CALLS = [value if inspect.isfunction(value) else value.__call__ for value in MODULES]
 
 
-@pytest.mark.parametrize("function", [*filter(inspect.isfunction, FUNCTIONS), jaxnorm.Moments.merge, *CALLS], ids=lambda f: f.__qualname__)
+@pytest.mark.parametrize(
+    "function",
+    [*filter(inspect.isfunction, FUNCTIONS), jaxnorm.Moments.merge, *CALLS],
+    ids=lambda f: f.__qualname__,
+)
 def test_public_signatures_are_complete(function):
     """Checkers would infer a type from a default, or take any value."""
     signature = inspect.signature(function)
-    parts = {"return": signature.return_annotation} | {name: p.annotation for name, p in signature.parameters.items() if name != "self"}
+    parts = {"return": signature.return_annotation} | {
+        name: p.annotation for name, p in signature.parameters.items() if name != "self"
+    }
     assert [name for name, annotation in parts.items() if annotation is signature.empty] == []
 
 
@@ -134,22 +192,32 @@ def test_public_signatures_are_complete(function):
 def test_options_that_checkers_see_are_those_of_the_networks(name):
     """Overloads name them by a TypedDict, whose initial is that of the function."""
     parameters = inspect.signature(getattr(recurrent, name)).parameters
-    own = {option: parameter.annotation for option, parameter in parameters.items() if option not in ("x", "params", "return_moments")}
+    own = {
+        option: parameter.annotation
+        for option, parameter in parameters.items()
+        if option not in ("x", "params", "return_moments")
+    }
     seen = typing.get_type_hints(options.NetworkOptions)
     del own["initial"], seen["initial"]  # a pair for the LSTM
     assert own == seen
 
 
-@pytest.mark.parametrize(("module", "seen"), [(linen, LinenOptions), (nnx, NNXOptions)], ids=["linen", "nnx"])
+@pytest.mark.parametrize(
+    ("module", "seen"), [(linen, LinenOptions), (nnx, NNXOptions)], ids=["linen", "nnx"]
+)
 def test_options_that_checkers_see_are_those_of_the_modules(module, seen):
     own = typing.get_type_hints(module.LSTM.__call__)
-    assert {option: kind for option, kind in own.items() if option not in ("inputs", "return_carry", "return")} == typing.get_type_hints(
-        seen
-    )
+    assert {
+        option: kind
+        for option, kind in own.items()
+        if option not in ("inputs", "return_carry", "return")
+    } == typing.get_type_hints(seen)
 
 
 def test_options_that_checkers_see_are_those_of_the_cells():
     cell, layer = (typing.get_type_hints(of.__init__) for of in (nnx.LayerNormLSTMCell, nnx.LSTM))
-    assert {name: cell[name] for name in cell.keys() - layer.keys()} == typing.get_type_hints(CellOptions)
+    assert {name: cell[name] for name in cell.keys() - layer.keys()} == typing.get_type_hints(
+        CellOptions
+    )
     with pytest.raises(TypeError, match="forget_bais"):
         nnx.LSTM(3, 4, forget_bais=0.0, rngs=flax.nnx.Rngs(0))

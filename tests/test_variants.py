@@ -1,4 +1,6 @@
-"""One body under chex's variants: every norm equals the oracle with and without jit, placed or not, and under pmap."""
+"""One body under chex's variants: every norm equals the oracle with and without jit, placed or not,
+and under pmap.
+"""
 
 import chex
 import jax
@@ -24,7 +26,9 @@ class Variants(chex.TestCase):
         y = self.variant(lambda x, scale, bias: case(x, scale=scale, bias=bias))(x, scale, bias)
         chex.assert_equal_shape([x, y])
         chex.assert_type(y, jnp.float32)
-        chex.assert_trees_all_close(np.asarray(y, np.float64), case.truth(x, scale=scale, bias=bias).y, atol=4e-6)
+        chex.assert_trees_all_close(
+            np.asarray(y, np.float64), case.truth(x, scale=scale, bias=bias).y, atol=4e-6
+        )
 
     @chex.variants(**ONCE)
     def test_merging_and_blending(self):
@@ -36,7 +40,11 @@ class Variants(chex.TestCase):
 
         merged, blended = self.variant(blend)(x)
         chex.assert_tree_all_finite(blended)
-        truth = (np.full((1, 4), 6.0), x.astype(np.float64).mean(0)[None], x.astype(np.float64).var(0)[None])
+        truth = (
+            np.full((1, 4), 6.0),
+            x.astype(np.float64).mean(0)[None],
+            x.astype(np.float64).var(0)[None],
+        )
         found = [np.asarray(leaf, np.float64) for leaf in (merged.count, merged.mean, merged.var)]
         chex.assert_trees_all_close(tuple(found), truth, rtol=1e-5)
         chex.assert_trees_all_close(blended, merged, rtol=1e-5, atol=1e-7)
@@ -44,7 +52,14 @@ class Variants(chex.TestCase):
     @chex.variants(with_pmap=True)
     def test_synchronized_over_devices(self):
         x = np.random.default_rng(0).standard_normal((jax.device_count(), 4, 3)).astype(np.float32)
-        options = {"axis_name": "d", "in_axes": 0, "broadcast_args_to_devices": False, "reduce_fn": None}
+        options = {
+            "axis_name": "d",
+            "in_axes": 0,
+            "broadcast_args_to_devices": False,
+            "reduce_fn": None,
+        }
         step = self.variant(lambda x: jn.batch_norm(x, axis_name="d")[0], **options)
         whole = jn.batch_norm(x.reshape(-1, 3))[0]
-        chex.assert_trees_all_close(np.asarray(step(x)).reshape(-1, 3), np.asarray(whole), atol=1e-6)
+        chex.assert_trees_all_close(
+            np.asarray(step(x)).reshape(-1, 3), np.asarray(whole), atol=1e-6
+        )

@@ -1,4 +1,6 @@
-"""The library's docstrings, written in reStructuredText's roles with doctests, as the Markdown that mkdocstrings takes."""
+"""The library's docstrings, written in reStructuredText's roles with doctests, as the Markdown that
+mkdocstrings takes.
+"""
 
 import importlib
 import inspect
@@ -14,28 +16,54 @@ SCOPES = ("jaxnorm", "jaxnorm.recurrent", "jaxnorm.online", "jaxnorm.linen")
 
 
 class Docstrings(griffe.Extension):
-    """References to public names become links; examples and tables become blocks of code; classes show the arguments they inherit."""
+    """References to public names become links; examples and tables become blocks of code; classes
+    show the arguments they inherit.
+    """
 
     def on_package(self, *, pkg: griffe.Module, **_) -> None:
         if pkg.name == "jaxnorm":
             self._translate(pkg, set())
             for family in ("linen", "nnx"):
                 module = importlib.import_module(f"jaxnorm.{family}")
-                for value in filter(inspect.isclass, (getattr(module, name) for name in module.__all__)):
+                for value in filter(
+                    inspect.isclass, (getattr(module, name) for name in module.__all__)
+                ):
                     self._show_arguments(pkg, value)
 
     def _show_arguments(self, package: griffe.Module, value: type) -> None:
-        """The arguments of a class, most of which are those of Flax's; what it has from a private base as its own."""
+        """The arguments of a class, most of which are those of Flax's; what it has from a private
+        base as its own.
+        """
         found = package[f"{value.__module__}.{value.__name__}".removeprefix("jaxnorm.")]
-        for base in [found.parent[str(base).partition("[")[0]] for base in found.bases if str(base).startswith("_")]:
-            methods = {name: method for name, method in base.members.items() if method.is_function and method.docstring}
+        for base in [
+            found.parent[str(base).partition("[")[0]]
+            for base in found.bases
+            if str(base).startswith("_")
+        ]:
+            methods = {
+                name: method
+                for name, method in base.members.items()
+                if method.is_function and method.docstring
+            }
             for name in [name for name in methods if name not in found.members]:
                 found.set_member(name, griffe.Alias(name, methods[name], parent=found))
         found.bases = [base for base in found.bases if not str(base).startswith("_")]
-        parameters = [p for p in inspect.signature(value.__init__).parameters.values() if p.name not in ("self", "parent", "kwargs")]
-        shown = [griffe.Parameter(p.name, kind=griffe.ParameterKind[p.kind.name.lower()], default=default(p)) for p in parameters]
+        parameters = [
+            p
+            for p in inspect.signature(value.__init__).parameters.values()
+            if p.name not in ("self", "parent", "kwargs")
+        ]
+        shown = [
+            griffe.Parameter(
+                p.name, kind=griffe.ParameterKind[p.kind.name.lower()], default=default(p)
+            )
+            for p in parameters
+        ]
         itself = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)
-        found.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(itself, *shown), parent=found))
+        found.set_member(
+            "__init__",
+            griffe.Function("__init__", parameters=griffe.Parameters(itself, *shown), parent=found),
+        )
 
     def _translate(self, found: griffe.Object, seen: set[str]) -> None:
         if found.is_alias or found.path in seen:
@@ -48,7 +76,9 @@ class Docstrings(griffe.Extension):
 
 
 def default(parameter: inspect.Parameter) -> str | None:
-    """As it would be written; functions and dtypes by their names, functions that others have made by dots."""
+    """As it would be written; functions and dtypes by their names, functions that others have made
+    by dots.
+    """
     value = parameter.default
     if value is parameter.empty:
         return None
@@ -70,7 +100,8 @@ def as_markdown(text: str, path: str) -> str:
 def reference(name: str, path: str) -> str:
     if name in PAGES:
         return f"[`{name}`][{name}]"
-    own = ".".join(path.split(".")[:2])  # jaxnorm.nnx.layers.LayerNorm refers to names of jaxnorm.nnx first
+    # jaxnorm.nnx.layers.LayerNorm refers to names of jaxnorm.nnx first
+    own = ".".join(path.split(".")[:2])
     for scope in (own, *SCOPES) if own in ("jaxnorm.linen", "jaxnorm.nnx") else SCOPES:
         short = name.removeprefix(f"{scope}.")
         if short in importlib.import_module(scope).__all__:

@@ -1,7 +1,9 @@
-"""Draws the gallery's pictures, docs/images/*.svg: which elements share statistics. ``python docs/tools/draw.py``
+"""Draws the gallery's pictures, docs/images/*.svg: which elements share statistics. ``python
+docs/tools/draw.py``
 
-Axes 0, 1 and 2 of an array go back to the right, down, and back to the left; the element in the front corner is the first one,
-and the coloured elements are those that share its statistics. The colours are for light and dark pages alike.
+Axes 0, 1 and 2 of an array go back to the right, down, and back to the left; the element in the
+front corner is the first one, and the coloured elements are those that share its statistics. The
+colours are for light and dark pages alike.
 """
 
 from pathlib import Path
@@ -13,7 +15,8 @@ from jaxnorm.experiments.picture import shared
 FOLDER = Path(__file__).parents[1] / "images"
 RIGHT, DOWN, LEFT = np.array([15.0, -7.5]), np.array([0.0, 15.0]), np.array([-15.0, -7.5])
 IMAGES, SEQUENCES = (4, 3, 2, 4), (4, 6, 8)  # n, h, w, c and n, t, c
-INSIDE, OUTSIDE = ("#f2a46b", "#e8823a", "#c9642a"), ("#aab4be40", "#8f9ba640", "#74808c40")  # top, right and left faces
+# top, right and left faces
+INSIDE, OUTSIDE = ("#f2a46b", "#e8823a", "#c9642a"), ("#aab4be40", "#8f9ba640", "#74808c40")
 INK, LINE = "#7d8894", "#8a96a3"
 OVER_IMAGES, OVER_SEQUENCES = ("n", "h, w", "c"), ("n", "t", "gates")
 
@@ -34,7 +37,9 @@ PICTURES = {
 
 
 def mask(name: str) -> np.ndarray:
-    """True for the elements that share statistics with the first one, with three axes: right, down, left."""
+    """True for the elements that share statistics with the first one, with three axes: right, down,
+    left.
+    """
     pattern, sizes, shape, _ = PICTURES[name]
     found = shared(pattern, sizes, shape)
     return found.reshape(len(found), -1, shape[-1]) if len(shape) > 2 else found[:, None]
@@ -50,9 +55,21 @@ def svg(inside: np.ndarray, names: tuple[str, str, str]) -> str:
     """The cuboid of these elements, seen from above its front corner."""
     n, p, c = inside.shape
     top, right, left = (
-        [_face(i * RIGHT + k * LEFT, RIGHT, LEFT, INSIDE[0] if inside[i, 0, k] else OUTSIDE[0]) for i in range(n) for k in range(c)],
-        [_face(i * RIGHT + j * DOWN, RIGHT, DOWN, INSIDE[1] if inside[i, j, 0] else OUTSIDE[1]) for i in range(n) for j in range(p)],
-        [_face(k * LEFT + j * DOWN, LEFT, DOWN, INSIDE[2] if inside[0, j, k] else OUTSIDE[2]) for k in range(c) for j in range(p)],
+        [
+            _face(i * RIGHT + k * LEFT, RIGHT, LEFT, INSIDE[0] if inside[i, 0, k] else OUTSIDE[0])
+            for i in range(n)
+            for k in range(c)
+        ],
+        [
+            _face(i * RIGHT + j * DOWN, RIGHT, DOWN, INSIDE[1] if inside[i, j, 0] else OUTSIDE[1])
+            for i in range(n)
+            for j in range(p)
+        ],
+        [
+            _face(k * LEFT + j * DOWN, LEFT, DOWN, INSIDE[2] if inside[0, j, k] else OUTSIDE[2])
+            for k in range(c)
+            for j in range(p)
+        ],
     )
     labels = [
         _label(n / 2 * RIGHT + p * DOWN + (10, 14), names[0], "start"),

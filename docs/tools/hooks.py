@@ -1,6 +1,8 @@
-"""Hooks of the documentation site: pages from elsewhere in the repository, formulas, and nothing from other hosts.
+"""Hooks of the documentation site: pages from elsewhere in the repository, formulas, and nothing
+from other hosts.
 
-Pages link to each other as they lie in the repository, so that links work in the sources too; here they become the site's.
+Pages link to each other as they lie in the repository, so that links work in the sources too; here
+they become the site's.
 """
 
 import posixpath
@@ -16,8 +18,16 @@ from nbconvert.preprocessors import RegexRemovePreprocessor
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-# A name is looked up to use it. Tables of results repeat the names of norms on every line, and filled the first page of answers.
-BOOSTS = {"reference/": 4, "gallery.md": 3, "guides/": 2, "from/": 2, "results/": 0.1, "changelog.md": 0.1}
+# A name is looked up to use it. Tables of results repeat the names of norms on every line, and
+# filled the first page of answers.
+BOOSTS = {
+    "reference/": 4,
+    "gallery.md": 3,
+    "guides/": 2,
+    "from/": 2,
+    "results/": 0.1,
+    "changelog.md": 0.1,
+}
 FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/", "examples/": "examples/"}
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ONLY_ON_COLAB = r"# @title Install jaxnorm[\s\S]*"  # the cell that installs the library there
@@ -42,11 +52,22 @@ def formula(source: str, *_, **__) -> str:
 def on_files(files: Files, config) -> Files:
     """The results of experiments and benchmarks, the notebooks and the contributors' pages."""
     found = [ROOT / name for name in PAGES]
-    found += [path for suffix in ("md", "png") for path in sorted((ROOT / "bench" / "results").rglob(f"*.{suffix}"))]
+    found += [
+        path
+        for suffix in ("md", "png")
+        for path in sorted((ROOT / "bench" / "results").rglob(f"*.{suffix}"))
+    ]
     for path in found:
         files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
-    for path in sorted((ROOT / "examples").glob("*.py")):  # a page each: what it says of itself, and its code
-        files.append(File.generated(config, site_path(path), content=f"# {path.name}\n\n```python\n{path.read_text()}```\n"))
+    # a page each: what it says of itself, and its code
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        files.append(
+            File.generated(
+                config,
+                site_path(path),
+                content=f"# {path.name}\n\n```python\n{path.read_text()}```\n",
+            )
+        )
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         text, pictures = notebook(path)
         files.append(File.generated(config, site_path(path), content=text))
@@ -91,14 +112,20 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def on_page_markdown(markdown: str, page, **_) -> str:
     """Make links between files of the repository links between pages, and rank pages in the search."""
-    boost = next((boost for folder, boost in BOOSTS.items() if page.file.src_uri.startswith(folder)), 1)
+    boost = next(
+        (boost for folder, boost in BOOSTS.items() if page.file.src_uri.startswith(folder)), 1
+    )
     page.meta.setdefault("search", {}).setdefault("boost", boost)
     folder = repository_path(page.file.src_uri).parent
 
     def on_site(link: re.Match) -> str:
         path = Path(posixpath.normpath(posixpath.join(folder.as_posix(), link[2])))
         known = path.is_relative_to(ROOT) and path.is_file() and site_path(path)
-        return link[1] + (posixpath.relpath(known, posixpath.dirname(page.file.src_uri) or ".") if known else link[2])
+        return link[1] + (
+            posixpath.relpath(known, posixpath.dirname(page.file.src_uri) or ".")
+            if known
+            else link[2]
+        )
 
     return LINK.sub(on_site, markdown)
 
@@ -108,4 +135,6 @@ def on_post_build(config) -> None:
     for path in sorted(Path(config["site_dir"]).rglob("*")):
         if path.suffix in (".html", ".css"):
             for found in LOADED.finditer(path.read_text()):
-                raise PluginError(f"{path.relative_to(config['site_dir'])} loads from another host: {found[0]}")
+                raise PluginError(
+                    f"{path.relative_to(config['site_dir'])} loads from another host: {found[0]}"
+                )

@@ -15,10 +15,12 @@ from jaxnorm.data.sources import Piece
 
 
 class FitNormalizer(beam.CombineFn):
-    """Combines batches (arrays or pytrees of them) to a Normalizer: in any order, in bundles of any size, empty ones too.
+    """Combines batches (arrays or pytrees of them) to a Normalizer: in any order, in bundles of any
+    size, empty ones too.
 
-    Single examples become batches by ``beam.BatchElements()`` and ``beam.Map(np.stack)``. The arguments are those of
-    :class:`jaxnorm.data.Normalizer`; ``where`` takes a batch and gives its masks.
+    Single examples become batches by ``beam.BatchElements()`` and ``beam.Map(np.stack)``. The
+    arguments are those of :class:`jaxnorm.data.Normalizer`; ``where`` takes a batch and gives its
+    masks.
     """
 
     def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
@@ -40,7 +42,9 @@ class FitNormalizer(beam.CombineFn):
 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
-    """The Normalizer of pieces of files, by the runner that Beam is configured for, on this machine."""
+    """The Normalizer of pieces of files, by the runner that Beam is configured for, on this
+    machine.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fitted"
         with beam.Pipeline() as pipeline:

@@ -20,7 +20,8 @@ from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.sources import PatternError, SourceError
 from jaxnorm.data.unfinished import Unfinished
 
-ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}  # and the module that each needs
+# and the module that each needs
+ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}
 ROUND = 16  # pieces that an engine fits first; further rounds take about progress.SECONDS
 EVERY = 100  # pieces between two savings, if they take less than that
 NAMED = 5  # features that are not finite
@@ -136,7 +137,9 @@ def _fit_local(fitted: Normalizer, task: _Task, advance) -> Normalizer:
 
 
 def _fit_in_rounds(fitted: Normalizer, task: _Task, advance, engine: str) -> Normalizer:
-    """Fit by an engine, round by round, and save after each; rounds grow to the time between savings."""
+    """Fit by an engine, round by round, and save after each; rounds grow to the time between
+    savings.
+    """
     fit_pieces, size = import_module(f"jaxnorm.data.{engine}").fit_pieces, ROUND
     while fitted.batches < len(task.pieces):
         some, start = task.pieces[fitted.batches : fitted.batches + size], time.monotonic()
@@ -154,19 +157,30 @@ def _empty(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
     names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
     if unknown := [f"{name}={size}" for name, size in sizes.items() if name not in names]:
         given = ", ".join(map(repr, patterns)) or "none"
-        raise UsageError(f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, patterns {given}.")
+        raise UsageError(
+            f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
+            f"patterns {given}."
+        )
     return Normalizer(axes, **sizes)
 
 
-def _with_masks(options: argparse.Namespace, empty: Normalizer, found: list, where: Mapping[str, str]) -> tuple[Normalizer, list]:
+def _with_masks(
+    options: argparse.Namespace, empty: Normalizer, found: list, where: Mapping[str, str]
+) -> tuple[Normalizer, list]:
     """The Normalizer of the leaves that are no masks, and pieces that hold the masks, too."""
     axes, along = empty.axes, dict(found[0].along)
     if "" in along:
-        raise UsageError(f"--where must name an array of the files: {found[0].path} holds one array, which has no name.")
+        raise UsageError(
+            f"--where must name an array of the files: {found[0].path} holds one array, which has "
+            "no name."
+        )
     if "" in axes:  # for all: now for each that is no mask
         axes = {leaf: axes[""] for leaf in along if leaf not in where.values()}
     if unknown := sorted(set(where) - set(along)):
-        raise UsageError(f"--where must name what is fitted: got {', '.join(map(repr, unknown))}, fitted are {', '.join(map(repr, axes))}.")
+        raise UsageError(
+            f"--where must name what is fitted: got {', '.join(map(repr, unknown))}, fitted are "
+            f"{', '.join(map(repr, axes))}."
+        )
     empty = Normalizer(axes, **empty.sizes)
     for _ in range(2):  # beside another one a leaf may be cut along another axis
         found = sources.pieces(options.files, masking.with_masks(axes, where, along), empty.sizes)
@@ -177,9 +191,17 @@ def _with_masks(options: argparse.Namespace, empty: Normalizer, found: list, whe
 def _announce(state: Unfinished, resume_command: str) -> None:
     if state.held:
         said = f"{state.path} holds {state.held} of {state.total} pieces of an interrupted fit, which this one begins anew"
-        print(f"jaxnorm: {said}.\nIt is kept until this fit has come as far. To go on with it: {resume_command}", file=sys.stderr)
+        print(
+            f"jaxnorm: {said}.\nIt is kept until this fit has come as far. To go on with it: "
+            f"{resume_command}",
+            file=sys.stderr,
+        )
     else:
-        print(f"jaxnorm: {state.path}, of an interrupted fit, is no longer of these files. It is replaced.", file=sys.stderr)
+        print(
+            f"jaxnorm: {state.path}, of an interrupted fit, is no longer of these files. It is "
+            "replaced.",
+            file=sys.stderr,
+        )
 
 
 def _how_to_go_on(state: Unfinished, resume_command: str) -> str:
@@ -191,7 +213,12 @@ def _how_to_go_on(state: Unfinished, resume_command: str) -> str:
 def _failed(error: Exception, status: int) -> int:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     named = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
-    print(f"jaxnorm: {_in_words_of_the_command(text)}{named}", *_notes(error), sep="\n", file=sys.stderr)
+    print(
+        f"jaxnorm: {_in_words_of_the_command(text)}{named}",
+        *_notes(error),
+        sep="\n",
+        file=sys.stderr,
+    )
     return status
 
 
@@ -226,10 +253,18 @@ def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
         found = np.flatnonzero(~np.isfinite(moments.mean) | ~np.isfinite(moments.var))
         if broken := len(found):
             what = "Inf" if skip_nan else "NaN or Inf"
-            features, hold, have = ("1 feature", "holds", "has") if broken == 1 else (f"{broken} features", "hold", "have")
+            features, hold, have = (
+                ("1 feature", "holds", "has")
+                if broken == 1
+                else (f"{broken} features", "hold", "have")
+            )
             remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
             named = _labels(moments.mean.shape, found)
-            print(f"jaxnorm: {features} of {leaf or 'the array'}{named} {hold} {what}, and {have} no mean.{remedy}", file=sys.stderr)
+            print(
+                f"jaxnorm: {features} of {leaf or 'the array'}{named} {hold} {what}, and {have} no "
+                f"mean.{remedy}",
+                file=sys.stderr,
+            )
             status = 1
     return status
 
@@ -250,13 +285,19 @@ def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
     named: dict[str, Axes] = {key: pattern for key, _, pattern in parts}
     if len(named) < len(patterns) or ("" in named and len(named) > 1):
         given = ", ".join(map(repr, patterns))
-        raise UsageError(f"--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got {given}.")
+        raise UsageError(
+            "--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got "
+            f"{given}."
+        )
     return named.get("", named)
 
 
 def _where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     if len(dict(given)) < len(given):
-        raise UsageError(f"--where must be given once for each leaf: got {', '.join('='.join(pair) for pair in given)}.")
+        raise UsageError(
+            "--where must be given once for each leaf: got "
+            f"{', '.join('='.join(pair) for pair in given)}."
+        )
     return dict(given)
 
 
@@ -299,16 +340,39 @@ def _parser() -> argparse.ArgumentParser:
         "Then: jaxnorm show stats.safetensors",
     )
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILES", help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILES",
+        help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
+    )
     help_pattern = "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; by default the first axis"
     add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
-    add("--size", action="append", default=[], type=_size, metavar="NAME=SIZE", help="the size of a split axis in a pattern")
-    help_where = (
-        "the array MASK_KEY of the same files, boolean or weights, says which elements of KEY count; its axes are the first of KEY's"
+    add(
+        "--size",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=SIZE",
+        help="the size of a split axis in a pattern",
     )
-    add("--where", action="append", default=[], type=_key_and_mask, metavar="KEY=MASK_KEY", help=help_where)
+    help_where = "the array MASK_KEY of the same files, boolean or weights, says which elements of KEY count; its axes are the first of KEY's"
+    add(
+        "--where",
+        action="append",
+        default=[],
+        type=_key_and_mask,
+        metavar="KEY=MASK_KEY",
+        help=help_where,
+    )
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
     add("--engine", default="local", choices=ENGINES, help="local by default")
-    add("--out", default=Path("stats.safetensors"), type=Path, metavar="FILE", help=".safetensors or .json; stats.safetensors by default")
+    add(
+        "--out",
+        default=Path("stats.safetensors"),
+        type=Path,
+        metavar="FILE",
+        help=".safetensors or .json; stats.safetensors by default",
+    )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
     return parser

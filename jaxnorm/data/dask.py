@@ -16,12 +16,15 @@ from jaxnorm.data.trees import of_prefix, sizes_in
 MERGED = 8  # at a time: the tree of merges is as deep as the logarithm
 
 
-def fit(collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int) -> Normalizer:
+def fit(
+    collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int
+) -> Normalizer:
     """The Normalizer of a collection, computed by the scheduler that Dask is configured for.
 
     Args:
-      collection: a Dask array, a mapping from names to arrays, a data frame (each column is a leaf), or a sequence of delayed
-        batches. Arrays of a mapping are as long as each other along the first axis that is reduced.
+      collection: a Dask array, a mapping from names to arrays, a data frame (each column is a
+        leaf), or a sequence of delayed batches. Arrays of a mapping are as long as each other along
+        the first axis that is reduced.
       axes: the reduction axes, as of :class:`jaxnorm.data.Normalizer`.
       where: from a batch, as the worker sees it, to its masks.
       **sizes: sizes of split axes in patterns.
@@ -48,7 +51,9 @@ def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
 def _merged(parts: list, empty: Normalizer) -> Any:
     merge = dask.delayed(merge_parts, pure=False)
     while len(parts) > MERGED:
-        parts = [merge(parts[start : start + MERGED], empty) for start in range(0, len(parts), MERGED)]
+        parts = [
+            merge(parts[start : start + MERGED], empty) for start in range(0, len(parts), MERGED)
+        ]
     return merge(parts, empty)
 
 
@@ -72,7 +77,8 @@ def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
         chunks = chunks or array.chunks[along]
         if sum(chunks) != array.shape[along]:
             raise ValueError(
-                f"arrays must be equally long along the first axis that is reduced: {name!r} has {array.shape[along]} of {sum(chunks)}."
+                f"arrays must be equally long along the first axis that is reduced: {name!r} has "
+                f"{array.shape[along]} of {sum(chunks)}."
             )
         blocks[name] = _blocks(name, array, empty, (along, chunks)).ravel().tolist()
     return [dict(zip(blocks, parts, strict=True)) for parts in zip(*blocks.values(), strict=True)]
@@ -81,7 +87,9 @@ def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
 def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> Any:
     """Delayed blocks, whole along the axes that are kept or split."""
     along = _along(name, array, empty)
-    whole = {axis: -1 for axis in range(array.ndim) if axis not in along and array.numblocks[axis] > 1}
+    whole = {
+        axis: -1 for axis in range(array.ndim) if axis not in along and array.numblocks[axis] > 1
+    }
     array = array.rechunk(whole | ({} if cut is None else dict([cut]))) if whole or cut else array
     return array.to_delayed()
 
@@ -89,8 +97,11 @@ def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> An
 def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
     """The axes that are reduced as a whole."""
     axes = empty.axes[str(of_prefix(empty.axes, name))]
-    shape = tuple(1 if math.isnan(size) else size for size in array.shape)  # NaN where the lengths of chunks are not known
+    # NaN where the lengths of chunks are not known
+    shape = tuple(1 if math.isnan(size) else size for size in array.shape)
     reduction = resolve(axes, shape, sizes_in(axes, empty.sizes))
     if not (found := reduction.unsplit_reduced):
-        raise ValueError(f"one axis must be reduced as a whole, to be read in pieces: {axes!r} has none.")
+        raise ValueError(
+            f"one axis must be reduced as a whole, to be read in pieces: {axes!r} has none."
+        )
     return found

@@ -1,4 +1,6 @@
-"""Statistics in files, safetensors or JSON by the suffix, from which they come back equal to the bit."""
+"""Statistics in files, safetensors or JSON by the suffix, from which they come back equal to the
+bit.
+"""
 
 import json
 import math
@@ -30,13 +32,20 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
     facts = {"format": FORMAT} | facts
     if known(path) == ".json":
         coded = {
-            name: {"shape": list(array.shape), "values": [_coded(v) for v in array.ravel().tolist()]} for name, array in arrays.items()
+            name: {
+                "shape": list(array.shape),
+                "values": [_coded(v) for v in array.ravel().tolist()],
+            }
+            for name, array in arrays.items()
         }
         data = json.dumps({"jaxnorm": facts, "arrays": coded}, indent=1, allow_nan=False).encode()
     else:
         from safetensors.numpy import save
 
-        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()}, {"jaxnorm": json.dumps(facts)})
+        data = save(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()},
+            {"jaxnorm": json.dumps(facts)},
+        )
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -55,15 +64,21 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
 
 @contextmanager
 def parsed(path: str | os.PathLike) -> Iterator[None]:
-    """Within it whatever is made of a file that holds something else is one error, which names the file."""
+    """Within it whatever is made of a file that holds something else is one error, which names the
+    file.
+    """
     known(Path(path))
     try:
         yield
     except OSError:
         raise
     except Exception as error:
-        reason = str(error) if isinstance(error, _ContentError) else f"{type(error).__name__}, {error}"
-        raise ValueError(f"{path} must be a Normalizer's file: {reason}. Fit it again, or name another one.") from error
+        reason = (
+            str(error) if isinstance(error, _ContentError) else f"{type(error).__name__}, {error}"
+        )
+        raise ValueError(
+            f"{path} must be a Normalizer's file: {reason}. Fit it again, or name another one."
+        ) from error
 
 
 def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
@@ -93,7 +108,9 @@ def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
     count, mean, var, low, high = found
     low_mean = arrays.get(_named(leaf, LOW), np.zeros_like(mean))
     if shapes := {array.shape for array in (*found, low_mean)} - {mean.shape}:
-        raise _ContentError(f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}")
+        raise _ContentError(
+            f"the arrays of {leaf!r} have different shapes: {mean.shape} and {shapes.pop()}"
+        )
     return Summary(Moments(count, mean, var, low_mean), low, high)
 
 
@@ -106,20 +123,30 @@ def writable(path: str | os.PathLike) -> None:
     path = Path(path)
     known(path)
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path} must lie in a folder that exists: {path.parent} is none. Make it first.")
+        raise FileNotFoundError(
+            f"{path} must lie in a folder that exists: {path.parent} is none. Make it first."
+        )
     if path.is_dir():
         raise IsADirectoryError(f"{path} must be a file: it is a folder. Name another one.")
     if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"{path} must lie in a folder that may be written to: {path.parent} may not. Name another one.")
+        raise PermissionError(
+            f"{path} must lie in a folder that may be written to: {path.parent} may not. Name "
+            "another one."
+        )
 
 
 def known(path: Path) -> str:
     """The suffix of a file that can be written and read here."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got {str(path)!r}.")
+        raise ValueError(
+            f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got "
+            f"{str(path)!r}."
+        )
     if path.suffix == ".safetensors" and find_spec("safetensors") is None:
         raise ModuleNotFoundError(
-            f"{path} needs safetensors, which is not installed: pip install 'jaxnorm[data]', or name a .json file.", name="safetensors"
+            f"{path} needs safetensors, which is not installed: pip install 'jaxnorm[data]', or "
+            "name a .json file.",
+            name="safetensors",
         )
     return path.suffix
 
@@ -146,7 +173,10 @@ def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         raise _ContentError("it is no JSON, or cut off") from None
     if not isinstance(read, dict) or not {"jaxnorm", "arrays"} <= set(read):
         raise _ContentError("it holds other JSON")
-    arrays = {name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"]) for name, a in read["arrays"].items()}
+    arrays = {
+        name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"])
+        for name, a in read["arrays"].items()
+    }
     return read["jaxnorm"], arrays
 
 

@@ -37,7 +37,11 @@ def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
     if kind not in tuple("SUTOMm"):
         return error
-    fit = [other for other, dtype in dtypes.items() if dtype is None or (isinstance(dtype, np.dtype) and is_real_number(dtype))]
+    fit = [
+        other
+        for other, dtype in dtypes.items()
+        if dtype is None or (isinstance(dtype, np.dtype) and is_real_number(dtype))
+    ]
     given = ", ".join(f"{other!r}: 0" for other in fit or ["x"])
     text = str(error).partition(" Cast it")[0]
     cast = " Cast it to numbers, or leave it out" if kind in "OMm" else " Leave it out"
@@ -52,14 +56,18 @@ def joined(old: Summary | None, new: Summary) -> Summary:
     return Summary(moments, np.minimum(old.min, new.min), np.maximum(old.max, new.max))
 
 
-def check_leaves(leaves: Mapping[str, Any], axes: Mapping[str, Axes], before: Mapping[str, Any]) -> None:
+def check_leaves(
+    leaves: Mapping[str, Any], axes: Mapping[str, Axes], before: Mapping[str, Any]
+) -> None:
     """Refuse a batch without the leaves that axes name, or with other leaves than those before."""
     if not leaves and list(axes) == [""]:
         raise ValueError("a batch must hold an array: this one holds none.")
     if before and (differing := sorted(set(before) ^ set(leaves))):
         are = "is" if len(differing) == 1 else "are"
         raise ValueError(f"every batch must have the same leaves: {differing} {are} not in all.")
-    named = {prefix: any(of_prefix({prefix: 0}, path) == prefix for path in leaves) for prefix in axes}
+    named = {
+        prefix: any(of_prefix({prefix: 0}, path) == prefix for path in leaves) for prefix in axes
+    }
     if missing := [prefix for prefix, found in named.items() if not found]:
         are = "is" if len(missing) == 1 else "are"
         raise ValueError(f"axes must name leaves of the batch: {missing} {are} not among them.")
@@ -92,7 +100,10 @@ def floors(floor, floor_relative, paths: Mapping[str, Any]) -> dict[str, Floor]:
     absolute = _by_path("floor", floor, paths, positive)
     relative = _by_path("floor_relative", floor_relative, paths, nonnegative)
     usual = Floor()
-    return {path: Floor(absolute.get(path, usual.absolute), relative.get(path, usual.relative)) for path in paths}
+    return {
+        path: Floor(absolute.get(path, usual.absolute), relative.get(path, usual.relative))
+        for path in paths
+    }
 
 
 def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, float]:
@@ -101,7 +112,9 @@ def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, flo
     values = {prefix: check(f"{name} of {prefix!r}", v) for prefix, v in flatten(given).items()}
     used = {path: prefix for path in paths if (prefix := of_prefix(values, path)) is not None}
     if unknown := sorted(set(values) - set(used.values())):
-        raise ValueError(f"{name} must name leaves that are fitted: got {unknown}, fitted are {sorted(paths)}.")
+        raise ValueError(
+            f"{name} must name leaves that are fitted: got {unknown}, fitted are {sorted(paths)}."
+        )
     return {path: values[prefix] for path, prefix in used.items()}
 
 

@@ -50,9 +50,13 @@ class MaskedPiece(NamedTuple):
         """The mask, whose axes are the leading ones of the leaf; nulls in it mask out."""
         x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
         leading = x.shape[: mask.ndim]
-        if mask.ndim > x.ndim or any(own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)):
+        if mask.ndim > x.ndim or any(
+            own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)
+        ):
             must = f"{self.path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
-            raise PatternError(f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}.")
+            raise PatternError(
+                f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}."
+            )
         if mask.dtype.kind in "iu":
             mask = self._of_integers(mask, by)
         mask = mask if mask.dtype == bool else mask.astype(np.float64)
@@ -65,11 +69,15 @@ class MaskedPiece(NamedTuple):
         unlike = mask[(mask != 0) & (mask != 1)]
         if unlike.size:
             must = f"{self.path} must hold booleans or float weights in {by!r}, as it masks"
-            raise PatternError(f"{must}: it holds the integer {unlike[0]}. Write it as booleans or floats.")
+            raise PatternError(
+                f"{must}: it holds the integer {unlike[0]}. Write it as booleans or floats."
+            )
         return mask.astype(bool)
 
 
-def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool) -> list:
+def masked(
+    found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool
+) -> list:
     """Return the pieces with the masks that are asked for."""
     if not where and not skip_nan:
         return list(found)
@@ -77,7 +85,9 @@ def masked(found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str,
     return [MaskedPiece(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
 
 
-def with_masks(axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]) -> dict[str, Axes]:
+def with_masks(
+    axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]
+) -> dict[str, Axes]:
     """Return axes by which the leaves of masks are read and cut as those that they mask."""
     reading = dict(axes)
     for leaf, by in where.items():

@@ -9,8 +9,25 @@ import numpy as np
 
 from jaxnorm.axes import Axes
 from jaxnorm.data import files, progress, transform
-from jaxnorm.data.leaves import check_leaves, check_shape, floors, joined, of_leaf, summarized, way_out
-from jaxnorm.data.trees import axes_by_path, flatten, index, map_leaves, masks_by_path, of_prefix, plain, sizes_in
+from jaxnorm.data.leaves import (
+    check_leaves,
+    check_shape,
+    floors,
+    joined,
+    of_leaf,
+    summarized,
+    way_out,
+)
+from jaxnorm.data.trees import (
+    axes_by_path,
+    flatten,
+    index,
+    map_leaves,
+    masks_by_path,
+    of_prefix,
+    plain,
+    sizes_in,
+)
 from jaxnorm.host.statistics import Summary
 
 
@@ -18,20 +35,23 @@ class _State(NamedTuple):
     """What batches change, all at once: an interrupt leaves the old or the new one."""
 
     summaries: dict[str, Summary]
-    structure: Any  # the tree of the batches, with its paths as leaves, or None where nothing is fitted
+    # the tree of the batches, with its paths as leaves, or None where nothing is fitted
+    structure: Any
     batches: int
 
 
 class Normalizer:
     """Mean, deviation, minimum and maximum of each feature of a data set, and normalizing by them.
 
-    Batches are pytrees of arrays: an array, or dicts, lists and tuples of them. They are reduced one by one on the host, in
-    float64 and by the corrected two-pass, so that the variance is right to 1e-10 about a mean of 1e6 deviations; that of features
-    that deviate by 1e150 and more may be inf. Fitting needs no JAX.
+    Batches are pytrees of arrays: an array, or dicts, lists and tuples of them. They are reduced
+    one by one on the host, in float64 and by the corrected two-pass, so that the variance is right
+    to 1e-10 about a mean of 1e6 deviations; that of features that deviate by 1e150 and more may be
+    inf. Fitting needs no JAX.
 
     Args:
-      axes: the reduction axes of every leaf (ints, or a pattern such as ``"[n h w] c"``), or a mapping from paths of
-        leaves, or of the trees that hold them, to axes; leaves that it does not name are left as they are.
+      axes: the reduction axes of every leaf (ints, or a pattern such as ``"[n h w] c"``), or a
+        mapping from paths of leaves, or of the trees that hold them, to axes; leaves that it does
+        not name are left as they are.
       **sizes: sizes of split axes in patterns.
 
     >>> import numpy as np
@@ -51,7 +71,10 @@ class Normalizer:
         self.sizes = {name: index(size) for name, size in sizes.items()}
         for name in sizes:
             if not any(name in sizes_in(axes, self.sizes) for axes in self.axes.values()):
-                raise TypeError(f"{name!r} is neither an argument nor a name in a pattern of {self._described()}.")
+                raise TypeError(
+                    f"{name!r} is neither an argument nor a name in a pattern of "
+                    f"{self._described()}."
+                )
         self._state = _State({}, None, 0)
 
     # fitting -------------------------------------------------------------------------------------
@@ -69,15 +92,25 @@ class Normalizer:
         threads: int | None = None,
         **sizes: int,
     ) -> "Normalizer":
-        """The Normalizer of all batches, in one pass. The arguments are those of the class and of :meth:`extend`.
+        """The Normalizer of all batches, in one pass. The arguments are those of the class and of
+        :meth:`extend`.
 
         Raises:
           ValueError: there is no batch, and no state to go on with.
         """
         new = cls(axes, **sizes)
-        new.extend(batches, where=where, state=state, every=every, show_progress=show_progress, threads=threads)
+        new.extend(
+            batches,
+            where=where,
+            state=state,
+            every=every,
+            show_progress=show_progress,
+            threads=threads,
+        )
         if not new.batches:
-            raise ValueError("batches must hold one batch at least: there was none. Was a generator used before?")
+            raise ValueError(
+                "batches must hold one batch at least: there was none. Was a generator used before?"
+            )
         return new
 
     def extend(
@@ -93,15 +126,17 @@ class Normalizer:
         """Goes on with further batches, in one pass.
 
         Args:
-          batches: any iterable of batches. Where it has ``len`` the bar shows how much is left; where it has ``skip(n)``, that passes over
-            batches that a resumed fit has seen already.
-          where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state": batch["mask"]}``.
-          state: a file for the state, saved every ``every`` batches, every 30 seconds, at the end, and when
-            an error or interrupt ends the pass. If it is there already, the pass goes on after the
-            batches that it holds, and gives the same numbers.
+          batches: any iterable of batches. Where it has ``len`` the bar shows how much is left;
+            where it has ``skip(n)``, that passes over batches that a resumed fit has seen already.
+          where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state":
+            batch["mask"]}``.
+          state: a file for the state, saved every ``every`` batches, every 30 seconds, at the end,
+            and when an error or interrupt ends the pass. If it is there already, the pass goes on
+            after the batches that it holds, and gives the same numbers.
           every: how often, in batches.
           show_progress: show a bar, by rich.
-          threads: how many reduce a batch; those of the machine by default. Their number changes no bit.
+          threads: how many reduce a batch; those of the machine by default. Their number changes no
+            bit.
 
         Returns:
           self.
@@ -118,7 +153,9 @@ class Normalizer:
         try:
             with progress.shown(show_progress, total, seen) as advance:
                 for batch in progress.after(batches, seen):
-                    self.update(batch, where=None if where is None else where(batch), threads=threads)
+                    self.update(
+                        batch, where=None if where is None else where(batch), threads=threads
+                    )
                     del batch  # before the next one is read
                     advance()
                     if state is not None and due():
@@ -132,8 +169,10 @@ class Normalizer:
         """Takes in one batch.
 
         Args:
-          batch: an array or a pytree of arrays, of the structure of those before it. One that raises changes nothing.
-          where: a mask or weights for every leaf, or a mapping from paths to them; they broadcast against the leaf.
+          batch: an array or a pytree of arrays, of the structure of those before it. One that
+            raises changes nothing.
+          where: a mask or weights for every leaf, or a mapping from paths to them; they broadcast
+            against the leaf.
           threads: how many reduce it.
 
         Returns:
@@ -143,7 +182,11 @@ class Normalizer:
           TypeError: a leaf that holds no numbers.
           ValueError: leaves, shapes or masks that do not fit.
         """
-        leaves = {path: leaf for path, leaf in flatten(batch).items() if of_prefix(self.axes, path) is not None}
+        leaves = {
+            path: leaf
+            for path, leaf in flatten(batch).items()
+            if of_prefix(self.axes, path) is not None
+        }
         check_leaves(leaves, self.axes, self._state.summaries)
         masks = masks_by_path(where, leaves)
         threads = os.cpu_count() or 1 if threads is None else threads
@@ -157,7 +200,10 @@ class Normalizer:
         if not isinstance(other, Normalizer):
             raise TypeError(f"merge takes a Normalizer: got {type(other).__name__}.")
         if (self.axes, self.sizes) != (other.axes, other.sizes):
-            raise ValueError(f"merged Normalizers must have the same axes: got {self._described()} and {other._described()}.")
+            raise ValueError(
+                f"merged Normalizers must have the same axes: got {self._described()} and "
+                f"{other._described()}."
+            )
         if self._state.summaries and other._state.summaries:
             check_leaves(other._state.summaries, self.axes, self._state.summaries)
             for path, summary in other._state.summaries.items():
@@ -178,7 +224,9 @@ class Normalizer:
 
     @property
     def moments(self) -> Any:
-        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree as of a batch, named tuples and dataclasses as dicts."""
+        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree as of a batch, named
+        tuples and dataclasses as dicts.
+        """
         return self._tree(lambda summary: summary.moments)
 
     @property
@@ -212,28 +260,44 @@ class Normalizer:
         floor_relative: float | Mapping = 0.0,
         dtype=None,
     ) -> Any:
-        """Return the tree with ``(x - mean) / max(deviation, floor, floor_relative * |mean|)`` for each fitted leaf.
+        """Return the tree with ``(x - mean) / max(deviation, floor, floor_relative * |mean|)`` for
+        each fitted leaf.
 
         The other leaves stay as they are.
 
-        A pure function: JAX arrays come back as JAX arrays, within ``jit`` and ``grad`` too, NumPy arrays as NumPy arrays.
+        A pure function: JAX arrays come back as JAX arrays, within ``jit`` and ``grad`` too, NumPy
+        arrays as NumPy arrays.
 
         Args:
           tree: a batch or a part of one; a single example, without its leading reduction axes, too.
           clip: the largest absolute value of the result.
-          floor: the smallest deviation to divide by; that of a constant feature is 0. A mapping from
-            paths of leaves, or of the trees that hold them, gives each its own; 1e-6 for the others.
-          floor_relative: the same in units of the mean's absolute value, 0 for leaves that a mapping does
-            not name. 1e-6 takes the rounding of float32 about a constant of any size for no signal.
-          dtype: of the result: that of the leaf by default, and float32 of integers, whose digits all count.
+          floor: the smallest deviation to divide by; that of a constant feature is 0. A mapping
+            from paths of leaves, or of the trees that hold them, gives each its own; 1e-6 for the
+            others.
+          floor_relative: the same in units of the mean's absolute value, 0 for leaves that a
+            mapping does not name. 1e-6 takes the rounding of float32 about a constant of any size
+            for no signal.
+          dtype: of the result: that of the leaf by default, and float32 of integers, whose digits
+            all count.
         """
         clip = clip if clip is None else transform.positive("clip", clip)
-        return self._applied(transform.normalize, tree, floor, floor_relative, clip=clip, dtype=dtype)
+        return self._applied(
+            transform.normalize, tree, floor, floor_relative, clip=clip, dtype=dtype
+        )
 
-    def denormalize(self, tree, *, floor: float | Mapping = 1e-6, floor_relative: float | Mapping = 0.0, dtype=None) -> Any:
-        """Return the tree with ``y * max(deviation, floor, floor_relative * |mean|) + mean`` for each fitted leaf.
+    def denormalize(
+        self,
+        tree,
+        *,
+        floor: float | Mapping = 1e-6,
+        floor_relative: float | Mapping = 0.0,
+        dtype=None,
+    ) -> Any:
+        """Return the tree with ``y * max(deviation, floor, floor_relative * |mean|) + mean`` for
+        each fitted leaf.
 
-        It undoes :meth:`normalize` with the same floors, but for clipping. An integer ``dtype`` gets the nearest.
+        It undoes :meth:`normalize` with the same floors, but for clipping. An integer ``dtype``
+        gets the nearest.
         """
         return self._applied(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
 
@@ -296,24 +360,34 @@ class Normalizer:
 
     def _joined(self, new: _State) -> _State:
         old = self._state
-        both = {path: joined(old.summaries.get(path), summary) for path, summary in new.summaries.items()}
+        both = {
+            path: joined(old.summaries.get(path), summary)
+            for path, summary in new.summaries.items()
+        }
         structure = new.structure if old.structure is None else old.structure
         return _State(both or old.summaries, structure, old.batches + new.batches)
 
     def _tree(self, function: Callable[[Summary], Any]) -> Any:
         self._check_fitted()
-        return map_leaves(lambda _, path: function(self._state.summaries[path]), self._state.structure)
+        return map_leaves(
+            lambda _, path: function(self._state.summaries[path]), self._state.structure
+        )
 
     def _check_fitted(self) -> None:
         if not self._state.summaries:
-            raise ValueError("a Normalizer must have been fitted: no batch was taken in. Use fit or update.")
+            raise ValueError(
+                "a Normalizer must have been fitted: no batch was taken in. Use fit or update."
+            )
 
     def _applied(self, function: Callable, tree, floor, floor_relative, **options) -> Any:
         self._check_fitted()
         summaries = self._state.summaries
         least = floors(floor, floor_relative, summaries)
         if not any(path in summaries for path in flatten(tree)):
-            raise ValueError(f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted {sorted(summaries)}.")
+            raise ValueError(
+                f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted "
+                f"{sorted(summaries)}."
+            )
 
         def leaf(path: str, x) -> Any:
             if path not in summaries:
@@ -330,7 +404,13 @@ class Normalizer:
     def _resume(self, state, begun: int) -> None:
         saved = Normalizer.load(state)
         if (saved.axes, saved.sizes) != (self.axes, self.sizes):
-            raise ValueError(f"the state to go on with must have the same axes: {state} has {saved._described()}, not {self._described()}.")
+            raise ValueError(
+                f"the state to go on with must have the same axes: {state} has "
+                f"{saved._described()}, not {self._described()}."
+            )
         if saved.batches < begun:
-            raise ValueError(f"the state to go on with must hold what is fitted already: {state} has {saved.batches} batches of {begun}.")
+            raise ValueError(
+                f"the state to go on with must hold what is fitted already: {state} has "
+                f"{saved.batches} batches of {begun}."
+            )
         self._state = saved._state

@@ -16,7 +16,8 @@ Part = Normalizer | SourceError
 def fit_piece(piece: Any, empty: Normalizer) -> Part:
     """Return the Normalizer of one piece, or why it cannot be fitted.
 
-    A piece has a ``path`` and is ``read``. It has no type here, since Beam takes types for promises.
+    A piece has a ``path`` and is ``read``. It has no type here, since Beam takes types for
+    promises.
     """
     try:
         batch = piece.read()

@@ -31,15 +31,21 @@ class Due:
 
 
 def check(batches: Iterable, where: Callable | None, every: int) -> None:
-    """Refuses a batch by itself, whose rows or names would be taken for batches, and masks by themselves."""
+    """Refuses a batch by itself, whose rows or names would be taken for batches, and masks by
+    themselves.
+    """
     array = hasattr(batches, "shape") and hasattr(batches, "dtype")
     if array or isinstance(batches, Mapping | str | bytes):
         kind = f"array, of shape {tuple(batches.shape)}" if array else type(batches).__name__  # type: ignore[attr-defined]
-        raise TypeError(f"batches must be an iterable of batches: got one {kind}. Put it in a list.")
+        raise TypeError(
+            f"batches must be an iterable of batches: got one {kind}. Put it in a list."
+        )
     if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise TypeError(f"batches must be an iterable of batches: got {type(batches).__name__}.")
     if where is not None and not callable(where):
-        raise TypeError(f"where must be a function, from a batch to its masks: got {type(where).__name__}.")
+        raise TypeError(
+            f"where must be a function, from a batch to its masks: got {type(where).__name__}."
+        )
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every must be an integer >= 1: got {every!r}.")
 
@@ -50,7 +56,10 @@ def after(batches: Iterable, seen: int) -> Iterator:
         return iter(batches.skip(seen))
     rest = iter(batches)
     if (passed := sum(1 for _ in islice(rest, seen))) < seen:
-        raise ValueError(f"the state to go on with must be of these batches: it holds {seen}, and there are {passed}.")
+        raise ValueError(
+            f"the state to go on with must be of these batches: it holds {seen}, and there are "
+            f"{passed}."
+        )
     return rest
 
 
@@ -61,11 +70,27 @@ def shown(show: bool, total: int | None, done: int) -> Iterator[Callable[[], Non
         yield lambda: None
         return
     if find_spec("rich") is None:
-        raise ModuleNotFoundError("show_progress needs rich, which is not installed: pip install 'jaxnorm[data]'.", name="rich")
+        raise ModuleNotFoundError(
+            "show_progress needs rich, which is not installed: pip install 'jaxnorm[data]'.",
+            name="rich",
+        )
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(file=sys.stderr)) as bar:
         task = bar.add_task("batches", total=total, completed=done)
         yield lambda: bar.advance(task)

@@ -43,7 +43,11 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({leaf: _plain(summary) for leaf, summary in summaries.items()}, indent=1))
     elif find_spec("rich") is None:
-        return _failed("the table needs rich, which is not installed: pip install 'jaxnorm[data]', or give --json.", 1)
+        return _failed(
+            "the table needs rich, which is not installed: pip install 'jaxnorm[data]', or give "
+            "--json.",
+            1,
+        )
     else:
         _print_table(options.stats, dict(summaries))
     return 0
@@ -105,7 +109,9 @@ def _shown(broken: np.ndarray) -> list[int]:
 def _together(summary: Summary) -> Summary:
     moments = Moments(*(np.ravel(leaf) for leaf in vars(summary.moments).values()))
     with np.errstate(invalid="ignore"):
-        return Summary(moments.merge(0), summary.min.min(keepdims=True), summary.max.max(keepdims=True))
+        return Summary(
+            moments.merge(0), summary.min.min(keepdims=True), summary.max.max(keepdims=True)
+        )
 
 
 def _columns(summary: Summary) -> tuple[np.ndarray, ...]:
@@ -145,7 +151,9 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 def _plain(summary: Summary) -> dict:
     arrays = dict(zip(COLUMNS, _columns(summary), strict=True))
-    return {"shape": list(summary.min.shape)} | {name: _coded(array.tolist()) for name, array in arrays.items()}
+    return {"shape": list(summary.min.shape)} | {
+        name: _coded(array.tolist()) for name, array in arrays.items()
+    }
 
 
 def _coded(values):
@@ -163,8 +171,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm show",
         description="Prints count, mean, deviation, minimum and maximum of each leaf in a file of statistics, for its features "
-        "(of more than 20, the first, the last, and those that are not finite) and for all of them together.",
+        "(of more than 20, the first, the last, and those that are not finite) and for all of them "
+        "together.",
     )
-    parser.add_argument("stats", type=Path, metavar="STATS", help="what `jaxnorm fit` or Normalizer.save wrote")
-    parser.add_argument("--json", action="store_true", help="print all features, for programs; NaN and Inf are strings")
+    parser.add_argument(
+        "stats", type=Path, metavar="STATS", help="what `jaxnorm fit` or Normalizer.save wrote"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print all features, for programs; NaN and Inf are strings",
+    )
     return parser

@@ -1,4 +1,6 @@
-"""Normalizing an array by statistics in float64: NumPy in, NumPy out; JAX in, JAX out, within jit too."""
+"""Normalizing an array by statistics in float64: NumPy in, NumPy out; JAX in, JAX out, within jit
+too.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -25,7 +27,16 @@ class Floor(NamedTuple):
     relative: float = 0.0
 
 
-def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: float | None, floor: Floor, dtype) -> Any:
+def normalize(
+    x,
+    summary: Summary,
+    axes: Axes,
+    sizes: dict[str, int],
+    *,
+    clip: float | None,
+    floor: Floor,
+    dtype,
+) -> Any:
     """``(x - mean) / max(deviation, floor)``."""
     xp, x, wide, own = _opened(x, dtype)
     if own.kind in "iu":
@@ -37,7 +48,9 @@ def normalize(x, summary: Summary, axes: Axes, sizes: dict[str, int], *, clip: f
     return y.reshape(x.shape).astype(own)
 
 
-def denormalize(y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype) -> Any:
+def denormalize(
+    y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype
+) -> Any:
     """``y * max(deviation, floor) + mean``; an integer dtype has the nearest number that it holds."""
     xp, y, wide, own = _opened(y, dtype)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
@@ -96,7 +109,9 @@ def _hidden(xp, low: np.ndarray) -> Any:
 
 @np.errstate(invalid="ignore")  # of a mean that is infinite
 def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
-    """``x - mean``. Integers of more digits than a float has are taken apart, so that nothing is rounded before the difference."""
+    """``x - mean``. Integers of more digits than a float has are taken apart, so that nothing is
+    rounded before the difference.
+    """
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
         high, rest = _words(fit, wide)
         return (x.astype(wide) - high) - _hidden(xp, rest)
@@ -112,16 +127,23 @@ def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
 
 @np.errstate(over="ignore")
 def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
-    """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is added as an integer."""
+    """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is
+    added as an integer.
+    """
     info = np.iinfo(own)
     nearest, further = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
-    wholes = [int(value) + int(more) for value, more in zip(nearest.ravel(), further.ravel(), strict=True)]
+    wholes = [
+        int(value) + int(more) for value, more in zip(nearest.ravel(), further.ravel(), strict=True)
+    ]
     exact = np.array(wholes, object).reshape(nearest.shape)
-    base = np.array([min(max(value, info.min), info.max) for value in wholes], object).reshape(nearest.shape)
+    base = np.array([min(max(value, info.min), info.max) for value in wholes], object).reshape(
+        nearest.shape
+    )
     rest = ((fit.mean - nearest) + (fit.low - further)) + (exact - base).astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
-    modular = np.dtype(f"uint{8 * own.itemsize}")  # sums in it are right where differences do not fit the dtype
+    # sums in it are right where differences do not fit the dtype
+    modular = np.dtype(f"uint{8 * own.itemsize}")
     size, start = abs(steps).astype(modular), (base % 2 ** (8 * own.itemsize)).astype(modular)
     return xp.where(steps < 0, start - size, start + size).astype(own)
 
@@ -129,19 +151,34 @@ def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
 def _not_beyond(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Integers as floats, rounded towards 0."""
     rounded = exact.astype(np.float64).astype(dtype)
-    return np.where((abs(rounded.astype(object)) > abs(exact)).astype(bool), np.nextafter(rounded, dtype.type(0)), rounded)
+    return np.where(
+        (abs(rounded.astype(object)) > abs(exact)).astype(bool),
+        np.nextafter(rounded, dtype.type(0)),
+        rounded,
+    )
 
 
 def _fit(
-    summary: Summary, shape: tuple[int, ...], axes: Axes, sizes: dict[str, int], floor: Floor, dtype: np.dtype
+    summary: Summary,
+    shape: tuple[int, ...],
+    axes: Axes,
+    sizes: dict[str, int],
+    floor: Floor,
+    dtype: np.dtype,
 ) -> tuple[Fit, tuple[int, ...]]:
     """The statistics for an array of this shape, and the shape it takes to fit them."""
     count, mean, var, low = vars(summary.moments).values()
-    least = np.maximum(floor.absolute, floor.relative * np.abs(mean)) if floor.relative else floor.absolute
-    deviation = np.where(count > 0, np.maximum(np.sqrt(var), least), 1)  # a feature without data stays as it is
+    least = (
+        np.maximum(floor.absolute, floor.relative * np.abs(mean))
+        if floor.relative
+        else floor.absolute
+    )
+    # a feature without data stays as it is
+    deviation = np.where(count > 0, np.maximum(np.sqrt(var), least), 1)
     missing = mean.ndim - len(shape)
     if isinstance(axes, str) and "(" in axes:
-        if missing > 0 and set(mean.shape[:missing]) == {1}:  # one example, without the axis of the batch
+        # one example, without the axis of the batch
+        if missing > 0 and set(mean.shape[:missing]) == {1}:
             shape = (1,) * missing + shape
         reduction = resolve(axes, shape, sizes)
         if reduction.stats_shape != mean.shape:
@@ -152,14 +189,20 @@ def _fit(
         while len(fitted) > len(shape) and fitted[0] == 1:
             fitted = fitted[1:]
         fitted = (1,) * (len(shape) - len(fitted)) + fitted
-        if len(fitted) != len(shape) or any(own not in (1, size) for own, size in zip(fitted, shape, strict=True)):
+        if len(fitted) != len(shape) or any(
+            own not in (1, size) for own, size in zip(fitted, shape, strict=True)
+        ):
             raise _misfit(mean.shape, shape)
-    deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)  # a floor may be less than the dtype holds
+    # a floor may be less than the dtype holds
+    deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)
     return Fit(*(leaf.reshape(fitted) for leaf in (mean, low, deviation))), shape
 
 
 def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
-    return ValueError(f"the statistics must broadcast against x without growing it: they have shape {fitted}, x has shape {tuple(shape)}.")
+    return ValueError(
+        f"the statistics must broadcast against x without growing it: they have shape {fitted}, x "
+        f"has shape {tuple(shape)}."
+    )
 
 
 def positive(name: str, value) -> float:

@@ -1,4 +1,6 @@
-"""Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses. JAX's own need JAX."""
+"""Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses.
+JAX's own need JAX.
+"""
 
 import copy
 import dataclasses
@@ -11,12 +13,13 @@ from jaxnorm.axes import Axes
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
-    """The tree with ``function(path, leaf)`` in place of each leaf; None stays None. Paths are keys with ``/`` between them.
+    """The tree with ``function(path, leaf)`` in place of each leaf; None stays None. Paths are keys
+    with ``/`` between them.
 
     >>> map_leaves(lambda path, leaf: path, {"image": 1, "state": (2, None, 3)})
     {'image': 'image', 'state': ('state/0', None, 'state/2')}
     """
-    deeper = lambda key, value: map_leaves(function, value, f"{path}/{key}" if path else str(key))  # noqa: E731
+    deeper = lambda key, value: map_leaves(function, value, f"{path}/{key}" if path else str(key))
     if tree is None:
         return None
     if isinstance(tree, Mapping):
@@ -33,7 +36,8 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         filled = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            object.__setattr__(filled, field.name, deeper(field.name, getattr(tree, field.name)))  # though it be frozen
+            # though it be frozen
+            object.__setattr__(filled, field.name, deeper(field.name, getattr(tree, field.name)))
         return filled
     return function(path, tree)
 
@@ -48,7 +52,10 @@ def flatten(tree: Any) -> dict[str, Any]:
 
     def collect(path: str, leaf: Any) -> None:
         if path in leaves:
-            raise ValueError(f"every leaf must have a path of its own: {path!r} stands twice. Rename one of the keys.")
+            raise ValueError(
+                f"every leaf must have a path of its own: {path!r} stands twice. Rename one of the "
+                "keys."
+            )
         leaves[path] = leaf
 
     map_leaves(collect, tree)
@@ -69,7 +76,8 @@ def of_prefix(prefixes: Mapping[str, Any], path: str) -> str | None:
 
 
 def plain(tree: Any) -> Any:
-    """The tree of dicts, lists and tuples: what named tuples and dataclasses are after they have been saved and loaded.
+    """The tree of dicts, lists and tuples: what named tuples and dataclasses are after they have
+    been saved and loaded.
 
     >>> plain({"a": [1, (2, None)]})
     {'a': [1, (2, None)]}
@@ -92,24 +100,50 @@ def masks_by_path(where, leaves: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(where, Mapping | list | tuple):
         return dict.fromkeys(leaves, where)
     masks = flatten(where)
-    if unknown := sorted(prefix for prefix in masks if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)):
-        raise ValueError(f"where must name leaves that are fitted: got {unknown}, fitted are {sorted(leaves)}.")
-    return {path: masks[prefix] for path in leaves if (prefix := of_prefix(masks, path)) is not None}
+    if unknown := sorted(
+        prefix
+        for prefix in masks
+        if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)
+    ):
+        raise ValueError(
+            f"where must name leaves that are fitted: got {unknown}, fitted are {sorted(leaves)}."
+        )
+    return {
+        path: masks[prefix] for path in leaves if (prefix := of_prefix(masks, path)) is not None
+    }
 
 
 def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
-    """Axes by paths, as they are compared and saved: ints, tuples of ints, patterns. One for all leaves has the path of the whole tree."""
+    """Axes by paths, as they are compared and saved: ints, tuples of ints, patterns. One for all
+    leaves has the path of the whole tree.
+    """
     if isinstance(axes, Mapping):
-        parts = [axes_by_path(value, f"{path}/{key}" if path else str(key)) for key, value in axes.items() if value is not None]
+        parts = [
+            axes_by_path(value, f"{path}/{key}" if path else str(key))
+            for key, value in axes.items()
+            if value is not None
+        ]
         return {key: value for part in parts for key, value in part.items()}
-    return {path: tuple(map(index, axes)) if isinstance(axes, Iterable) and not isinstance(axes, str) else index(axes)}
+    return {
+        path: tuple(map(index, axes))
+        if isinstance(axes, Iterable) and not isinstance(axes, str)
+        else index(axes)
+    }
 
 
 def index(axis) -> Any:
-    """An int where it is an integer of NumPy, so that it can be saved; what is none is refused where it is used."""
-    return operator.index(axis) if hasattr(axis, "__index__") and not isinstance(axis, bool) else axis
+    """An int where it is an integer of NumPy, so that it can be saved; what is none is refused
+    where it is used.
+    """
+    return (
+        operator.index(axis) if hasattr(axis, "__index__") and not isinstance(axis, bool) else axis
+    )
 
 
 def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes that a pattern names; the others are for other leaves."""
-    return {name: size for name, size in sizes.items() if isinstance(axes, str) and name in re.findall(r"\w+", axes)}
+    return {
+        name: size
+        for name, size in sizes.items()
+        if isinstance(axes, str) and name in re.findall(r"\w+", axes)
+    }

@@ -13,9 +13,9 @@ from jaxnorm.data.sources import SourceError, fingerprint
 class Unfinished:
     """The file of a state, and what it holds.
 
-    Its name tells fits of other files and options apart. Within it stand the fingerprints of the files, so
-    that none that was replaced is gone on with, and the number of pieces, so that a state is only ever
-    replaced by one that holds more.
+    Its name tells fits of other files and options apart. Within it stand the fingerprints of the
+    files, so that none that was replaced is gone on with, and the number of pieces, so that a state
+    is only ever replaced by one that holds more.
 
     Args:
       out: the file of the statistics, beside which the state lies.
@@ -26,7 +26,9 @@ class Unfinished:
     def __init__(self, out: Path, arguments: Sequence, pieces: Sequence):
         self.path = out.with_name(f".{out.stem}.{_hash(arguments)}{out.suffix}")
         self.total = len(pieces)
-        self.files = {path: fingerprint(path) for path in dict.fromkeys(piece.path for piece in pieces)}
+        self.files = {
+            path: fingerprint(path) for path in dict.fromkeys(piece.path for piece in pieces)
+        }
         self.cuts = _hash(pieces)
         self.held = self._held()
 
@@ -49,10 +51,14 @@ class Unfinished:
         for path, now in self.files.items():
             if before.get(path) != now:
                 must = "files must be as they were when the fit was interrupted"
-                raise SourceError(f"{must}: {path} has changed since. {again}, to fit all of them anew.")
+                raise SourceError(
+                    f"{must}: {path} has changed since. {again}, to fit all of them anew."
+                )
         if cuts != self.cuts:
             must = "files must be read in the same pieces as when the fit was interrupted"
-            raise SourceError(f"{must}: another version of jaxnorm or of a reader cuts them otherwise. {again}.")
+            raise SourceError(
+                f"{must}: another version of jaxnorm or of a reader cuts them otherwise. {again}."
+            )
         return Normalizer.load(self.path)
 
     def save(self, fitted: Normalizer) -> None:

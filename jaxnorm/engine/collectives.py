@@ -11,8 +11,14 @@ def hashable(axis_name: AxisName) -> AxisName:
     """The same, which programs are compiled for: of tuples."""
     if isinstance(axis_name, AxisGroups):
         return axis_name._replace(groups=tuple(map(tuple, axis_name.groups)))
-    if any(isinstance(name, int) for name in (axis_name if isinstance(axis_name, tuple | list) else [axis_name])):
-        raise TypeError(f"axis_name must be the name of a device or vmap axis, or several: got {axis_name!r}. Axes of x go into axes.")
+    if any(
+        isinstance(name, int)
+        for name in (axis_name if isinstance(axis_name, tuple | list) else [axis_name])
+    ):
+        raise TypeError(
+            f"axis_name must be the name of a device or vmap axis, or several: got {axis_name!r}. "
+            "Axes of x go into axes."
+        )
     return tuple(axis_name) if isinstance(axis_name, list) else axis_name
 
 
@@ -23,14 +29,20 @@ def across(collective, value, axis_name):
     try:
         if not isinstance(axis_name, AxisGroups):
             return collective(value, axis_name)
-        return collective(value, axis_name.axis_name, axis_index_groups=[list(group) for group in axis_name.groups])
+        return collective(
+            value,
+            axis_name.axis_name,
+            axis_index_groups=[list(group) for group in axis_name.groups],
+        )
     except (NameError, AssertionError):  # the second, without a word, in shard_map over other axes
         raise NameError(
-            f"axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...) around the call: got the unbound {axis_name!r}."
+            "axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...) around "
+            f"the call: got the unbound {axis_name!r}."
         ) from None
     except NotImplementedError as error:  # of JAX, without a word
         raise NotImplementedError(
-            f"groups of devices must not be used in shard_map with check_vma=True: got {axis_name}. Pass check_vma=False."
+            "groups of devices must not be used in shard_map with check_vma=True: got "
+            f"{axis_name}. Pass check_vma=False."
         ) from error
 
 
@@ -41,13 +53,19 @@ def number_of_devices(axis_name) -> int | jax.Array:
     sizes = {device: len(group) for group in axis_name.groups for device in group}
     if len(set(sizes.values())) == 1:
         return len(axis_name.groups[0])
-    return jnp.asarray([sizes[device] for device in sorted(sizes)])[lax.axis_index(axis_name.axis_name)]
+    return jnp.asarray([sizes[device] for device in sorted(sizes)])[
+        lax.axis_index(axis_name.axis_name)
+    ]
 
 
 def varying_axes(a: jax.Array) -> frozenset:
     """Empty outside of shard_map."""
     kind = jax.typeof(a)
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else getattr(kind, "vma", frozenset())
+    return (
+        kind.manual_axis_type.varying
+        if hasattr(kind, "manual_axis_type")
+        else getattr(kind, "vma", frozenset())
+    )
 
 
 def vary(a: jax.Array, axes: frozenset) -> jax.Array:

@@ -14,8 +14,10 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import libraries
 from jaxnorm.kernels.placement import known
 
-PLAIN = ("reference", "xla")  # plain JAX: without and with separate passes, joined axes and recomputed statistics
-# The modules of implementations, which are loaded when one first runs. Kernels are considered in this order.
+# plain JAX: without and with separate passes, joined axes and recomputed statistics
+PLAIN = ("reference", "xla")
+# The modules of implementations, which are loaded when one first runs. Kernels are considered in
+# this order.
 PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", {"native": "jaxnorm.kernels.native"}
 IMPLEMENTATIONS = (*PLAIN, *NORM_KERNELS)
 VARIABLE = "JAXNORM_IMPLEMENTATION"
@@ -29,14 +31,20 @@ class Plan:
 
     Attributes:
       implementation: the name of what runs.
-      others: maps the name of each other implementation to the reason, in words, why it does not run.
+      others: maps the name of each other implementation to the reason, in words, why it does not
+        run.
     """
 
     implementation: str
     others: Mapping[str, str] = field(hash=False)
 
     def __repr__(self) -> str:
-        return "\n".join([self.implementation, *(f"  not {name}: {reason}" for name, reason in self.others.items())])
+        return "\n".join(
+            [
+                self.implementation,
+                *(f"  not {name}: {reason}" for name, reason in self.others.items()),
+            ]
+        )
 
 
 def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arguments) -> Plan:
@@ -44,8 +52,9 @@ def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arg
 
     Args:
       requested: by the caller; None for the rule.
-      modules: of kernels, by the name of the implementation, each imported only if need be; ``obstacle(x, *arguments)`` of one says
-        in words why its kernels cannot take these, or None if they can.
+      modules: of kernels, by the name of the implementation, each imported only if need be;
+        ``obstacle(x, *arguments)`` of one says in words why its kernels cannot take these, or None
+        if they can.
       x: the data, whose shape and placement on devices are asked about.
 
     Raises:
@@ -53,10 +62,17 @@ def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arg
     """
     if requested not in (None, *IMPLEMENTATIONS):
         names = ", ".join(map(repr, IMPLEMENTATIONS[:-1]))
-        raise ValueError(f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}.")
+        raise ValueError(
+            f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}."
+        )
     named = requested or from_environment()
     if named in PLAIN:
-        return _plan(named, f"implementation={named!r} is asked for" if requested else f"{VARIABLE}={named} asks for {named}")
+        return _plan(
+            named,
+            f"implementation={named!r} is asked for"
+            if requested
+            else f"{VARIABLE}={named} asks for {named}",
+        )
     reasons: dict[str, str] = {}
     for name in NORM_KERNELS if named is None else (named,):
         reason = (named is None and _left_aside(x)) or _obstacle(modules.get(name), x, arguments)
@@ -92,38 +108,56 @@ def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
         return import_module(module).obstacle(x, *arguments)
     path = libraries.library()
     fault = libraries.fault(path)
-    return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}" if fault else f"must be built first: {libraries.BUILD}"
+    return (
+        f"must be rebuilt, for {path} {fault}: {libraries.BUILD}"
+        if fault
+        else f"must be built first: {libraries.BUILD}"
+    )
 
 
-def forward(implementation: str, spec: Spec, operands: Operands, *, moments: bool) -> tuple[jax.Array, Any]:
+def forward(
+    implementation: str, spec: Spec, operands: Operands, *, moments: bool
+) -> tuple[jax.Array, Any]:
     """The output and, if asked for, the Stats, by what :func:`select` names."""
     _, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(for_plain_jax(spec, implementation, where, scale, bias), operands)
+        return import_module(PLAIN_JAX).forward(
+            for_plain_jax(spec, implementation, where, scale, bias), operands
+        )
     return import_module(NORM_KERNELS[implementation]).forward(spec, operands, moments=moments)
 
 
 def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
     """The Stats, in plain JAX; of segments, if there are places."""
-    return import_module(PLAIN_JAX).statistics(for_plain_jax(spec, implementation, where), x, where, places)
+    return import_module(PLAIN_JAX).statistics(
+        for_plain_jax(spec, implementation, where), x, where, places
+    )
 
 
 def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
-    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for segments.
+    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for
+    segments.
 
-    Backward recomputes, in a fused loop for each gradient, for rows whose scale and bias are absent or differ at every element. XLA fuses
-    the passes by itself over MANY_GROUPS rows or more without a mask within rows; all others are separated. A split last axis that is not
-    of rows is joined, for loops as fast as those of instance norm.
+    Backward recomputes, in a fused loop for each gradient, for rows whose scale and bias are absent
+    or differ at every element. XLA fuses the passes by itself over MANY_GROUPS rows or more without
+    a mask within rows; all others are separated. A split last axis that is not of rows is joined,
+    for loops as fast as those of instance norm.
     """
     if implementation == "reference" or spec.segments is not None:
         return spec
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     alike = rough_product(*(reduction.split_shape[axis] for axis in shared))
     recompute = spec.in_rows and (scale is bias is None or alike <= 1)
-    in_one_loop = spec.in_rows and spec.is_of_groups(where) and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
+    in_one_loop = (
+        spec.in_rows
+        and spec.is_of_groups(where)
+        and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
+    )
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
     keep_offset = not spec.centered or rough_product(reduction.group_size) >= SMALL_GROUP
-    return replace(spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset)
+    return replace(
+        spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset
+    )
 
 
 def from_environment() -> str | None:

@@ -11,8 +11,12 @@ from jax import lax
 from jaxnorm.axes import is_static, rough_product
 
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
-GOLDEN = 2654435769  # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998, section 6.4)
-Places = tuple[jax.Array, ...]  # the index of the partial sum that each position is added to, then that of the sum of each of these, ...
+# 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998,
+# section 6.4)
+GOLDEN = 2654435769
+# the index of the partial sum that each position is added to, then that of the sum of each of
+# these, ...
+Places = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Segments:
     Attributes:
       axis: along which segments lie, of the split shape.
       number: how many segments, in each row.
-      positions: the shape of the ids: ``(n,)``, or with the axes before it, where each row has segments of its own.
+      positions: the shape of the ids: ``(n,)``, or with the axes before it, where each row has
+        segments of its own.
     """
 
     axis: int
@@ -37,35 +42,58 @@ class Segments:
     def places(self, ids: jax.Array) -> Places:
         """Indices at which to add each position, so that no sum in sequence is long.
 
-        A scatter adds in sequence, which is 1e-5 off and more for 1e5 elements. So a segment has a partial sum for every RUN of its
-        elements, these have partial sums again, and at last there is one. An id out of range has a place beyond all of them.
+        A scatter adds in sequence, which is 1e-5 off and more for 1e5 elements. So a segment has a
+        partial sum for every RUN of its elements, these have partial sums again, and at last there
+        is one. An id out of range has a place beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
         most, places, length = rough_product(size), [], rows * size
         groups, end = self._groups, jnp.asarray(self._groups, jnp.int32)
         inside = (ids >= 0) & (ids < self.number)
-        first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(jnp.int32, (rows, size), 0)
+        first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(
+            jnp.int32, (rows, size), 0
+        )
         group = jnp.where(inside.reshape(rows, size), first, end).reshape(-1)
         while most > RUN:
-            partial_sums = (jax.ops.segment_sum(jnp.ones_like(group), group, groups) + (RUN - 1)) // RUN
+            partial_sums = (
+                jax.ops.segment_sum(jnp.ones_like(group), group, groups) + (RUN - 1)
+            ) // RUN
             ends = jnp.cumsum(partial_sums)
             mixed = (lax.iota(jnp.uint32, length) * jnp.uint32(GOLDEN) >> 8).astype(jnp.int32)
-            own, start = (a.at[group].get(mode="fill", fill_value=1) for a in (partial_sums, ends - partial_sums))
-            length = (length + (RUN - 1) * (min(groups, length) if is_static((groups, length)) else groups)) // RUN
-            places.append(jnp.where(group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)))
-            ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")  # how many segments end before each partial sum
-            group, most = jnp.cumsum(ended), -(-most // RUN)  # so many have ended, and this is the next
+            own, start = (
+                a.at[group].get(mode="fill", fill_value=1)
+                for a in (partial_sums, ends - partial_sums)
+            )
+            length = (
+                length
+                + (RUN - 1) * (min(groups, length) if is_static((groups, length)) else groups)
+            ) // RUN
+            places.append(
+                jnp.where(
+                    group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)
+                )
+            )
+            # how many segments end before each partial sum
+            ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")
+            # so many have ended, and this is the next
+            group, most = jnp.cumsum(ended), -(-most // RUN)
         return (*places, group)
 
-    def reduce(self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum) -> jax.Array:
+    def reduce(
+        self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum
+    ) -> jax.Array:
         """The sum over each segment, or another reduction."""
         flat = self._flat(values, self.positions[-1])
-        for at, length in zip(places, (*(a.shape[0] for a in places[1:]), self._groups), strict=True):
+        for at, length in zip(
+            places, (*(a.shape[0] for a in places[1:]), self._groups), strict=True
+        ):
             flat = by(flat, at, length)
         return self._in_place(flat, self.number)
 
     def spread(self, stats: jax.Array, places: Places) -> jax.Array:
-        """Gives each position what its segment has, and NaN where its id is out of range: the transpose of a sum by :meth:`reduce`."""
+        """Gives each position what its segment has, and NaN where its id is out of range: the
+        transpose of a sum by :meth:`reduce`.
+        """
         flat = self._flat(stats, self.number)
         for at in reversed(places):
             flat = jnp.take(flat, at, axis=0, mode="fill")
@@ -73,8 +101,12 @@ class Segments:
 
     def inside(self, places: Places, ndim: int) -> jax.Array:
         """Which positions belong to a segment."""
-        of_one = places[0] < jnp.asarray(places[1].shape[0] if len(places) > 1 else self._groups, jnp.int32)
-        return self._in_place(of_one.reshape(-1, *(1,) * (ndim - len(self.positions))), self.positions[-1])
+        of_one = places[0] < jnp.asarray(
+            places[1].shape[0] if len(places) > 1 else self._groups, jnp.int32
+        )
+        return self._in_place(
+            of_one.reshape(-1, *(1,) * (ndim - len(self.positions))), self.positions[-1]
+        )
 
     @property
     def _groups(self) -> int:
@@ -89,4 +121,8 @@ class Segments:
         return jnp.broadcast_to(values, (*self.rows, size, *rest)).reshape(-1, *rest)
 
     def _in_place(self, flat: jax.Array, size: int) -> jax.Array:
-        return flat.reshape(*self.rows, size, *flat.shape[1:]) if self.rows else jnp.moveaxis(flat, 0, self.axis)
+        return (
+            flat.reshape(*self.rows, size, *flat.shape[1:])
+            if self.rows
+            else jnp.moveaxis(flat, 0, self.axis)
+        )

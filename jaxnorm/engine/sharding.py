@@ -11,15 +11,23 @@ from jaxnorm.axes import Reduction
 
 
 def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
-    """``new``, in explicit sharding sharded as ``old`` is: a state goes on as it began, whatever the batch is sharded over."""
+    """``new``, in explicit sharding sharded as ``old`` is: a state goes on as it began, whatever
+    the batch is sharded over.
+    """
     sharding, other = jax.typeof(old).sharding, jax.typeof(new).sharding
     if _explicit(sharding):
         return jax.sharding.reshard(new, sharding)
-    return jax.sharding.reshard(new, NamedSharding(other.mesh, PartitionSpec())) if _explicit(other) else new  # old is on no mesh
+    # old is on no mesh
+    return (
+        jax.sharding.reshard(new, NamedSharding(other.mesh, PartitionSpec()))
+        if _explicit(other)
+        else new
+    )
 
 
 def sharded_by_compiler(run: Callable, shardings: Any) -> Callable:
-    """The same function of arrays, within which XLA decides the sharding, for operations where types cannot say it.
+    """The same function of arrays, within which XLA decides the sharding, for operations where
+    types cannot say it.
 
     What it returns is sharded as ``shardings`` say: one, or a pytree.
     """
@@ -33,7 +41,10 @@ def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> 
     if not _explicit(jax.typeof(x).sharding):
         return split
     _check_split(reduction, x)
-    return [None if a is None else jax.sharding.reshard(a, split_sharding(reduction, x, a.shape)) for a in split]
+    return [
+        None if a is None else jax.sharding.reshard(a, split_sharding(reduction, x, a.shape))
+        for a in split
+    ]
 
 
 def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
@@ -43,20 +54,34 @@ def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -
 
 
 def _check_split(reduction: Reduction, x: jax.Array) -> None:
-    """Raises where no type says how a split axis is sharded: each device would hold a part of a group, or more groups than another."""
+    """Raises where no type says how a split axis is sharded: each device would hold a part of a
+    group, or more groups than another.
+    """
     mesh = jax.typeof(x).sharding.mesh
     for axis, (names, sizes) in enumerate(zip(names_of(x), reduction.parts, strict=True)):
-        devices = math.prod(mesh.shape[name] for name in (names if isinstance(names, tuple) else (names,)) if name is not None)
+        devices = math.prod(
+            mesh.shape[name]
+            for name in (names if isinstance(names, tuple) else (names,))
+            if name is not None
+        )
         if len(sizes) > 1 and sizes[0] != 1 and sizes[0] % devices:
             raise ValueError(
-                f"an axis that is explicitly sharded must be split into a multiple of its devices: axis {axis} of x, over {devices} "
-                f"devices, is split into {sizes}. Reshard x first, or let the compiler shard it, by mesh axes that are Auto."
+                "an axis that is explicitly sharded must be split into a multiple of its devices: "
+                f"axis {axis} of x, over {devices} "
+                f"devices, is split into {sizes}. Reshard x first, or let the compiler shard it, "
+                "by mesh axes that are Auto."
             )
 
 
 def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
-    """How the statistics of segments are: as x is, along its axes that are neither reduced nor split."""
-    return _along(x, names_of(x), [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)])
+    """How the statistics of segments are: as x is, along its axes that are neither reduced nor
+    split.
+    """
+    return _along(
+        x,
+        names_of(x),
+        [size == full for size, full in zip(reduction.stats_shape, reduction.shape, strict=True)],
+    )
 
 
 def unsharded(x: jax.Array) -> NamedSharding:
@@ -71,11 +96,17 @@ def names_of(x: jax.Array) -> tuple:
 
 def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedSharding:
     """On the mesh of x, over those of the names that are wanted."""
-    spec = PartitionSpec(*(name if is_wanted else None for name, is_wanted in zip(names, wanted, strict=True)))
+    spec = PartitionSpec(
+        *(name if is_wanted else None for name, is_wanted in zip(names, wanted, strict=True))
+    )
     return NamedSharding(jax.typeof(x).sharding.mesh, spec)
 
 
 def _explicit(sharding: NamedSharding) -> tuple[str, ...]:
     """The axes of the mesh that types tell of."""
     mesh = sharding.mesh
-    return tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
+    return tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    )

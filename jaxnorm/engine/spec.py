@@ -51,10 +51,13 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: that of the output; None where statistics alone are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
-      segments: what ids name as groups along the first reduction axis; None where that is reduced whole.
-      adjust: ``adjust(spec, stats, param)``, the statistics that are applied instead of ``stats``; None where these are.
+      segments: what ids name as groups along the first reduction axis; None where that is reduced
+        whole.
+      adjust: ``adjust(spec, stats, param)``, the statistics that are applied instead of ``stats``;
+        None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. plan.py alone sets this and the next three.
+      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. plan.py
+        alone sets this and the next three.
       joined: whether loops over x take a split last axis as one.
       recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
       keep_offset: whether the offset is a residual, where backward does not recompute all.
@@ -63,7 +66,8 @@ class Spec:
     reduction: Reduction
     axis_name: AxisName = None
     centered: bool = True
-    epsilon: float = 1e-30  # so small that it changes no variance, and large enough for float32 to need no scaling
+    # so small that it changes no variance, and large enough for float32 to need no scaling
+    epsilon: float = 1e-30
     correction: float = 0.0
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
@@ -88,11 +92,17 @@ class Spec:
     @property
     def whole_axes(self) -> tuple[int, ...]:
         """The reduction axes but for that of segments."""
-        return self.axes if self.segments is None else tuple(axis for axis in self.axes if axis != self.segments.axis)
+        return (
+            self.axes
+            if self.segments is None
+            else tuple(axis for axis in self.axes if axis != self.segments.axis)
+        )
 
     @property
     def ordinary(self) -> bool:
-        """Whether groups are what the axes span, and normalized by their own statistics: kernels are for no others."""
+        """Whether groups are what the axes span, and normalized by their own statistics: kernels
+        are for no others.
+        """
         return self.segments is None and self.adjust is None
 
     def places(self, ids: jax.Array | None) -> Places | None:
@@ -101,7 +111,9 @@ class Spec:
 
     @property
     def stats_shape(self) -> tuple[int, ...]:
-        """The shape of the statistics: a reduced axis has size one, that of segments as many as they are."""
+        """The shape of the statistics: a reduced axis has size one, that of segments as many as
+        they are.
+        """
         shape = list(self.reduction.stats_shape)
         if self.segments is not None:
             shape[self.reduction.whole_axis(self.segments.axis)] = self.segments.number
@@ -111,7 +123,11 @@ class Spec:
     def loop_shape(self) -> tuple[int, ...]:
         """The shape of loops over x: split, but for a last axis that is joined."""
         reduction = self.reduction
-        return (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1]) if self.joined else reduction.split_shape
+        return (
+            (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1])
+            if self.joined
+            else reduction.split_shape
+        )
 
     @property
     def power_of_epsilon(self) -> int:
@@ -119,30 +135,48 @@ class Spec:
         return 2 if self.epsilon_in == "var" else 1
 
     def lowest_power(self, dtype, epsilon: jax.Array | None = None) -> Any:
-        """The least exponent p of the 2**p that data of this dtype are divided by; None if they need no scaling.
+        """The least exponent p of the 2**p that data of this dtype are divided by; None if they
+        need no scaling.
 
-        They need it where squares overflow, and where squares vanish although epsilon is smaller still.
+        They need it where squares overflow, and where squares vanish although epsilon is smaller
+        still.
         """
         finfo = jnp.finfo(compute_dtype(dtype))
-        if not (self.full_range or needs_power(dtype) or self.epsilon < float(finfo.tiny) / float(finfo.eps)):
+        if not (
+            self.full_range
+            or needs_power(dtype)
+            or self.epsilon < float(finfo.tiny) / float(finfo.eps)
+        ):
             return None
         if epsilon is None:
-            return (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon if self.epsilon else -finfo.maxexp
+            return (
+                (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon
+                if self.epsilon
+                else -finfo.maxexp
+            )
         epsilon = lax.stop_gradient(epsilon).astype(finfo.dtype)
-        return jnp.where(epsilon > 0, (jnp.frexp(epsilon)[1] - 60) // self.power_of_epsilon, -finfo.maxexp)
+        return jnp.where(
+            epsilon > 0, (jnp.frexp(epsilon)[1] - 60) // self.power_of_epsilon, -finfo.maxexp
+        )
 
     def shared_axes(self, *params: jax.Array | None) -> tuple[int, ...]:
         """The reduction axes along which none of the parameters differs."""
-        return tuple(axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params))
+        return tuple(
+            axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params)
+        )
 
     def is_of_groups(self, where: jax.Array | None) -> bool:
-        """Whether a mask, or weights, split, are the same for all elements of each group that are on this device."""
+        """Whether a mask, or weights, split, are the same for all elements of each group that are
+        on this device.
+        """
         return self.shared_axes(where) == self.axes
 
     @property
     def in_rows(self) -> bool:
         """Whether each group is a row: all of the last axes, and nothing of another."""
-        longer = [axis for axis, size in enumerate(self.reduction.split_shape) if rough_product(size) > 1]
+        longer = [
+            axis for axis, size in enumerate(self.reduction.split_shape) if rough_product(size) > 1
+        ]
         reduced = [axis for axis in longer if axis in self.axes]
         return bool(reduced) and longer[-len(reduced) :] == reduced
 
@@ -155,7 +189,8 @@ class Spec:
         ids = validation.segments(ids, num_segments, reduction.shape[: own + 1])
         if len(reduction.parts[own]) > 1:
             raise ValueError(
-                f"segments must lie along an axis that is not split: axis {own}, the first one with a reduction, is split into "
+                f"segments must lie along an axis that is not split: axis {own}, the first one "
+                "with a reduction, is split into "
                 f"{reduction.parts[own]}. Reshape x first."
             )
         return replace(self, segments=Segments(axis, index(num_segments), ids.shape)), ids
@@ -163,5 +198,9 @@ class Spec:
     def batched(self, size: int) -> "Spec":
         """The spec of an array with one more axis in front."""
         reduction = self.reduction
-        more = Reduction((size, *reduction.shape), ((size,), *reduction.parts), tuple(axis + 1 for axis in reduction.axes))
+        more = Reduction(
+            (size, *reduction.shape),
+            ((size,), *reduction.parts),
+            tuple(axis + 1 for axis in reduction.axes),
+        )
         return replace(self, reduction=more)

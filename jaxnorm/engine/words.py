@@ -1,6 +1,8 @@
-"""Sums whose rounding error is kept, as further words of the same number: number = first + second + third.
+"""Sums whose rounding error is kept, as further words of the same number: number = first + second +
+third.
 
-Counts of up to 2**56 stay exact in float32, and a mean that is followed over many merges does not stop short.
+Counts of up to 2**56 stay exact in float32, and a mean that is followed over many merges does not
+stop short.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +19,9 @@ Words = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def two_sum(a, b) -> tuple[jax.Array, jax.Array]:
-    """a + b as it is rounded, and its rounding error, 0 where it is not finite (Knuth 1997, section 4.2.2)."""
+    """a + b as it is rounded, and its rounding error, 0 where it is not finite (Knuth 1997, section
+    4.2.2).
+    """
     total = a + b
     part = total - a
     return total, jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
@@ -43,21 +47,39 @@ def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Wor
     if jnp.issubdtype(count.dtype, jnp.floating):
         first = count.astype(dtype)
         rest = count - first.astype(count.dtype)
-        return distilled([first, rest.astype(dtype), (rest - rest.astype(dtype).astype(count.dtype)).astype(dtype), *further])
+        return distilled(
+            [
+                first,
+                rest.astype(dtype),
+                (rest - rest.astype(dtype).astype(count.dtype)).astype(dtype),
+                *further,
+            ]
+        )
     count = count.astype(jnp.int32) if count.dtype.itemsize < 4 else count
     shifts = (shift for shift in (48, 24, 0) if shift < jnp.iinfo(count.dtype).bits)
-    return distilled([*(((count >> shift) & ((1 << 24) - 1)).astype(dtype) * 2.0**shift for shift in shifts), *further])
+    return distilled(
+        [
+            *(((count >> shift) & ((1 << 24) - 1)).astype(dtype) * 2.0**shift for shift in shifts),
+            *further,
+        ]
+    )
 
 
-def add_words(words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None) -> Words:
-    """The sum over axes, which keep size one, or that of ``by``, and over devices. It is exact for at most 2**16 integers.
+def add_words(
+    words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None
+) -> Words:
+    """The sum over axes, which keep size one, or that of ``by``, and over devices. It is exact for
+    at most 2**16 integers.
 
     Each word is split into digits of a few bits, whose sums need no rounding.
     """
-    if not axes and axis_name is None and by is None:  # nothing is added, and the words are as they were
+    # nothing is added, and the words are as they were
+    if not axes and axis_name is None and by is None:
         return words
     stacked = jnp.stack(words)[None]
-    units = jnp.asarray([2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype)
+    units = jnp.asarray(
+        [2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype
+    )
     units = units.reshape(-1, *(1,) * (stacked.ndim - 1))
     whole = jnp.floor(stacked / units)
     digits = whole - jnp.concatenate([jnp.zeros_like(whole[:1]), whole[:-1]]) * 2.0**DIGIT

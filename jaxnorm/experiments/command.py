@@ -23,12 +23,15 @@ from jaxnorm.experiments.training import OPTIMIZERS
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status.
 
-    That is 0, 1 for data that is missing or results that cannot be read or written, 2 for wrong usage, 130 if interrupted.
+    That is 0, 1 for data that is missing or results that cannot be read or written, 2 for wrong
+    usage, 130 if interrupted.
     """
     options = _parser().parse_args(arguments)
     console = Console()
     try:
-        written = {"axes": _axes, "explain": _explain, "compare": _compare}[options.command](options, console, to_resume(arguments))
+        written = {"axes": _axes, "explain": _explain, "compare": _compare}[options.command](
+            options, console, to_resume(arguments)
+        )
     except (DataError, report.ResultsError) as error:
         print(f"jaxnorm: {error}", file=sys.stderr)
         return 1
@@ -51,11 +54,20 @@ def _compare(options: argparse.Namespace, console: Console, resume_command: str)
         "resume_command": resume_command,
     }
     results = compare(_settings(options), options.out, console, **how)
-    return [options.out / file for file in (report.RESULTS, *figures.pictures(results["settings"]), *samples.pictures(results))]
+    return [
+        options.out / file
+        for file in (
+            report.RESULTS,
+            *figures.pictures(results["settings"]),
+            *samples.pictures(results),
+        )
+    ]
 
 
 def _explain(options: argparse.Namespace, console: Console, resume_command: str) -> list[Path]:
-    given = {name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None}
+    given = {
+        name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None
+    }
     how = {"data_dir": options.data_dir, "resume": options.resume, "resume_command": resume_command}
     explain.explain(explain.Settings(**given), options.out, console, **how)
     return [options.out]
@@ -68,30 +80,72 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)  # which __main__.py runs by itself
-    commands.add_parser("show", help="print the statistics that fit found", add_help=False)  # and this one
+    # which __main__.py runs by itself
+    commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)
+    # and this one
+    commands.add_parser("show", help="print the statistics that fit found", add_help=False)
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
         description="Trains the same network once per norm, variant, batch size and seed, and shows which normalization helps where.\n\n"
         + "\n".join(f"  {name:<18}{task.summary}" for name, task in TASKS.items()),
-        epilog="Defaults by task:\n" + "\n".join(f"  {name:<18}{_format_defaults(task.defaults)}" for name, task in TASKS.items()),
+        epilog="Defaults by task:\n"
+        + "\n".join(
+            f"  {name:<18}{_format_defaults(task.defaults)}" for name, task in TASKS.items()
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).add_argument
-    add("data", nargs="?", default="digits", type=_one_of("task", TASKS), metavar="TASK", help=f"{', '.join(TASKS)}; digits by default")
-    add("--data-dir", metavar="DIR", help=f"folder of data files (.npz); without it ${VARIABLE}, then a download of MNIST")
-    add("--variants", metavar="NAMES", type=_names, help=f"comma-separated: {_all(task.variants for task in TASKS.values())}")
+    add(
+        "data",
+        nargs="?",
+        default="digits",
+        type=_one_of("task", TASKS),
+        metavar="TASK",
+        help=f"{', '.join(TASKS)}; digits by default",
+    )
+    add(
+        "--data-dir",
+        metavar="DIR",
+        help=f"folder of data files (.npz); without it ${VARIABLE}, then a download of MNIST",
+    )
+    add(
+        "--variants",
+        metavar="NAMES",
+        type=_names,
+        help=f"comma-separated: {_all(task.variants for task in TASKS.values())}",
+    )
     norms = _all(norms for task in TASKS.values() for norms in task.variants.values())
     add("--norms", metavar="NAMES", type=_names, help=f"comma-separated: {norms}")
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
     add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")
     add("--learning-rate", metavar="RATE", type=_positive(float), help="of the optimizer")
-    add("--optimizer", metavar="NAME", default="adam", type=_one_of("optimizer", OPTIMIZERS), help="adam (default) or sgd")
-    add("--momentum", metavar="M", type=_momentum, help="weight of the old value in batch norm's running average")
-    add("--train-examples", metavar="N", type=_positive(int), help="use only the first N training examples")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        default="adam",
+        type=_one_of("optimizer", OPTIMIZERS),
+        help="adam (default) or sgd",
+    )
+    add(
+        "--momentum",
+        metavar="M",
+        type=_momentum,
+        help="weight of the old value in batch norm's running average",
+    )
+    add(
+        "--train-examples",
+        metavar="N",
+        type=_positive(int),
+        help="use only the first N training examples",
+    )
     several = ", ".join(f"{task.jobs} of {name}" for name, task in TASKS.items() if task.jobs > 1)
-    add("--jobs", metavar="N", type=_positive(int), help=f"runs at a time: same numbers, fewer steps/s each; 1 by default, {several}")
+    add(
+        "--jobs",
+        metavar="N",
+        type=_positive(int),
+        help=f"runs at a time: same numbers, fewer steps/s each; 1 by default, {several}",
+    )
     add(
         "--out",
         metavar="DIR",
@@ -101,8 +155,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
     _add_explain(commands)
-    axes = commands.add_parser("axes", help="draw which elements each norm pools", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    axes.add_argument("--out", metavar="FILE", default=Path("runs/axes.png"), type=_picture, help="the picture")
+    axes = commands.add_parser(
+        "axes",
+        help="draw which elements each norm pools",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    axes.add_argument(
+        "--out", metavar="FILE", default=Path("runs/axes.png"), type=_picture, help="the picture"
+    )
     return parser
 
 
@@ -115,20 +175,49 @@ def _add_explain(commands) -> None:
         "explain",
         help="measure why norms help",
         description="Trains LeNet with each norm after its convolutions, by plain gradient descent, and measures on the way: the loss "
-        "along the gradient, the drift of the layers' inputs and gradients, what scaling the weights does, and the blend that "
-        "switchable norm learns at several batch sizes. Writes four pictures and a paragraph for each.",
+        "along the gradient, the drift of the layers' inputs and gradients, what scaling the "
+        "weights does, and the blend that "
+        "switchable norm learns at several batch sizes. Writes four pictures and a paragraph for "
+        "each.",
     ).add_argument
     images, places = ("digits", "mnist"), [place for place in PLACES if place != "dense"]
     norms = [norm for norm in CONV if norm != explain.BLEND]
-    add("data", nargs="?", type=_one_of("data", images), metavar="DATA", help="digits (embedded; default) or mnist")
+    add(
+        "data",
+        nargs="?",
+        type=_one_of("data", images),
+        metavar="DATA",
+        help="digits (embedded; default) or mnist",
+    )
     add("--data-dir", metavar="DIR", help="folder of mnist.npz")
-    add("--variant", metavar="NAME", type=_one_of("variant", places), help=f"{' or '.join(places)}; {usual.variant} by default")
-    add("--norms", metavar="NAMES", type=_known(norms), help=f"comma-separated: {', '.join(norms)}; {','.join(usual.norms)} by default")
+    add(
+        "--variant",
+        metavar="NAME",
+        type=_one_of("variant", places),
+        help=f"{' or '.join(places)}; {usual.variant} by default",
+    )
+    add(
+        "--norms",
+        metavar="NAMES",
+        type=_known(norms),
+        help=f"comma-separated: {', '.join(norms)}; {','.join(usual.norms)} by default",
+    )
     add("--batch-size", metavar="SIZE", type=_positive(int), help=f"{usual.batch_size} by default")
     add("--seeds", metavar="N", type=_positive(int), help=f"{usual.seeds} by default")
     add("--epochs", metavar="N", type=_positive(int), help=f"{usual.epochs} by default")
-    add("--learning-rate", metavar="RATE", type=_positive(float), help=f"{usual.learning_rate} by default")
-    add("--out", metavar="DIR", default=Path("runs/explain"), type=Path, help="folder for results and pictures; runs/explain by default")
+    add(
+        "--learning-rate",
+        metavar="RATE",
+        type=_positive(float),
+        help=f"{usual.learning_rate} by default",
+    )
+    add(
+        "--out",
+        metavar="DIR",
+        default=Path("runs/explain"),
+        type=Path,
+        help="folder for results and pictures; runs/explain by default",
+    )
     add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
 
 
@@ -137,21 +226,33 @@ def _all(names: Iterable[Iterable[str]]) -> str:
 
 
 def _format_defaults(defaults) -> str:
-    return ", ".join(f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in defaults.items())
+    return ", ".join(
+        f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in defaults.items()
+    )
 
 
 def _settings(options: argparse.Namespace) -> Settings:
     task = TASKS[options.data]
-    selected = {name: default if getattr(options, name) is None else getattr(options, name) for name, default in task.defaults.items()}
+    selected = {
+        name: default if getattr(options, name) is None else getattr(options, name)
+        for name, default in task.defaults.items()
+    }
     for variant in selected["variants"]:
         if variant not in task.variants:
-            _parser().error(f"unknown variant {variant!r} of {options.data}: choose from {', '.join(task.variants)}.")
+            _parser().error(
+                f"unknown variant {variant!r} of {options.data}: choose from "
+                f"{', '.join(task.variants)}."
+            )
     known = {norm: None for variant in selected["variants"] for norm in task.variants[variant]}
     for norm in selected["norms"]:
         if norm not in known:
             other = [variant for variant, norms in task.variants.items() if norm in norms]
             hint = f" {norm} is for --variants {','.join(other)}." if other else ""
-            _parser().error(f"unknown norm {norm!r} for {', '.join(selected['variants'])}: choose from {', '.join(known)}.{hint}")
+            _parser().error(
+                f"unknown norm {norm!r} for {', '.join(selected['variants'])}: choose from "
+                f"{', '.join(known)}.{hint}"
+            )
     shared = {"optimizer": options.optimizer, "train_examples": options.train_examples}
     return Settings(data=options.data, **(shared | selected))
 
@@ -159,7 +260,9 @@ def _settings(options: argparse.Namespace) -> Settings:
 def _one_of(what: str, known):
     def parse(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"unknown {what} {text!r}: choose from {', '.join(known)}.")
+            raise argparse.ArgumentTypeError(
+                f"unknown {what} {text!r}: choose from {', '.join(known)}."
+            )
         return text
 
     return parse
@@ -180,7 +283,9 @@ def _picture(text: str) -> Path:
     if not path.suffix:
         return path.with_name(path.name + ".png")
     if path.suffix.lower() not in figures.formats():
-        raise argparse.ArgumentTypeError(f"must end in one of {', '.join(figures.formats())}: got {text!r}.")
+        raise argparse.ArgumentTypeError(
+            f"must end in one of {', '.join(figures.formats())}: got {text!r}."
+        )
     return path
 
 
@@ -200,7 +305,9 @@ def _positive(kind: type):
         try:
             value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"must be {'an integer' if kind is int else 'a number'}: got {text!r}.") from None
+            raise argparse.ArgumentTypeError(
+                f"must be {'an integer' if kind is int else 'a number'}: got {text!r}."
+            ) from None
         if not 0 < value < float("inf"):
             raise argparse.ArgumentTypeError(f"must be positive and finite: got {text}.")
         return value

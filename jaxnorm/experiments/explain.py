@@ -1,4 +1,6 @@
-"""Why norms help, measured: the loss along the gradient, the drift of layers, scales of weights, what a blend learns."""
+"""Why norms help, measured: the loss along the gradient, the drift of layers, scales of weights,
+what a blend learns.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ KEY = ("norm", "batch_size", "seed")  # what identifies a run of one explanation
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured: LeNet with the norm after its convolutions, trained by plain gradient descent."""
+    """What is measured: LeNet with the norm after its convolutions, trained by plain gradient
+    descent.
+    """
 
     data: str = "digits"
     variant: str = "deep"
@@ -37,37 +41,68 @@ class Settings:
     snapshots: int = 30
 
     def runs(self) -> list[Run]:
-        """Each norm; and switchable norm at each batch size with as many steps, four times as many, by Adam.
+        """Each norm; and switchable norm at each batch size with as many steps, four times as many,
+        by Adam.
 
         Under plain gradient descent the weights of its blend hardly leave their start.
         """
         result: list[Run] = []
         for seed in range(self.seeds):
             rest = seed, self.variant
-            result += [Run(norm, self.batch_size, *rest, self.epochs, self.learning_rate, 0.9, "sgd") for norm in self.norms]
-            epochs = {size: max(1, 4 * self.epochs * size // self.batch_size) for size in self.blend_batch_sizes}
-            result += [Run(BLEND, size, *rest, epochs[size], 1e-3, 0.9, "adam") for size in self.blend_batch_sizes]
+            result += [
+                Run(norm, self.batch_size, *rest, self.epochs, self.learning_rate, 0.9, "sgd")
+                for norm in self.norms
+            ]
+            epochs = {
+                size: max(1, 4 * self.epochs * size // self.batch_size)
+                for size in self.blend_batch_sizes
+            }
+            result += [
+                Run(BLEND, size, *rest, epochs[size], 1e-3, 0.9, "adam")
+                for size in self.blend_batch_sizes
+            ]
         return result
 
 
 def explain(
-    settings: Settings, out: Path, console: Console, *, data_dir: str | None = None, resume: bool = False, resume_command: str = "--resume"
+    settings: Settings,
+    out: Path,
+    console: Console,
+    *,
+    data_dir: str | None = None,
+    resume: bool = False,
+    resume_command: str = "--resume",
 ) -> dict:
-    """Measures what is not there yet, writing ``results.json`` after every run; shows and writes words, and draws.
+    """Measures what is not there yet, writing ``results.json`` after every run; shows and writes
+    words, and draws.
 
     ``resume_command`` is the command that goes on.
 
     Raises:
       DataError: the data cannot be had.
-      ResultsError: there is nothing to resume, or it was made with other settings, or something cannot be written.
+      ResultsError: there is nothing to resume, or it was made with other settings, or something
+        cannot be written.
       KeyboardInterrupt: after a word on how to go on.
     """
-    data = TASKS[settings.data].load(data_dir).with_batches_of(max(settings.batch_size, *settings.blend_batch_sizes))
+    data = (
+        TASKS[settings.data]
+        .load(data_dir)
+        .with_batches_of(max(settings.batch_size, *settings.blend_batch_sizes))
+    )
 
     def measure(run: Run, on_progress: OnProgress) -> dict:
         return _measured(run, data, settings.snapshots, on_progress)
 
-    results = carry_out(settings, KEY, measure, lambda found: "measured", out, console, resume=resume, resume_command=resume_command)
+    results = carry_out(
+        settings,
+        KEY,
+        measure,
+        lambda found: "measured",
+        out,
+        console,
+        resume=resume,
+        resume_command=resume_command,
+    )
     paragraphs = words(results)
     for paragraph in paragraphs:
         console.print(Markdown(paragraph), "")
@@ -92,7 +127,9 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
     before = None
     for step, params, stats in watched(run, model, data, every):
         found = probes.along_gradient(model, params, stats, batch, run.learning_rate)
-        found |= {"shift": probes.shift_of_gradients(model, params, stats, batch, run.learning_rate)}
+        found |= {
+            "shift": probes.shift_of_gradients(model, params, stats, batch, run.learning_rate)
+        }
         moments = probes.before_activations(model, params, stats, batch[0])
         found |= {"drift": probes.drift(before or moments, moments), "step": np.array(step)}
         found |= {"length": probes.length_of_second(params)}
@@ -101,14 +138,19 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
             history.setdefault(name, []).append(np.asarray(value).tolist())
         on_progress(step, steps)
     scaled = probes.scaled_weights(model, params, stats, batch)
-    return history | {"scaled": {name: np.asarray(value).tolist() for name, value in scaled.items()}}
+    return history | {
+        "scaled": {name: np.asarray(value).tolist() for name, value in scaled.items()}
+    }
 
 
 def _blend(params) -> dict[str, list[float]]:
     """The weights of instance, layer and batch statistics, mean over the layers."""
     own = [leaf for name, leaf in params.items() if name.startswith("SwitchableNorm")]
     return {
-        kind: np.mean([jax.nn.softmax(leaf[f"{kind}_logits"]) for leaf in own], axis=0, dtype=float).tolist() for kind in ("mean", "var")
+        kind: np.mean(
+            [jax.nn.softmax(leaf[f"{kind}_logits"]) for leaf in own], axis=0, dtype=float
+        ).tolist()
+        for kind in ("mean", "var")
     }
 
 
@@ -118,7 +160,10 @@ def words(results: dict) -> list[str]:
 
     def summarize(measure, form: str = ".2g") -> str:
         values = {norm: np.mean([measure(run) for run in _of(results, norm)]) for norm in norms}
-        return ", ".join(f"{norm} {value:{form}}" for norm, value in sorted(values.items(), key=lambda item: item[1]))
+        return ", ".join(
+            f"{norm} {value:{form}}"
+            for norm, value in sorted(values.items(), key=lambda item: item[1])
+        )
 
     ranges = summarize(lambda run: np.median(np.ptp(np.array(run["losses"], float), axis=1)))
     turns = summarize(lambda run: np.median(np.array(run["turns"], float)[:, -1]))
@@ -130,19 +175,28 @@ def words(results: dict) -> list[str]:
     growth = summarize(lambda run: np.divide(*np.array(run["length"], float)[[-1, 0]]), ".2f")
     near, far, low, high = REACH[0], REACH[-1], FACTORS[0], FACTORS[-1]
     return [
-        f"**Along the gradient.** Over steps of {near} to {far:.0f} learning rates the loss ranges over (median over the training): "
-        f"{ranges}. At the longest the gradient has moved by: {turns}; its largest change per length is: {smooth}.",
-        f"**Drift.** From one snapshot to the next the distribution before a nonlinearity moves by (in deviations of its features, "
-        f"mean over layers): {drifts}. When all layers before it make one step, a layer's gradient changes by (relative to its "
+        f"**Along the gradient.** Over steps of {near} to {far:.0f} learning rates the loss ranges "
+        "over (median over the training): "
+        f"{ranges}. At the longest the gradient has moved by: {turns}; its largest change per "
+        f"length is: {smooth}.",
+        "**Drift.** From one snapshot to the next the distribution before a nonlinearity moves by "
+        "(in deviations of its features, "
+        f"mean over layers): {drifts}. When all layers before it make one step, a layer's gradient "
+        "changes by (relative to its "
         f"length): {shifts}.",
-        f"**Scale.** When the second layer's weights are multiplied by {low} to {high:.0f}, the loss ranges over: {spread}. Its "
-        f"gradient goes with the factor to the power: {slope}. Over the training the weights grew by a factor of: {growth}.",
-        f"**The blend.** Switchable norm gave the batch's statistics these weights, mean and variance: {_batch_weights(results)}.",
+        f"**Scale.** When the second layer's weights are multiplied by {low} to {high:.0f}, the "
+        f"loss ranges over: {spread}. Its "
+        f"gradient goes with the factor to the power: {slope}. Over the training the weights grew "
+        f"by a factor of: {growth}.",
+        "**The blend.** Switchable norm gave the batch's statistics these weights, mean and "
+        f"variance: {_batch_weights(results)}.",
     ]
 
 
 def _power(values: np.ndarray) -> float:
-    """The exponent with which values go with ``FACTORS``, by least squares of logarithms; NaN where there is none."""
+    """The exponent with which values go with ``FACTORS``, by least squares of logarithms; NaN where
+    there is none.
+    """
     if not (values > 0).all():
         return float("nan")
     x = np.log(FACTORS) - np.log(FACTORS).mean()
@@ -151,11 +205,18 @@ def _power(values: np.ndarray) -> float:
 
 def _batch_weights(results: dict) -> str:
     def describe(size: int) -> str:
-        mean, var = (np.mean([run["weights"][kind][2] for run in _of(results, BLEND, size)]) for kind in ("mean", "var"))
+        mean, var = (
+            np.mean([run["weights"][kind][2] for run in _of(results, BLEND, size)])
+            for kind in ("mean", "var")
+        )
         return f"{mean:.2f} and {var:.2f} at batch {size}"
 
     return ", ".join(map(describe, results["settings"]["blend_batch_sizes"]))
 
 
 def _of(results: dict, norm: str, batch_size: int | None = None) -> Iterator[dict]:
-    return (run for run in results["runs"] if run["norm"] == norm and batch_size in (None, run["batch_size"]))
+    return (
+        run
+        for run in results["runs"]
+        if run["norm"] == norm and batch_size in (None, run["batch_size"])
+    )

@@ -20,17 +20,28 @@ def plot(folder: Path, results: dict) -> None:
     """Draws four pictures."""
     settings = results["settings"]
     seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "1 seed"
-    for (name, title), draw in zip(PICTURES.items(), (_along_gradient, _drift, _scale, _blend), strict=True):
-        save(draw(results), folder / name, f"{title} ({settings['data']}, {settings['variant']}, {seeds})")
+    for (name, title), draw in zip(
+        PICTURES.items(), (_along_gradient, _drift, _scale, _blend), strict=True
+    ):
+        save(
+            draw(results),
+            folder / name,
+            f"{title} ({settings['data']}, {settings['variant']}, {seeds})",
+        )
 
 
 def _panels(results: dict, titles: dict[str, str], xlabel: str = "training step"):
-    """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each norm."""
-    figure, axes = pyplot().subplots(1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained")
+    """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each
+    norm.
+    """
+    figure, axes = pyplot().subplots(
+        1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained"
+    )
     for axis, (title, ylabel) in zip(axes[0], titles.items(), strict=True):
         axis.set(title=title, ylabel=ylabel, xlabel=xlabel)
     norms = [
-        (norm, f"C{i}", [run for run in results["runs"] if run["norm"] == norm]) for i, norm in enumerate(results["settings"]["norms"])
+        (norm, f"C{i}", [run for run in results["runs"] if run["norm"] == norm])
+        for i, norm in enumerate(results["settings"]["norms"])
     ]
     return figure, axes[0], norms
 
@@ -70,7 +81,13 @@ def _drift(results: dict):
     for norm, color, runs in norms:
         steps = runs[0]["step"]
         band(axes[0], steps[1:], _history(runs, "drift", lambda v: v[1:].mean(1)), color, norm)
-        band(axes[1], steps, _history(runs, "shift", lambda v: np.median(v[:, 1:], axis=1)), color, norm)
+        band(
+            axes[1],
+            steps,
+            _history(runs, "shift", lambda v: np.median(v[:, 1:], axis=1)),
+            color,
+            norm,
+        )
     return _finished(figure, axes)
 
 
@@ -83,8 +100,20 @@ def _scale(results: dict):
     figure, axes, norms = _panels(results, titles)
     for norm, color, runs in norms:
         for axis, name in zip(axes, ("losses", "gradients"), strict=False):
-            band(axis, FACTORS, np.array([run["scaled"][name] for run in runs], float), color, norm, marker="o")
-            axis.set(xscale="log", xlabel="factor of the second layer's weights", xticks=FACTORS, xticklabels=FACTORS)
+            band(
+                axis,
+                FACTORS,
+                np.array([run["scaled"][name] for run in runs], float),
+                color,
+                norm,
+                marker="o",
+            )
+            axis.set(
+                xscale="log",
+                xlabel="factor of the second layer's weights",
+                xticks=FACTORS,
+                xticklabels=FACTORS,
+            )
             axis.minorticks_off()
         relative = results["settings"]["learning_rate"] / _history(runs, "length") ** 2
         band(axes[2], runs[0]["step"], relative, color, norm)
@@ -95,13 +124,23 @@ def _blend(results: dict):
     sizes = results["settings"]["blend_batch_sizes"]
     figure, axes = pyplot().subplots(1, 2, figsize=(9.2, 4), sharey=True, layout="constrained")
     for axis, kind in zip(axes, ("mean", "var"), strict=True):
-        runs = [[run["weights"][kind] for run in results["runs"] if "weights" in run and run["batch_size"] == size] for size in sizes]
+        runs = [
+            [
+                run["weights"][kind]
+                for run in results["runs"]
+                if "weights" in run and run["batch_size"] == size
+            ]
+            for size in sizes
+        ]
         weights = np.array([np.mean(found, axis=0) for found in runs])
         bottom = np.zeros(len(sizes))
         for i, name in enumerate(STATISTICS):
             axis.bar([str(size) for size in sizes], weights[:, i], bottom=bottom, label=name)
             bottom += weights[:, i]
-        axis.set(title=f"weights of the {'means' if kind == 'mean' else 'variances'}", xlabel="batch size, examples")
+        axis.set(
+            title=f"weights of the {'means' if kind == 'mean' else 'variances'}",
+            xlabel="batch size, examples",
+        )
     axes[0].set_ylabel("share of the statistics, mean over the layers")
     drawn = axes[1].get_legend_handles_labels()
     figure.legend(*drawn, loc="outside right center", reverse=True, title="statistics of")

@@ -25,11 +25,20 @@ def plot(folder: Path, results: dict) -> None:
 
 
 def _curves(results: dict):
-    """Training loss by step, and test accuracy, or loss, by epoch; a column per variant and batch size."""
+    """Training loss by step, and test accuracy, or loss, by epoch; a column per variant and batch
+    size.
+    """
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     columns = list(dict.fromkeys(key[:2] for key in grouped))
     width = 5.2 if len(columns) < 4 else 3.4
-    figure, axes = plt.subplots(2, len(columns), figsize=(width * len(columns), 7), squeeze=False, layout="constrained", sharey="row")
+    figure, axes = plt.subplots(
+        2,
+        len(columns),
+        figsize=(width * len(columns), 7),
+        squeeze=False,
+        layout="constrained",
+        sharey="row",
+    )
     colors = {norm: f"C{i}" for i, norm in enumerate(settings["norms"])}
     measure, factor, label = tested(results)
     for (variant, size, norm), runs in grouped.items():
@@ -41,11 +50,24 @@ def _curves(results: dict):
             if name in runs[0]["epochs"][0]:
                 values = np.array([[epoch[name] for epoch in run["epochs"]] for run in runs], float)
                 shown = norm if style == "-" else f"{norm}, batch statistics"
-                band(below, epochs, factor * values, colors[norm], shown, style, "o" if len(epochs) == 1 else "")
+                band(
+                    below,
+                    epochs,
+                    factor * values,
+                    colors[norm],
+                    shown,
+                    style,
+                    "o" if len(epochs) == 1 else "",
+                )
     several = len(settings["variants"]) > 1
-    positive = all(loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"])
+    positive = all(
+        loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"]
+    )
     for (variant, size), (above, below) in zip(columns, axes.T, strict=True):
-        above.set(title=f"{variant}, batch {size}" if several else f"batch size {size}", xlabel="training step")
+        above.set(
+            title=f"{variant}, batch {size}" if several else f"batch size {size}",
+            xlabel="training step",
+        )
         above.set_yscale("log" if positive else "linear")
         below.set(xlabel="epoch, a pass over the training data")
         below.xaxis.get_major_locator().set_params(integer=True)
@@ -63,19 +85,33 @@ def _by_batch_size(results: dict):
     """Training loss and test error, or loss, after the last epoch; a column per variant."""
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     figure, axes = plt.subplots(
-        2, len(settings["variants"]), figsize=(5.2 * len(settings["variants"]), 7), squeeze=False, layout="constrained", sharey="row"
+        2,
+        len(settings["variants"]),
+        figsize=(5.2 * len(settings["variants"]), 7),
+        squeeze=False,
+        layout="constrained",
+        sharey="row",
     )
     measure, factor, label = tested(results)
     for (above, below), variant in zip(axes.T, settings["variants"], strict=True):
         for i, norm in enumerate(settings["norms"]):
-            found = {size: runs for (v, size, n), runs in grouped.items() if (v, n) == (variant, norm)}
+            found = {
+                size: runs for (v, size, n), runs in grouped.items() if (v, n) == (variant, norm)
+            }
             for axis, name, scale in ((above, "train_loss", 1), (below, f"test_{measure}", factor)):
                 if found:
-                    values = np.array([[run["epochs"][-1][name] for run in runs] for runs in found.values()], float)
+                    values = np.array(
+                        [[run["epochs"][-1][name] for run in runs] for runs in found.values()],
+                        float,
+                    )
                     band(axis, list(found), scale * values.T, f"C{i}", norm, marker="o")
         for axis in (above, below):
             axis.set_xscale("log", base=2)
-            axis.set(xlabel="batch size, examples", xticks=settings["batch_sizes"], xticklabels=settings["batch_sizes"])
+            axis.set(
+                xlabel="batch size, examples",
+                xticks=settings["batch_sizes"],
+                xticklabels=settings["batch_sizes"],
+            )
             axis.invert_xaxis()
         above.set(title=variant)
         logarithmic(above)
@@ -107,8 +143,12 @@ def pyplot():
     return plt
 
 
-def band(axes, x, values: np.ndarray, color: str, label: str, style: str = "-", marker: str = "") -> None:
-    """The mean over the first axis as a line in the range of the values; a word in the legend where none is finite."""
+def band(
+    axes, x, values: np.ndarray, color: str, label: str, style: str = "-", marker: str = ""
+) -> None:
+    """The mean over the first axis as a line in the range of the values; a word in the legend where
+    none is finite.
+    """
     if not np.isfinite(values).any():
         axes.plot([], [], style, color=color, label=f"{label}: diverged")
         return
@@ -139,4 +179,5 @@ def formats() -> list[str]:
     """What the names of pictures may end in."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    return sorted(f".{name}" for name in FigureCanvasBase.filetypes if name != "pgf")  # which takes LaTeX
+    # which takes LaTeX
+    return sorted(f".{name}" for name in FigureCanvasBase.filetypes if name != "pgf")

@@ -11,7 +11,9 @@ INTERRUPTED = 130
 
 
 def _again(dropped) -> None:
-    """What Python drops, within callbacks of its garbage collector (JAX has one): an interrupt comes once more, a bit later."""
+    """What Python drops, within callbacks of its garbage collector (JAX has one): an interrupt
+    comes once more, a bit later.
+    """
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         Timer(0.01, signal.pthread_kill, (main_thread().ident, signal.SIGINT)).start()
     else:
@@ -19,9 +21,11 @@ def _again(dropped) -> None:
 
 
 def command(run: Callable[[], int]) -> int:
-    """Runs what a process was started for; its exit status. Interrupted, by SIGTERM too, the process ends here.
+    """Runs what a process was started for; its exit status. Interrupted, by SIGTERM too, the
+    process ends here.
 
-    It then ends without Python shutting down, which crashes where another thread is within JAX's compiler.
+    It then ends without Python shutting down, which crashes where another thread is within JAX's
+    compiler.
     """
     interrupted = []
 
@@ -38,7 +42,8 @@ def command(run: Callable[[], int]) -> int:
     except BaseException:
         if not interrupted:
             raise
-        status = INTERRUPTED  # whatever was made of it: modules in C that are imported make it an ImportError
+        # whatever was made of it: modules in C that are imported make it an ImportError
+        status = INTERRUPTED
     if status == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more would not end it sooner
         with suppress(OSError, ValueError):  # nobody may be there to read

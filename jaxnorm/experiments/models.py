@@ -1,4 +1,6 @@
-"""Classifiers of images: the tutorials' LeNet, with a norm in its dense or its convolutional part, and an MLP."""
+"""Classifiers of images: the tutorials' LeNet, with a norm in its dense or its convolutional part,
+and an MLP.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +12,8 @@ from jaxnorm import linen as jn
 
 IMAGE = (-3, -2, -1)  # height, width, channels
 
-Make = Callable[[bool, float], Callable[[jax.Array], jax.Array]]  # takes (evaluating, batch-norm momentum)
+# takes (evaluating, batch-norm momentum)
+Make = Callable[[bool, float], Callable[[jax.Array], jax.Array]]
 
 # norm -> what stands before each tanh
 DENSE: dict[str, Make] = {
@@ -34,10 +37,11 @@ RUNNING = ("batch", "switchable")  # norms that keep running statistics
 
 
 class LeNet(nn.Module):
-    """conv 6@5x5 - pool - conv 16@5x5 - pool - dense 120 - dense 84 - dense 10, tanh after each but the last.
+    """conv 6@5x5 - pool - conv 16@5x5 - pool - dense 120 - dense 84 - dense 10, tanh after each but
+    the last.
 
-    ``norm`` stands before the tanh of the layers named by ``variant`` ("dense" or "conv"); "deep" is "conv" with three
-    more convolutions 3 x 3 after each of the two.
+    ``norm`` stands before the tanh of the layers named by ``variant`` ("dense" or "conv"); "deep"
+    is "conv" with three more convolutions 3 x 3 after each of the two.
     """
 
     norm: str = "none"
@@ -64,7 +68,9 @@ class LeNet(nn.Module):
 
 
 class MLP(nn.Module):
-    """784-1000-1000-10 with a norm before each relu but not on the logits, as in Ba et al. 2016, section 6.6."""
+    """784-1000-1000-10 with a norm before each relu but not on the logits, as in Ba et al. 2016,
+    section 6.6.
+    """
 
     norm: str = "none"
     variant: str = "mlp"
@@ -80,6 +86,8 @@ class MLP(nn.Module):
 
 
 def pool(x: jax.Array) -> jax.Array:
-    """2 x 2 max pooling by reshape: its gradient is much faster on a CPU than that of a windowed reduction."""
+    """2 x 2 max pooling by reshape: its gradient is much faster on a CPU than that of a windowed
+    reduction.
+    """
     n, height, width, channels = x.shape
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))

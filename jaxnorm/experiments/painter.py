@@ -1,4 +1,6 @@
-"""DRAW: a network that paints an image stroke by stroke (Gregor et al. 2015, arXiv:1502.04623), of layer-normalized LSTMs."""
+"""DRAW: a network that paints an image stroke by stroke (Gregor et al. 2015, arXiv:1502.04623), of
+layer-normalized LSTMs.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,12 @@ READ, WRITE = 5, 5  # points of the attention's grids along each side
 
 
 class Painter(nn.Module):
-    """Reads binary images ``(batch, 784)``; its outputs are the nats of each: the variational bound, from one sample.
+    """Reads binary images ``(batch, 784)``; its outputs are the nats of each: the variational
+    bound, from one sample.
 
-    ``variant`` is "whole", which reads and writes all of the image at every step, or "attention", which looks through
-    grids of 5 x 5 Gaussian filters (eqs. 19-29). ``making`` gives as many images of its own instead, as chances of ink,
-    from the prior's latents.
+    ``variant`` is "whole", which reads and writes all of the image at every step, or "attention",
+    which looks through grids of 5 x 5 Gaussian filters (eqs. 19-29). ``making`` gives as many
+    images of its own instead, as chances of ink, from the prior's latents.
     """
 
     norm: str = "none"
@@ -27,11 +30,26 @@ class Painter(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, *, evaluating: bool, making: bool = False) -> jax.Array:
-        encoder, decoder = (jn.LayerNormLSTMCell(FEATURES, **NORMS[self.norm], name=name) for name in ("encoder", "decoder"))
-        q, drawn = nn.Dense(2 * LATENT, name="q"), nn.Dense(WRITE**2 if self.variant == "attention" else SIDE**2, name="write")
-        looks = [nn.Dense(5, name=name) for name in ("look", "aim")] if self.variant == "attention" else []
+        encoder, decoder = (
+            jn.LayerNormLSTMCell(FEATURES, **NORMS[self.norm], name=name)
+            for name in ("encoder", "decoder")
+        )
+        q, drawn = (
+            nn.Dense(2 * LATENT, name="q"),
+            nn.Dense(WRITE**2 if self.variant == "attention" else SIDE**2, name="write"),
+        )
+        looks = (
+            [nn.Dense(5, name=name) for name in ("look", "aim")]
+            if self.variant == "attention"
+            else []
+        )
         zeros = jnp.zeros((len(images), FEATURES))
-        coder, painter, canvas, nats = (zeros, zeros), (zeros, zeros), jnp.zeros_like(images), jnp.zeros(len(images))
+        coder, painter, canvas, nats = (
+            (zeros, zeros),
+            (zeros, zeros),
+            jnp.zeros_like(images),
+            jnp.zeros(len(images)),
+        )
         for noise in jax.random.normal(self.make_rng("noise"), (self.steps, len(images), LATENT)):
             h = painter[1]
             seen = jnp.concatenate([images, images - jax.nn.sigmoid(canvas)], -1)
@@ -40,7 +58,9 @@ class Painter(nn.Module):
             coder, code = encoder(coder, jnp.concatenate([seen, h], -1))
             mean, log_deviation = jnp.split(q(code), 2, -1)
             nats += (0.5 * (mean**2 + jnp.exp(2 * log_deviation)) - log_deviation - 0.5).sum(-1)
-            painter, h = decoder(painter, noise if making else mean + jnp.exp(log_deviation) * noise)
+            painter, h = decoder(
+                painter, noise if making else mean + jnp.exp(log_deviation) * noise
+            )
             stroke = drawn(h)
             canvas += put(stroke, *filters(looks[1](h), WRITE)) if looks else stroke
         if making:
@@ -49,7 +69,9 @@ class Painter(nn.Module):
 
 
 def filters(look: jax.Array, points: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Filters along y and along x, ``(batch, points, 28)``, and their intensity, of the five numbers that say where to look."""
+    """Filters along y and along x, ``(batch, points, 28)``, and their intensity, of the five
+    numbers that say where to look.
+    """
     x, y, log_variance, log_stride, log_intensity = jnp.split(look, 5, -1)
     stride = (SIDE - 1) / (points - 1) * jnp.exp(log_stride)
     offsets = (jnp.arange(points) - (points - 1) / 2) * stride
@@ -62,11 +84,19 @@ def filters(look: jax.Array, points: int) -> tuple[jax.Array, jax.Array, jax.Arr
     return along(y), along(x), jnp.exp(log_intensity)
 
 
-def glimpse(seen: jax.Array, along_y: jax.Array, along_x: jax.Array, intensity: jax.Array) -> jax.Array:
+def glimpse(
+    seen: jax.Array, along_y: jax.Array, along_x: jax.Array, intensity: jax.Array
+) -> jax.Array:
     images = seen.reshape(len(seen), -1, SIDE, SIDE)
-    return intensity * jnp.einsum("bpy,biyx,bqx->bipq", along_y, images, along_x).reshape(len(seen), -1)
+    return intensity * jnp.einsum("bpy,biyx,bqx->bipq", along_y, images, along_x).reshape(
+        len(seen), -1
+    )
 
 
-def put(stroke: jax.Array, along_y: jax.Array, along_x: jax.Array, intensity: jax.Array) -> jax.Array:
+def put(
+    stroke: jax.Array, along_y: jax.Array, along_x: jax.Array, intensity: jax.Array
+) -> jax.Array:
     patch = stroke.reshape(len(stroke), WRITE, WRITE)
-    return jnp.einsum("bpy,bpq,bqx->byx", along_y, patch, along_x).reshape(len(stroke), -1) / intensity
+    return (
+        jnp.einsum("bpy,bpq,bqx->byx", along_y, patch, along_x).reshape(len(stroke), -1) / intensity
+    )

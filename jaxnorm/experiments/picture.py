@@ -1,4 +1,6 @@
-"""The picture of the axis choices: which elements of a batch of images share one mean and one variance."""
+"""The picture of the axis choices: which elements of a batch of images share one mean and one
+variance.
+"""
 
 from pathlib import Path
 
@@ -31,16 +33,26 @@ def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) 
 
 
 def draw(path: Path) -> None:
-    """Draws a cube for each pattern: examples, channels, and positions (height and width as one axis)."""
+    """Draws a cube for each pattern: examples, channels, and positions (height and width as one
+    axis).
+    """
     figure = pyplot().figure(figsize=(12, 7.4), layout="constrained")
     n, height, width, channels = SHAPE
     for i, (name, (pattern, sizes)) in enumerate(PATTERNS.items()):
         axes = figure.add_subplot(2, 3, i + 1, projection="3d")
-        in_group = shared(pattern, sizes).reshape(n, height * width, channels).transpose(0, 2, 1)[:, :, ::-1]
+        in_group = (
+            shared(pattern, sizes)
+            .reshape(n, height * width, channels)
+            .transpose(0, 2, 1)[:, :, ::-1]
+        )
         colors = np.where(in_group, "#e8823a", "#dfe6ee").astype(object)
         axes.voxels(np.ones_like(in_group), facecolors=colors, edgecolor="#8a96a3", linewidth=0.4)
         given = ", ".join(f"{key}={value}" for key, value in sizes.items())
-        axes.set_title(f'{name}\n"{pattern}"' + (f", {given}" if given else ""), family="monospace", fontsize=11)
+        axes.set_title(
+            f'{name}\n"{pattern}"' + (f", {given}" if given else ""),
+            family="monospace",
+            fontsize=11,
+        )
         axes.set(xticks=[], yticks=[], zticks=[])
         axes.set_box_aspect((4, 4, 6), zoom=0.88)  # leaves room for labels, which no layout counts
         for name, text in (("x", "examples n"), ("y", "channels c"), ("z", "positions h, w")):

@@ -44,7 +44,10 @@ def machine() -> dict[str, str]:
 def _processor() -> str:
     """Its name and generation, where Linux tells them: a cloud gives one name to several."""
     facts = cpu()
-    named = [facts.get("model name", ""), *(f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts)]
+    named = [
+        facts.get("model name", ""),
+        *(f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts),
+    ]
     return ", ".join(filter(None, named)) or platform.machine()
 
 
@@ -59,7 +62,8 @@ def write(folder: Path, results: dict) -> None:
 
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file at once: a reader sees the old one or the new one, and nothing is left of one that fails.
+    """Writes a file at once: a reader sees the old one or the new one, and nothing is left of one
+    that fails.
 
     Raises:
       ResultsError: it cannot be written.
@@ -71,7 +75,9 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
         part.replace(path)
     except OSError as error:
         remedy = "make room, or pass" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "pass"
-        raise ResultsError(f"{path} cannot be written ({error.strerror or error}): {remedy} another --out.") from None
+        raise ResultsError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy} another --out."
+        ) from None
     finally:
         with suppress(OSError):
             part.unlink()
@@ -90,23 +96,37 @@ def read(folder: Path) -> dict:
             raise KeyError("settings, runs")
         return results
     except FileNotFoundError:
-        raise ResultsError(f"there is no {path} to resume: leave out --resume, or pass the --out of the earlier run.") from None
+        raise ResultsError(
+            f"there is no {path} to resume: leave out --resume, or pass the --out of the earlier "
+            "run."
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResultsError(f"{path} is not the result of a comparison ({error}): pass another --out.") from None
+        raise ResultsError(
+            f"{path} is not the result of a comparison ({error}): pass another --out."
+        ) from None
 
 
 def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts) -> dict:
-    """The results so far, none for a new comparison; earlier ones of other settings are kept beside.
+    """The results so far, none for a new comparison; earlier ones of other settings are kept
+    beside.
 
     Raises:
       ResultsError: there is nothing to resume, or it was made with other settings.
     """
     if resume:
         results = read(folder)
-        differing = {key for key, value in settings.items() if results["settings"].get(key) != value}
+        differing = {
+            key for key, value in settings.items() if results["settings"].get(key) != value
+        }
         if differing:
-            changes = ", ".join(f"{key} ({results['settings'].get(key)} there, {settings[key]} now)" for key in sorted(differing))
-            raise ResultsError(f"{folder / RESULTS} was made with other settings: {changes}. Pass those, or another --out.")
+            changes = ", ".join(
+                f"{key} ({results['settings'].get(key)} there, {settings[key]} now)"
+                for key in sorted(differing)
+            )
+            raise ResultsError(
+                f"{folder / RESULTS} was made with other settings: {changes}. Pass those, or "
+                "another --out."
+            )
         return results
     earlier = keep_earlier(folder)
     if earlier is not None:
@@ -115,7 +135,8 @@ def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts)
 
 
 def keep_earlier(folder: Path) -> Path | None:
-    """Moves earlier results out of the way, unless they have no runs or are kept already; returns where they are now.
+    """Moves earlier results out of the way, unless they have no runs or are kept already; returns
+    where they are now.
 
     Raises:
       ResultsError: they cannot be moved.
@@ -131,7 +152,9 @@ def keep_earlier(folder: Path) -> Path | None:
             number += 1
         return path.rename(backup)
     except OSError as error:
-        raise ResultsError(f"the earlier {path} cannot be kept ({error.strerror or error}): pass another --out.") from None
+        raise ResultsError(
+            f"the earlier {path} cannot be kept ({error.strerror or error}): pass another --out."
+        ) from None
 
 
 def _without_runs(folder: Path) -> bool:
@@ -142,7 +165,9 @@ def _without_runs(folder: Path) -> bool:
 
 
 def table(results: dict) -> Table:
-    """One row per variant, batch size and norm: mean ± standard deviation over the seeds, after the last epoch."""
+    """One row per variant, batch size and norm: mean ± standard deviation over the seeds, after the
+    last epoch.
+    """
     settings = results["settings"]
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     result = Table(
@@ -153,12 +178,23 @@ def table(results: dict) -> Table:
     )
     columns = _columns(results)
     for name in (*shown_keys(settings, ("variant", "batch", "norm")), *columns, "steps/s"):
-        named = name in ("variant", "norm")  # where 80 columns don't do, names are folded, numbers whole
-        result.add_column(name.replace(" ", "\n"), justify="left" if named else "right", no_wrap=not named, overflow="fold")
+        # where 80 columns don't do, names are folded, numbers whole
+        named = name in ("variant", "norm")
+        result.add_column(
+            name.replace(" ", "\n"),
+            justify="left" if named else "right",
+            no_wrap=not named,
+            overflow="fold",
+        )
     for key, runs in groups(results["runs"]).items():
         speed = f"{np.median([run['steps_per_second'] for run in runs]):.0f}"
         cells = [_cell(runs, *column) for column in columns.values()]
-        result.add_row(*shown_keys(settings, map(str, key)), *cells, speed, end_section=key[-1] == settings["norms"][-1])
+        result.add_row(
+            *shown_keys(settings, map(str, key)),
+            *cells,
+            speed,
+            end_section=key[-1] == settings["norms"][-1],
+        )
     return result
 
 
@@ -185,9 +221,16 @@ def _columns(results: dict) -> dict[str, tuple]:
 
 def _caption(results: dict) -> str:
     """What the columns are."""
-    words = [f"losses: {results['loss']}"] if results.get("loss", "cross entropy") != "cross entropy" else []
+    words = (
+        [f"losses: {results['loss']}"]
+        if results.get("loss", "cross entropy") != "cross entropy"
+        else []
+    )
     if "batch stats" in _columns(results):
-        words.append("accuracy with running statistics, and with those of test batches as large as in training")
+        words.append(
+            "accuracy with running statistics, and with those of test batches as large as in "
+            "training"
+        )
     if results.get("jobs", 1) > 1:
         words.append(f"steps/s of up to {results['jobs']} runs at a time")
     return "; ".join(words)
@@ -195,7 +238,11 @@ def _caption(results: dict) -> str:
 
 def summarize(epoch: dict[str, float]) -> str:
     """One run in a line."""
-    accuracy = f"test accuracy {epoch['test_accuracy']:.2%}" if "test_accuracy" in epoch else f"test loss {epoch['test_loss']:.4f}"
+    accuracy = (
+        f"test accuracy {epoch['test_accuracy']:.2%}"
+        if "test_accuracy" in epoch
+        else f"test loss {epoch['test_loss']:.4f}"
+    )
     return f"{accuracy}, training loss {epoch['train_loss']:.4f}"
 
 
@@ -208,7 +255,9 @@ def shown_keys(settings: dict, key: Iterable[str]) -> list[str]:
 def described(settings: dict) -> str:
     """The task, and what all runs share of it."""
     single = [
-        f"{word}{values[0]}" for word, values in (("", settings["variants"]), ("batch ", settings["batch_sizes"])) if len(values) == 1
+        f"{word}{values[0]}"
+        for word, values in (("", settings["variants"]), ("batch ", settings["batch_sizes"]))
+        if len(values) == 1
     ]
     return ", ".join([settings["data"], *single])
 
@@ -216,12 +265,21 @@ def described(settings: dict) -> str:
 def markdown(results: dict) -> str:
     """The same rows for a page, without the speeds and without what all rows share."""
     settings, columns = results["settings"], _columns(results)
-    titles = [*shown_keys(settings, ("variant", "batch size", "norm")), *(IN_FULL.get(title, title) for title in columns)]
+    titles = [
+        *shown_keys(settings, ("variant", "batch size", "norm")),
+        *(IN_FULL.get(title, title) for title in columns),
+    ]
     rows = [
-        [*shown_keys(settings, map(str, key)), *(_cell(runs, *column) for column in columns.values())]
+        [
+            *shown_keys(settings, map(str, key)),
+            *(_cell(runs, *column) for column in columns.values()),
+        ]
         for key, runs in groups(results["runs"]).items()
     ]
-    return "\n".join("| " + " | ".join(row) + " |" if row else "|" + "---|" * len(titles) for row in (titles, [], *rows))
+    return "\n".join(
+        "| " + " | ".join(row) + " |" if row else "|" + "---|" * len(titles)
+        for row in (titles, [], *rows)
+    )
 
 
 def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
@@ -247,7 +305,9 @@ def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
 
 
 def _plain(value):
-    """Six digits of every number; JSON has no NaN, so that null stands for a loss that is not finite."""
+    """Six digits of every number; JSON has no NaN, so that null stands for a loss that is not
+    finite.
+    """
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

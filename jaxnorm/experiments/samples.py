@@ -31,21 +31,28 @@ class Kind:
 
     count: int  # in a row
     height: float  # of one, next to its width
-    make: Callable[[nn.Module, Any, jax.Array, int], jax.Array]  # of a network, its variables, a key and the count
+    # of a network, its variables, a key and the count
+    make: Callable[[nn.Module, Any, jax.Array, int], jax.Array]
     write: Callable[[np.ndarray, Dataset], list]
     show: Callable[[Any, Any], object]  # one, on axes
 
     def of(self, model: nn.Module, variables, data: Dataset, seed: int) -> list:
         """Written samples of a trained network."""
-        return self.write(np.asarray(self.make(model, variables, jax.random.key(seed), self.count)), data)
+        return self.write(
+            np.asarray(self.make(model, variables, jax.random.key(seed), self.count)), data
+        )
 
 
 def _predict(model: nn.Module, variables, inputs: jax.Array, key: jax.Array) -> Any:
     return model.apply(variables, inputs, evaluating=True, making=True, rngs={"noise": key})
 
 
-def _in_turn(model: nn.Module, variables, key: jax.Array, draw: Callable, empty: jax.Array, given: int) -> jax.Array:
-    """Fills ``(count, steps, ...)`` after the given steps, each drawn from what the network predicts from those before it."""
+def _in_turn(
+    model: nn.Module, variables, key: jax.Array, draw: Callable, empty: jax.Array, given: int
+) -> jax.Array:
+    """Fills ``(count, steps, ...)`` after the given steps, each drawn from what the network
+    predicts from those before it.
+    """
 
     def one_more(at: jax.Array, made: jax.Array) -> jax.Array:
         now = jax.random.fold_in(key, at)
@@ -67,7 +74,14 @@ def _drawings(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Ar
 @partial(jax.jit, static_argnums=(0, 3))
 def _texts(model: nn.Module, variables, key: jax.Array, count: int) -> jax.Array:
     """From the first symbol, the end of a line, on."""
-    return _in_turn(model, variables, key, jax.random.categorical, jnp.zeros((count, TEXT_LENGTH + 1), jnp.int32), 1)
+    return _in_turn(
+        model,
+        variables,
+        key,
+        jax.random.categorical,
+        jnp.zeros((count, TEXT_LENGTH + 1), jnp.int32),
+        1,
+    )
 
 
 def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:
@@ -77,11 +91,17 @@ def _digits_of(images: np.ndarray, data: Dataset) -> list[str]:
 
 def _points_of(drawings: np.ndarray, data: Dataset) -> list[list]:
     """The points of each that are there, in hundredths."""
-    return [np.round(points[np.isfinite(points).all(1)].astype(float), 2).tolist() for points in drawings]
+    return [
+        np.round(points[np.isfinite(points).all(1)].astype(float), 2).tolist()
+        for points in drawings
+    ]
 
 
 def _characters_of(texts: np.ndarray, data: Dataset) -> list[str]:
-    return ["".join(map(chr, np.take(data.tables["alphabet"], symbols, mode="clip"))) for symbols in texts]
+    return [
+        "".join(map(chr, np.take(data.tables["alphabet"], symbols, mode="clip")))
+        for symbols in texts
+    ]
 
 
 def _show_image(axes, digits: str) -> None:
@@ -123,9 +143,15 @@ def plot(folder: Path, results: dict, data: Dataset) -> None:
     examples = data.test_inputs[:: max(1, len(data.test_inputs) // kind.count)][: kind.count]
     rows = {"data": kind.write(examples, data)}
     for run in runs:
-        rows[", ".join(shown_keys(settings, (run["variant"], f"batch {run['batch_size']}", run["norm"])))] = run["samples"]
+        rows[
+            ", ".join(
+                shown_keys(settings, (run["variant"], f"batch {run['batch_size']}", run["norm"]))
+            )
+        ] = run["samples"]
     size = 10.5, len(rows) * kind.height * 10 / kind.count + 0.5
-    figure, axes = plt.subplots(len(rows), kind.count, figsize=size, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        len(rows), kind.count, figsize=size, squeeze=False, layout="constrained"
+    )
     for (name, samples), row in zip(rows.items(), axes, strict=True):
         row[0].set_ylabel(name)
         for ax, sample in zip(row, samples, strict=False):  # there may be fewer

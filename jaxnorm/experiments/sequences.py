@@ -16,7 +16,8 @@ from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
-# Arguments of layers and cells; scale is the initial gain, 1 where nothing is said, for recurrent batch norm 0.1.
+# Arguments of layers and cells; scale is the initial gain, 1 where nothing is said, for recurrent
+# batch norm 0.1.
 NORMS: dict[str, dict[str, Any]] = {
     "none": {"norm": None},
     "layer": {"norm": "layer"},
@@ -43,7 +44,9 @@ READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "permuted": lambda images: permuted(pixels(images)),
     "embedded": pixels,
 }
-START = 0.1  # deviation of the first h for batch norm, as its authors do: equal ones have variance 0, by which gradients are divided
+# deviation of the first h for batch norm, as its authors do: equal ones have variance 0, by which
+# gradients are divided
+START = 0.1
 EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
 
 
@@ -59,22 +62,31 @@ class Reader(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array | None, *, evaluating: bool) -> jax.Array:
         if self.norm == "batch":
             return self._batch_normalized(x, mask, evaluating)
-        carry, _ = LAYERS[self.cell](self.features, **NORMS[self.norm], return_carry=True)(x, mask=mask)
+        carry, _ = LAYERS[self.cell](self.features, **NORMS[self.norm], return_carry=True)(
+            x, mask=mask
+        )
         return carry[1] if self.cell == "lstm" else carry
 
     def _batch_normalized(self, x: jax.Array, mask, evaluating: bool) -> jax.Array:
         """Recurrent batch norm: running statistics of each step are this module's state."""
         network, make = getattr(recurrent, self.cell), getattr(recurrent, f"init_{self.cell}")
         params = self.param("cell", lambda key: make(key, x.shape[-1], self.features, norm="batch"))
-        widths = normalized_widths(make_cell(self.cell, "batch", "ba2016", 0), params["recurrent_kernel"].shape[1])
-        running = {name: self.variable("batch_stats", name, unseen, x.shape[1], width) for name, width in widths.items()}
+        widths = normalized_widths(
+            make_cell(self.cell, "batch", "ba2016", 0), params["recurrent_kernel"].shape[1]
+        )
+        running = {
+            name: self.variable("batch_stats", name, unseen, x.shape[1], width)
+            for name, width in widths.items()
+        }
         h = START * jax.random.normal(self.make_rng("noise"), (len(x), self.features))
         start = (h, jnp.zeros_like(h)) if self.cell == "lstm" else h
         if evaluating:
             known = {name: value.value for name, value in running.items()}
             state, _ = network(x, params, initial=start, norm="batch", where=mask, running=known)
         else:
-            state, _, found = network(x, params, initial=start, norm="batch", where=mask, return_moments=True)
+            state, _, found = network(
+                x, params, initial=start, norm="batch", where=mask, return_moments=True
+            )
             for name, value in running.items():  # steps beyond those of training are not kept
                 known = jax.tree.map(lambda leaf: leaf[: len(value.value.count)], found[name])  # noqa: B023
                 value.value = ema(value.value, known, momentum=self.momentum)
@@ -83,11 +95,14 @@ class Reader(nn.Module):
 
 def unseen(steps: int, features: int) -> Moments:
     """Running statistics of steps that no batch has had yet."""
-    return Moments(jnp.zeros((steps, features)), jnp.zeros((steps, features)), jnp.ones((steps, features)))
+    return Moments(
+        jnp.zeros((steps, features)), jnp.zeros((steps, features)), jnp.ones((steps, features))
+    )
 
 
 class ImageReader(nn.Module):
-    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as ``lstm-rows``.
+    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as
+    ``lstm-rows``.
 
     ``embedded`` pixels go through a dense layer and tanh first.
     """
@@ -115,15 +130,17 @@ class UtteranceReader(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, evaluating: bool) -> jax.Array:
-        h = Reader(self.variant, self.norm, 64, self.momentum)(x, ~jnp.isnan(x[..., 0]), evaluating=evaluating)
+        h = Reader(self.variant, self.norm, 64, self.momentum)(
+            x, ~jnp.isnan(x[..., 0]), evaluating=evaluating
+        )
         return nn.Dense(9)(h)
 
 
 class TextReader(nn.Module):
     """Embedding(100), a recurrent layer of 128, one logit; tokens 0 are padding, which is not read.
 
-    ``variant`` is a cell, or a cell and ``-glove``: the embedding is then the table of 50 numbers a word that comes with
-    the data, and is not trained.
+    ``variant`` is a cell, or a cell and ``-glove``: the embedding is then the table of 50 numbers a
+    word that comes with the data, and is not trained.
     """
 
     norm: str = "none"
@@ -140,4 +157,5 @@ class TextReader(nn.Module):
             x = nn.Embed(self.words, 100)(tokens)
         h = Reader(cell, self.norm, 128, self.momentum)(x, tokens > 0, evaluating=evaluating)
         logit = nn.Dense(1)(h)
-        return jnp.concatenate([jnp.zeros_like(logit), logit], -1)  # the softmax of these is the sigmoid of the logit
+        # the softmax of these is the sigmoid of the logit
+        return jnp.concatenate([jnp.zeros_like(logit), logit], -1)

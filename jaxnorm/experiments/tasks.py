@@ -1,4 +1,6 @@
-"""What can be compared: for each task its data, its networks, its norms, its loss, and settings that suit it."""
+"""What can be compared: for each task its data, its networks, its norms, its loss, and settings
+that suit it.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -32,12 +34,27 @@ CELLS = {cell: tuple(sequences.NORMS) for cell in sequences.LAYERS}
 WRITERS = {cell: tuple(norm for norm in norms if norm != "batch") for cell, norms in CELLS.items()}
 WAYS = {f"{cell}-{way}": norms for way in sequences.READ for cell, norms in CELLS.items()}
 READERS = tuple(variant for variant in WAYS if variant.endswith(("rows", "embedded")))
-LENET = SEED | {"variants": ("dense",), "norms": ("none", "batch", "layer"), "batch_sizes": (128, 8), "seeds": 3, "momentum": 0.99}
-WRITING = SEED | {"variants": ("lstm",), "norms": ("none", "layer"), "batch_sizes": (64,), "epochs": 3}
+LENET = SEED | {
+    "variants": ("dense",),
+    "norms": ("none", "batch", "layer"),
+    "batch_sizes": (128, 8),
+    "seeds": 3,
+    "momentum": 0.99,
+}
+WRITING = SEED | {
+    "variants": ("lstm",),
+    "norms": ("none", "layer"),
+    "batch_sizes": (64,),
+    "epochs": 3,
+}
 
 TASKS = {
     "digits": Task(
-        "LeNet on scikit-learn's digits; norms in the dense or the conv part", data.digits, LeNet, PLACES, LENET | {"epochs": 20}
+        "LeNet on scikit-learn's digits; norms in the dense or the conv part",
+        data.digits,
+        LeNet,
+        PLACES,
+        LENET | {"epochs": 20},
     ),
     "mnist": Task("the same on MNIST", data.mnist, LeNet, PLACES, LENET | {"epochs": 5}),
     "pimnist": Task(
@@ -45,14 +62,27 @@ TASKS = {
         data.mnist,
         MLP,
         {"mlp": ("none", "batch", "layer", "rms", "group")},
-        LENET | {"variants": ("mlp",), "batch_sizes": (128, 4), "seeds": 1, "epochs": 3, "train_examples": 55_000},
+        LENET
+        | {
+            "variants": ("mlp",),
+            "batch_sizes": (128, 4),
+            "seeds": 1,
+            "epochs": 3,
+            "train_examples": 55_000,
+        },
     ),
     "sequential": Task(
         "LSTM, GRU and RNN that read scikit-learn's digits by rows or pixels",
         data.small_digits,
         sequences.ImageReader,
         WAYS,
-        SEED | {"variants": READERS, "norms": ("none", "layer", "batch"), "epochs": 6, "learning_rate": 1e-2},
+        SEED
+        | {
+            "variants": READERS,
+            "norms": ("none", "layer", "batch"),
+            "epochs": 6,
+            "learning_rate": 1e-2,
+        },
         jobs=2,
     ),
     "sequential-mnist": Task(
@@ -67,7 +97,14 @@ TASKS = {
         data_sequences.vowels,
         sequences.UtteranceReader,
         CELLS,
-        SEED | {"variants": ("lstm", "gru", "rnn"), "norms": ("none", "layer", "batch"), "batch_sizes": (32,), "seeds": 3, "epochs": 40},
+        SEED
+        | {
+            "variants": ("lstm", "gru", "rnn"),
+            "norms": ("none", "layer", "batch"),
+            "batch_sizes": (32,),
+            "seeds": 3,
+            "epochs": 40,
+        },
     ),
     "imdb": Task(
         "Embedding, LSTM(128), sigmoid on film reviews of at most 200 words",

@@ -58,12 +58,14 @@ def train(
     """Trains and evaluates; the same run on the same machine gives the same numbers.
 
     Returns:
-      A dict for JSON: ``curve`` (step, loss), ``epochs`` (a list of train_loss, test_loss, for classifiers test_accuracy
-      and, for norms with running statistics, the same with batch statistics), ``steps_per_second``, and what ``finish``
-      says of the trained network.
+      A dict for JSON: ``curve`` (step, loss), ``epochs`` (a list of train_loss, test_loss, for
+      classifiers test_accuracy and, for norms with running statistics, the same with batch
+      statistics), ``steps_per_second``, and what ``finish`` says of the trained network.
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
-    step, start = _compiled(model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
+    step, start = _compiled(
+        model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype
+    )
     state = _given(start(jax.random.key(run.seed)), data)
     steps_per_epoch = len(inputs) // run.batch_size
     total = steps_per_epoch * run.epochs
@@ -82,7 +84,9 @@ def train(
             curve["step"].append(int(done + part[-1] + 1))
             curve["loss"].append(float(found[part].mean()))
         done += len(found)
-        epochs.append({"train_loss": float(found.mean()), **evaluate(run, model, state[:2], data, losses)})
+        epochs.append(
+            {"train_loss": float(found.mean()), **evaluate(run, model, state[:2], data, losses)}
+        )
     last = finish(model, {"params": state[0], "batch_stats": state[1]})
     return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds, **last}
 
@@ -95,14 +99,32 @@ def _given(state, data: Dataset):
     """
     params, stats, *rest = state
     for name in TABLES & set(stats) - set(data.tables):
-        raise DataError(f"{name} must be given with the data {data.name}: put its file into the same folder.")
-    return params, stats | {name: jnp.array(table) for name, table in data.tables.items() if name in stats}, *rest
+        raise DataError(
+            f"{name} must be given with the data {data.name}: put its file into the same folder."
+        )
+    return (
+        params,
+        stats | {name: jnp.array(table) for name, table in data.tables.items() if name in stats},
+        *rest,
+    )
 
 
-def watched(run: Run, model: nn.Module, data: Dataset, every: int) -> Iterator[tuple[int, dict, dict]]:
-    """Trains a classifier; yields step, parameters and statistics at the start and after every so many steps."""
+def watched(
+    run: Run, model: nn.Module, data: Dataset, every: int
+) -> Iterator[tuple[int, dict, dict]]:
+    """Trains a classifier; yields step, parameters and statistics at the start and after every so
+    many steps.
+    """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
-    step, start = _compiled(model, cross_entropy, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype)
+    step, start = _compiled(
+        model,
+        cross_entropy,
+        run.optimizer,
+        run.learning_rate,
+        run.batch_size,
+        inputs.shape,
+        inputs.dtype,
+    )
     state, done = _given(start(jax.random.key(run.seed)), data), 0
     for order in _orders(run, len(inputs), len(inputs) // run.batch_size):
         for indices in order:
@@ -121,27 +143,50 @@ def _orders(run: Run, examples: int, steps: int) -> Iterator[list[np.ndarray]]:
 
 
 @lru_cache
-def _compiled(model: nn.Module, losses: Losses, optimizer_name: str, learning_rate: float, batch_size: int, shape, dtype):
-    """The step, compiled ahead so that no compilation is timed, and the function that makes its first state."""
+def _compiled(
+    model: nn.Module,
+    losses: Losses,
+    optimizer_name: str,
+    learning_rate: float,
+    batch_size: int,
+    shape,
+    dtype,
+):
+    """The step, compiled ahead so that no compilation is timed, and the function that makes its
+    first state.
+    """
     optimizer = OPTIMIZERS[optimizer_name](learning_rate)
 
     def loss_fn(params, stats, x, y, noise):
         variables = {"params": params, "batch_stats": stats}
-        outputs, new = model.apply(variables, x, evaluating=False, mutable=["batch_stats"], rngs={"noise": noise})
+        outputs, new = model.apply(
+            variables, x, evaluating=False, mutable=["batch_stats"], rngs={"noise": noise}
+        )
         return losses(outputs, y).mean(), new.get("batch_stats", {})
 
     def step(state, inputs, labels, indices):
         params, stats, optimizer_state, key = state
         key, noise = jax.random.split(key)
         batch = inputs[indices], labels[indices]
-        (loss, stats), gradient = jax.value_and_grad(loss_fn, has_aux=True)(params, stats, *batch, noise)
+        (loss, stats), gradient = jax.value_and_grad(loss_fn, has_aux=True)(
+            params, stats, *batch, noise
+        )
         updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
         return (optax.apply_updates(params, updates), stats, optimizer_state, key), loss
 
     def start(key):
-        """Made leaf by leaf, nothing computed from inputs: programs of one leaf are compiled once for all networks."""
-        variables = model.lazy_init(key, jax.ShapeDtypeStruct((2, *shape[1:]), dtype), evaluating=True)
-        return variables["params"], variables.get("batch_stats", {}), optimizer.init(variables["params"]), key
+        """Made leaf by leaf, nothing computed from inputs: programs of one leaf are compiled once
+        for all networks.
+        """
+        variables = model.lazy_init(
+            key, jax.ShapeDtypeStruct((2, *shape[1:]), dtype), evaluating=True
+        )
+        return (
+            variables["params"],
+            variables.get("batch_stats", {}),
+            optimizer.init(variables["params"]),
+            key,
+        )
 
     inputs, labels = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[:1], jnp.int32)
     state = jax.eval_shape(start, jax.random.key(0))
@@ -149,34 +194,55 @@ def _compiled(model: nn.Module, losses: Losses, optimizer_name: str, learning_ra
     return jax.jit(step, donate_argnums=0).lower(state, inputs, labels, indices).compile(), start
 
 
-def evaluate(run: Run, model: nn.Module, state, data: Dataset, losses: Losses = cross_entropy) -> dict[str, float]:
-    """Loss and, of classifiers, accuracy on the test set, with running and, where a norm has them, with batch statistics.
+def evaluate(
+    run: Run, model: nn.Module, state, data: Dataset, losses: Losses = cross_entropy
+) -> dict[str, float]:
+    """Loss and, of classifiers, accuracy on the test set, with running and, where a norm has them,
+    with batch statistics.
 
     Batch statistics are those of test batches as large as the training batches.
     """
     params, stats = state
     variables = {"params": params, "batch_stats": stats}
-    result = _summary("test", _predict(model, variables, data.test_inputs, True, PREDICTED), data.test_labels, losses)
+    result = _summary(
+        "test",
+        _predict(model, variables, data.test_inputs, True, PREDICTED),
+        data.test_labels,
+        losses,
+    )
     if run.norm in RUNNING:
-        result |= _summary("batch_test", _predict(model, variables, data.test_inputs, False, run.batch_size), data.test_labels, losses)
+        result |= _summary(
+            "batch_test",
+            _predict(model, variables, data.test_inputs, False, run.batch_size),
+            data.test_labels,
+            losses,
+        )
     return result
 
 
-def _predict(model: nn.Module, variables, inputs: np.ndarray, evaluating: bool, batch_size: int) -> np.ndarray:
+def _predict(
+    model: nn.Module, variables, inputs: np.ndarray, evaluating: bool, batch_size: int
+) -> np.ndarray:
     """Outputs, a batch at a time; the last batch is filled up from the start."""
     size = min(batch_size, len(inputs)) if evaluating else batch_size
     wrapped = np.arange(-(-len(inputs) // size) * size) % len(inputs)
     batches = inputs[wrapped].reshape(-1, size, *inputs.shape[1:])
-    return np.concatenate([_outputs(model, variables, batch, evaluating) for batch in batches])[: len(inputs)]
+    return np.concatenate([_outputs(model, variables, batch, evaluating) for batch in batches])[
+        : len(inputs)
+    ]
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _outputs(model: nn.Module, variables, inputs, evaluating: bool) -> jax.Array:
     rngs = {"noise": jax.random.key(0)}
-    return model.apply(variables, inputs, evaluating=evaluating, mutable=["batch_stats"], rngs=rngs)[0]
+    return model.apply(
+        variables, inputs, evaluating=evaluating, mutable=["batch_stats"], rngs=rngs
+    )[0]
 
 
-def _summary(name: str, outputs: np.ndarray, labels: np.ndarray, losses: Losses) -> dict[str, float]:
+def _summary(
+    name: str, outputs: np.ndarray, labels: np.ndarray, losses: Losses
+) -> dict[str, float]:
     result = {f"{name}_loss": float(losses(outputs, labels).mean())}
     if outputs.ndim > 1:
         result[f"{name}_accuracy"] = float((outputs.argmax(-1) == labels).mean())

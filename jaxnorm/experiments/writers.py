@@ -1,4 +1,6 @@
-"""Recurrent networks that predict what comes next: the next character of a text, the next point of a pen drawing."""
+"""Recurrent networks that predict what comes next: the next character of a text, the next point of
+a pen drawing.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ def layer(cell: str, norm: str) -> nn.Module:
 
 
 class TextWriter(nn.Module):
-    """Reads ``(batch, characters)``; its outputs are the bits per character, of each text, of all but the first.
+    """Reads ``(batch, characters)``; its outputs are the bits per character, of each text, of all
+    but the first.
 
     ``making`` gives its predictions of them instead: logits of each character but the first.
     """
@@ -35,11 +38,13 @@ class TextWriter(nn.Module):
 
 
 class PenWriter(nn.Module):
-    """Reads drawings ``(batch, points, 3)``, NaN where they have ended; its outputs are the nats of each drawing.
+    """Reads drawings ``(batch, points, 3)``, NaN where they have ended; its outputs are the nats of
+    each drawing.
 
-    The next point is a mixture of 20 Gaussians in two dimensions, and a chance that the pen is lifted (Graves 2013,
-    arXiv:1308.0850, eqs. 18-25). Densities are those of offsets in deviations of the training set. ``making`` gives what
-    it predicts of each point instead, for :func:`mixture`.
+    The next point is a mixture of 20 Gaussians in two dimensions, and a chance that the pen is
+    lifted (Graves 2013, arXiv:1308.0850, eqs. 18-25). Densities are those of offsets in deviations
+    of the training set. ``making`` gives what it predicts of each point instead, for
+    :func:`mixture`.
     """
 
     norm: str = "none"
@@ -51,7 +56,8 @@ class PenWriter(nn.Module):
         there = ~jnp.isnan(points[..., 0])
         points = jnp.where(there[..., None], points, 0)
         known = jnp.pad(points[:, :-1], [(0, 0), (1, 0), (0, 0)])
-        first = jnp.zeros_like(known[..., :1]).at[:, 0].set(1)  # marks the start, which would be a zero input otherwise
+        # marks the start, which would be a zero input otherwise
+        first = jnp.zeros_like(known[..., :1]).at[:, 0].set(1)
         h = layer(self.variant, self.norm)(jnp.concatenate([known, first], -1), mask=there)
         outputs = nn.Dense(6 * MIXTURES + 1)(h)
         if making:
@@ -60,7 +66,9 @@ class PenWriter(nn.Module):
 
 
 def mixture(outputs: jax.Array) -> tuple[jax.Array, ...]:
-    """Of outputs ``(..., 6 * 20 + 1)``: logits, means x and y, log deviations, correlations; the logit of a lifted pen."""
+    """Of outputs ``(..., 6 * 20 + 1)``: logits, means x and y, log deviations, correlations; the
+    logit of a lifted pen.
+    """
     *rest, skew = jnp.split(outputs[..., :-1], 6, -1)
     return *rest, 0.99 * jnp.tanh(skew), outputs[..., -1]
 
@@ -70,7 +78,9 @@ def some_points(key: jax.Array, outputs: jax.Array) -> jax.Array:
     which, normal, pen = jax.random.split(key, 3)
     weight, *parts, lifted = mixture(outputs)
     component = jax.random.categorical(which, weight)[..., None]
-    x, y, log_x, log_y, correlation = (jnp.take_along_axis(part, component, -1)[..., 0] for part in parts)
+    x, y, log_x, log_y, correlation = (
+        jnp.take_along_axis(part, component, -1)[..., 0] for part in parts
+    )
     u, v = jax.random.normal(normal, (2, *x.shape))
     v = correlation * u + jnp.sqrt(1 - correlation**2) * v
     lifts = jax.random.bernoulli(pen, jax.nn.sigmoid(lifted)).astype(x.dtype)
@@ -78,7 +88,9 @@ def some_points(key: jax.Array, outputs: jax.Array) -> jax.Array:
 
 
 def point_nats(outputs: jax.Array, points: jax.Array) -> jax.Array:
-    """The negative log density of points ``(..., 3)`` under a network's outputs ``(..., 6 * 20 + 1)``."""
+    """The negative log density of points ``(..., 3)`` under a network's outputs ``(..., 6 * 20 +
+    1)``.
+    """
     weight, x, y, log_x, log_y, correlation, lifted = mixture(outputs)
     u, v = (points[..., :1] - x) * jnp.exp(-log_x), (points[..., 1:2] - y) * jnp.exp(-log_y)
     rest = 1 - correlation**2

@@ -17,7 +17,8 @@ class Moments:
     """Count, mean and variance of groups of elements, in float64: a value that can be merged.
 
     Attributes:
-      count: how many elements (or how much weight) each group holds, exact to 2^53; 0 for an empty one.
+      count: how many elements (or how much weight) each group holds, exact to 2^53; 0 for an empty
+        one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
       low_mean: what ``mean`` lacks by rounding, 0 unless given. So merges keep the variance of
@@ -57,7 +58,9 @@ class Moments:
 
 
 class Summary(NamedTuple):
-    """The Moments of groups of elements, and the smallest and largest element of each (inf and -inf of an empty one)."""
+    """The Moments of groups of elements, and the smallest and largest element of each (inf and -inf
+    of an empty one).
+    """
 
     moments: Moments
     min: np.ndarray
@@ -68,15 +71,18 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     """Count, mean and variance of ``x`` over ``axes``, in float64.
 
     Args:
-      x: array of floating, complex or integer dtype, of any shape; memory-mapped ones are read tile by tile.
+      x: array of floating, complex or integer dtype, of any shape; memory-mapped ones are read tile
+        by tile.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
-      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts for nothing, even NaN.
+      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts
+        for nothing, even NaN.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of float64 (the mean of complex ``x``
-      is complex128). The variance is biased, and computed from deviations from the mean, corrected for its rounding.
+      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of float64
+      (the mean of complex ``x`` is complex128). The variance is biased, and computed from
+      deviations from the mean, corrected for its rounding.
 
     Raises:
       TypeError: boolean ``x``, or what holds no numbers; a mask that is neither boolean nor float.
@@ -92,7 +98,10 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     reduction = resolve(axes, x.shape, sizes)
     if not np.iscomplexobj(x):
         return summarize(x, reduction, where, centered=centered, extremes=False).moments
-    real, imag = (summarize(part, reduction, where, centered=centered, extremes=False).moments for part in (x.real, x.imag))
+    real, imag = (
+        summarize(part, reduction, where, centered=centered, extremes=False).moments
+        for part in (x.real, x.imag)
+    )
     mean, low = real.mean + 1j * imag.mean, real.low_mean + 1j * imag.low_mean
     return Moments(real.count, mean, real.var + imag.var, low)
 
@@ -111,27 +120,51 @@ def merge(first: Moments, *others: Moments) -> Moments:
     parts = (first, *others)
     for wrong in (type(part) for part in parts if not isinstance(part, Moments)):
         kind = f"those of {wrong.__module__}" if wrong.__name__ == "Moments" else wrong.__name__
-        raise TypeError(f"merge takes Moments of jaxnorm.host: got {kind}. Make them with jaxnorm.host.moments.")
+        raise TypeError(
+            f"merge takes Moments of jaxnorm.host: got {kind}. Make them with jaxnorm.host.moments."
+        )
     means = [numbers(part.mean, "mean") for part in parts]
     try:
         shape = np.broadcast_shapes(*(mean.shape for mean in means))
     except ValueError:
         shapes = ", ".join(str(mean.shape) for mean in means)
         raise ValueError(f"merged Moments must have shapes that broadcast: got {shapes}.") from None
-    columns = ([part.count for part in parts], means, *([getattr(part, name) for part in parts] for name in ("var", "low_mean")))
-    count, mean, var, low = (np.stack([np.broadcast_to(leaf, shape) for leaf in leaves]) for leaves in columns)
-    whole = _merge(unsplit(mean.shape, (0,)), count.astype(np.float64), mean, var.astype(np.float64), low)
+    columns = (
+        [part.count for part in parts],
+        means,
+        *([getattr(part, name) for part in parts] for name in ("var", "low_mean")),
+    )
+    count, mean, var, low = (
+        np.stack([np.broadcast_to(leaf, shape) for leaf in leaves]) for leaves in columns
+    )
+    whole = _merge(
+        unsplit(mean.shape, (0,)), count.astype(np.float64), mean, var.astype(np.float64), low
+    )
     return Moments(*(leaf.reshape(shape) for leaf in vars(whole).values()))
 
 
-def summarize(x: np.ndarray, reduction: Reduction, where=None, *, centered=True, extremes=True, threads: int = 1) -> Summary:
-    """The Moments and extremes of real arguments that have been checked. ``threads`` changes no bit."""
-    *moments, low, high = reduce_tiles(x, reduction, where, centered=centered, extremes=extremes, threads=threads)
+def summarize(
+    x: np.ndarray,
+    reduction: Reduction,
+    where=None,
+    *,
+    centered=True,
+    extremes=True,
+    threads: int = 1,
+) -> Summary:
+    """The Moments and extremes of real arguments that have been checked. ``threads`` changes no
+    bit.
+    """
+    *moments, low, high = reduce_tiles(
+        x, reduction, where, centered=centered, extremes=extremes, threads=threads
+    )
     return Summary(Moments(*moments), low, high)
 
 
 @QUIET
-def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray, low: np.ndarray) -> Moments:
+def _merge(
+    reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray, low: np.ndarray
+) -> Moments:
     """Relative to the mean of the part that holds most, so that one part alone keeps its bits."""
     kept = tuple(axis for axis in range(len(reduction.split_shape)) if axis not in reduction.axes)
     groups = math.prod(reduction.split_shape[axis] for axis in kept)
@@ -147,7 +180,9 @@ def _merge(reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.nd
     whole, live = count.sum(1, keepdims=True), count > 0
     share = count / np.where(whole > 0, whole, 1)
     most = count.argmax(1)[:, None]
-    pivot, low_pivot = (np.where(whole > 0, np.take_along_axis(word, most, 1), 0) for word in (mean, low))
+    pivot, low_pivot = (
+        np.where(whole > 0, np.take_along_axis(word, most, 1), 0) for word in (mean, low)
+    )
     d = np.where(live, (mean - pivot) + (low - low_pivot), 0)
     offset = (share * d).sum(1, keepdims=True)
     d = np.where(live, d - offset, 0)

@@ -1,4 +1,6 @@
-"""Sums over data in NumPy, read in tiles that stay in the processor's cache, so that the corrected two-pass reads main memory once."""
+"""Sums over data in NumPy, read in tiles that stay in the processor's cache, so that the corrected
+two-pass reads main memory once.
+"""
 
 import itertools
 import math
@@ -11,15 +13,28 @@ import numpy as np
 from jaxnorm.axes import Reduction
 from jaxnorm.host.words import beyond_float64, from_pivots, two_sum
 
-TILE = 1 << 18  # elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile shows
+# elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile
+# shows
+TILE = 1 << 18
 ROWS = 16  # of a tile at least, where a row is longer than a tile
-COLUMNS = 64  # from this many groups side by side NumPy's loops run along them; fewer are transposed
+# from this many groups side by side NumPy's loops run along them; fewer are transposed
+COLUMNS = 64
 LONG = 2048  # elements of a row from which on what NumPy does once for each is little
 QUIET = np.errstate(invalid="ignore", over="ignore")  # what is not finite shows in the result
-PARTS = 8  # of large arrays, for threads to share; the same number on every machine, so that the result is the same
+# of large arrays, for threads to share; the same number on every machine, so that the result is the
+# same
+PARTS = 8
 
 
-def reduce_tiles(x: np.ndarray, reduction: Reduction, where: np.ndarray | None, *, centered: bool, extremes: bool, threads: int) -> tuple:
+def reduce_tiles(
+    x: np.ndarray,
+    reduction: Reduction,
+    where: np.ndarray | None,
+    *,
+    centered: bool,
+    extremes: bool,
+    threads: int,
+) -> tuple:
     """Return count, mean, variance, low word of the mean, minimum and maximum of each group.
 
     ``threads`` changes no bit.
@@ -29,7 +44,9 @@ def reduce_tiles(x: np.ndarray, reduction: Reduction, where: np.ndarray | None, 
         where = np.broadcast_to(where.reshape(reduction.fit(where.shape)), x.shape)
     tiles = list(_tiles(x.shape, reduction.axes))
     stats_shape = reduction.split_stats_shape
-    parts = PARTS if len(tiles) >= 2 * PARTS and math.prod(stats_shape) * PARTS * ROWS <= x.size else 1
+    parts = (
+        PARTS if len(tiles) >= 2 * PARTS and math.prod(stats_shape) * PARTS * ROWS <= x.size else 1
+    )
     bounds = [len(tiles) * part // parts for part in range(parts + 1)]
 
     @QUIET
@@ -111,7 +128,14 @@ class _Arrange:
         np.copyto(copy, x)
         return copy.reshape((elements, -1) if self.elements_first else (-1, elements))
 
-    def stats(self, x: np.ndarray, where: np.ndarray | None, tile: tuple[slice, ...], centered: bool, extremes: bool) -> tuple:
+    def stats(
+        self,
+        x: np.ndarray,
+        where: np.ndarray | None,
+        tile: tuple[slice, ...],
+        centered: bool,
+        extremes: bool,
+    ) -> tuple:
         """Return count, mean in two words, squared deviations, minimum and maximum of each group."""
         axis = 0 if self.elements_first else 1
         w = None if where is None else self.matrix("w", where[tile])
@@ -129,7 +153,9 @@ class _Arrange:
         return count, mean, low_mean, squares, low, high
 
 
-def _two_pass(d: np.ndarray, w: np.ndarray | None, axis: int, centered: bool, extremes: tuple) -> tuple:
+def _two_pass(
+    d: np.ndarray, w: np.ndarray | None, axis: int, centered: bool, extremes: tuple
+) -> tuple:
     """Return the columns for :meth:`_Totals.add` by the corrected two-pass, which overwrites d."""
     along = (lambda a: a) if axis == 0 else (lambda a: a[:, None])
     sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
@@ -150,12 +176,16 @@ def _two_pass(d: np.ndarray, w: np.ndarray | None, axis: int, centered: bool, ex
 
 
 def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
-    """Reduces columns several rows at a time: NumPy starts anew with each row, which takes long if rows are short."""
+    """Reduces columns several rows at a time: NumPy starts anew with each row, which takes long if
+    rows are short.
+    """
     rows, columns = d.shape
     fold = LONG // max(columns, 1)
     if axis == 1 or fold < 2 or rows % fold:
         return function.reduce(d, axis)
-    return function.reduce(function.reduce(d.reshape(rows // fold, fold * columns), 0).reshape(fold, columns), 0)
+    return function.reduce(
+        function.reduce(d.reshape(rows // fold, fold * columns), 0).reshape(fold, columns), 0
+    )
 
 
 def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarray, np.ndarray]:
@@ -163,14 +193,18 @@ def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarra
     if w is None:
         return _reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)
     live = w > 0
-    ends = (np.inf, -np.inf) if d.dtype.kind == "f" else (np.iinfo(d.dtype).max, np.iinfo(d.dtype).min)
+    ends = (
+        (np.inf, -np.inf) if d.dtype.kind == "f" else (np.iinfo(d.dtype).max, np.iinfo(d.dtype).min)
+    )
     low, high = d.min(axis, where=live, initial=ends[0]), d.max(axis, where=live, initial=ends[1])
     found = live.any(axis)
     return np.where(found, low, np.inf), np.where(found, high, -np.inf)
 
 
 def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slice, ...]]:
-    """Slices that cut the shape into tiles of TILE elements or so: along the first axes first, in which memory runs slowest."""
+    """Slices that cut the shape into tiles of TILE elements or so: along the first axes first, in
+    which memory runs slowest.
+    """
     sizes = list(shape)
     for axis, size in enumerate(shape):
         others = math.prod(sizes) // max(size, 1)
@@ -178,4 +212,7 @@ def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slic
         sizes[axis] = min(size, max(ROWS if grouped else 1, TILE // max(others, 1)))
     starts = (range(0, size, max(step, 1)) for size, step in zip(shape, sizes, strict=True))
     for place in itertools.product(*starts):
-        yield tuple(slice(start, min(start + step, size)) for start, step, size in zip(place, sizes, shape, strict=True))
+        yield tuple(
+            slice(start, min(start + step, size))
+            for start, step, size in zip(place, sizes, shape, strict=True)
+        )

@@ -26,7 +26,9 @@ def beyond_float64(x: np.ndarray) -> bool:
     return int(x.max()) > EXACT or int(x.min()) < -EXACT
 
 
-def from_pivots(x: np.ndarray, w: np.ndarray | None, axis: int, out: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def from_pivots(
+    x: np.ndarray, w: np.ndarray | None, axis: int, out: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return 64-bit integers as differences from one element of each group, and it in two words.
 
     The differences are written to ``out``. The element is the first that the mask ``w`` leaves, so

@@ -19,12 +19,22 @@ def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) ->
         epilog="Exit status: 0 if they are built, or active; 1 if they cannot be built, or are not active; 130 if interrupted.",
     )
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--force", action="store_true", help="build them even if they are up to date")
-    choice.add_argument("--status", action="store_true", help="say in one line whether they are active, and if not why; build nothing")
+    choice.add_argument(
+        "--force", action="store_true", help="build them even if they are up to date"
+    )
+    choice.add_argument(
+        "--status",
+        action="store_true",
+        help="say in one line whether they are active, and if not why; build nothing",
+    )
     options = parser.parse_args(arguments)
     if options.status:
         reasons = inactive(folder)
-        print(f"Not active: {'; '.join(reasons)}." if reasons else f"Active: {libraries.usable(folder)}")
+        print(
+            f"Not active: {'; '.join(reasons)}."
+            if reasons
+            else f"Active: {libraries.usable(folder)}"
+        )
         return 1 if reasons else 0
     try:
         build.build(folder, force=options.force, tell=lambda line: print(line, flush=True))
@@ -46,7 +56,9 @@ def inactive(folder: Path) -> list[str]:
     except ValueError as error:
         reasons.append(str(error).removesuffix("."))
     except (RuntimeError, AssertionError):  # the second where nothing is installed for a platform
-        reasons.append(f"JAX cannot run on {jax.config.values.get('jax_platforms') or 'any platform'}")
+        reasons.append(
+            f"JAX cannot run on {jax.config.values.get('jax_platforms') or 'any platform'}"
+        )
     else:
         if wish not in (None, "native"):
             reasons.append(f"left aside by {plan.VARIABLE}={wish}")

@@ -11,16 +11,28 @@ from pathlib import Path
 import jax
 
 from jaxnorm.kernels.compiler import BuildError, Tell, check_file, compile_kernels, write_check
-from jaxnorm.kernels.libraries import FLAGS, FOLDER, DamagedError, cpu, facts, functions, library, others, outdated
+from jaxnorm.kernels.libraries import (
+    FLAGS,
+    FOLDER,
+    DamagedError,
+    cpu,
+    facts,
+    functions,
+    library,
+    others,
+    outdated,
+)
 
-PREFIX = "building-"  # of the folders in which libraries are built, and which killed builds leave behind
+# of the folders in which libraries are built, and which killed builds leave behind
+PREFIX = "building-"
 
 
 def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda line: None) -> Path:
     """Compiles the kernels with $CXX, or the first compiler found; returns the library.
 
     Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other
-    versions, JAX releases and processors that have not been used for a month are removed from the folder.
+    versions, JAX releases and processors that have not been used for a month are removed from the
+    folder.
 
     Args:
       force: compiles in any case.
@@ -36,10 +48,14 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
             if not force and _whole(target):
                 tell(f"Up to date: {target}")
                 return target
-            with tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True) as place:
+            with tempfile.TemporaryDirectory(
+                prefix=PREFIX, dir=folder, ignore_cleanup_errors=True
+            ) as place:
                 part = Path(place) / "cpu.so"
                 compile_kernels(part, FLAGS, jax.ffi.include_dir(), tell)
-                write_check(part, facts() | {"processor": cpu().get("model name", platform.machine())})
+                write_check(
+                    part, facts() | {"processor": cpu().get("model name", platform.machine())}
+                )
                 functions(part)
                 check_file(part).replace(check_file(target))
                 part.replace(target)
@@ -52,7 +68,8 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
         raise
     except OSError as error:
         raise BuildError(
-            f"the kernels' folder {folder} cannot be written ({error.strerror}). Name another cache "
+            f"the kernels' folder {folder} cannot be written ({error.strerror}). Name another "
+            "cache "
             "in XDG_CACHE_HOME, for the build and wherever they are to be used."
         ) from None
 
@@ -66,7 +83,9 @@ def _whole(path: Path) -> bool:
 
 @contextmanager
 def _alone(folder: Path, tell: Tell) -> Iterator[None]:
-    """Within it no other process builds into the folder, if it can be locked; what killed builds left there is removed."""
+    """Within it no other process builds into the folder, if it can be locked; what killed builds
+    left there is removed.
+    """
     try:
         import fcntl  # not on Windows
 
@@ -80,7 +99,9 @@ def _alone(folder: Path, tell: Tell) -> Iterator[None]:
         except BlockingIOError:
             tell(f"Another build is under way in {folder}: waiting for its end.")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:  # network file systems lock no folders: each build then has its own place, and the last stays
+        # network file systems lock no folders: each build then has its own place, and the last
+        # stays
+        except OSError:
             yield
             return
         for left in folder.glob(f"{PREFIX}????????"):
@@ -99,4 +120,7 @@ def _remove_others(folder: Path, tell: Tell) -> None:
             continue
         removed += path.suffix == ".so"
     if removed:
-        tell(f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, long unused or damaged")
+        tell(
+            f"Removed: {removed} older {'library' if removed == 1 else 'libraries'}, long unused "
+            "or damaged"
+        )

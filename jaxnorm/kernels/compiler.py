@@ -1,6 +1,7 @@
 """Compiling the CPU kernels: sources, flags, compilers.
 
-It needs nothing but Python: hatch_build.py loads this file by its path, where neither JAX nor jaxnorm is installed.
+It needs nothing but Python: hatch_build.py loads this file by its path, where neither JAX nor
+jaxnorm is installed.
 """
 
 import hashlib
@@ -17,8 +18,9 @@ from pathlib import Path
 SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in ("cc", "h"))
 COMPILERS = ("c++", "g++", "clang++")
 
-# What a wheel has a library for: by machine the value of -march, the fastest first, and the features of a processor, as Linux
-# names them, that it takes. Those of x86-64 are the levels of its System V ABI.
+# What a wheel has a library for: by machine the value of -march, the fastest first, and the
+# features of a processor, as Linux names them, that it takes. Those of x86-64 are the levels of its
+# System V ABI.
 _V2 = "cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3"
 _V3 = f"{_V2} abm avx avx2 bmi1 bmi2 f16c fma movbe"
 _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
@@ -42,7 +44,8 @@ def flags(machine: str, march: str = "native") -> str:
     """A compiler's."""
     common = f"-std=c++17 -O3 -march={march} -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
     if machine in ("x86_64", "AMD64"):
-        return f"{common} -mprefer-vector-width=512"  # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
+        # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
+        return f"{common} -mprefer-vector-width=512"
     return common
 
 
@@ -52,7 +55,9 @@ def check_file(path: Path) -> Path:
 
 
 def write_check(path: Path, facts: dict[str, str]) -> None:
-    """Writes the check file of a library that has just been built: its size and hash, and facts about it."""
+    """Writes the check file of a library that has just been built: its size and hash, and facts
+    about it.
+    """
     content = path.read_bytes()
     check = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     check_file(path).write_text(json.dumps(check | facts, indent=2) + "\n")
@@ -68,7 +73,9 @@ def target() -> str:
     """What the first compiler found makes code for, as x86_64-linux-gnu; empty where there is none."""
     for compiler in candidates():
         if not reason_against(compiler.split()[0]):
-            answer = subprocess.run([*compiler.split(), "-dumpmachine"], capture_output=True, text=True)
+            answer = subprocess.run(
+                [*compiler.split(), "-dumpmachine"], capture_output=True, text=True
+            )
             return answer.stdout.strip()
     return ""
 
@@ -91,7 +98,10 @@ def compile_kernels(path: Path, flags: str, include: str, tell: Tell = lambda li
             return
         except _CompilerError as error:
             errors.append(str(error))
-    raise BuildError(f"there is no C++ compiler that can build the kernels ({'; '.join(errors)}). Install one, or name it in CXX.")
+    raise BuildError(
+        f"there is no C++ compiler that can build the kernels ({'; '.join(errors)}). Install one, "
+        "or name it in CXX."
+    )
 
 
 def _compile(compiler: str, command: list[str], path: Path, tell: Tell) -> None:
@@ -105,7 +115,11 @@ def _compile(compiler: str, command: list[str], path: Path, tell: Tell) -> None:
     def compiled(name: str, count: int) -> None:
         tell(f"{time.monotonic() - start:4.0f} s: {name} compiled, {count} of {len(parts)}")
 
-    _run({source.name: [*command, "-c", str(source), "-o", part] for source, part in parts.items()}, path.parent, compiled)
+    _run(
+        {source.name: [*command, "-c", str(source), "-o", part] for source, part in parts.items()},
+        path.parent,
+        compiled,
+    )
     _run({"library": [*command, *parts.values(), "-o", str(path)]}, path.parent, lambda *_: None)
 
 
@@ -119,7 +133,9 @@ def reason_against(program: str) -> str | None:
 
 
 def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int], None]) -> None:
-    """Runs named commands side by side; where one fails, or this process is interrupted, it kills the others."""
+    """Runs named commands side by side; where one fails, or this process is interrupted, it kills
+    the others.
+    """
     running: dict[str, subprocess.Popen] = {}
     try:
         for name, command in commands.items():
@@ -128,7 +144,9 @@ def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int]
             time.sleep(0.05)
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 if running[name].returncode:
-                    raise _CompilerError(_reason(commands[name][0], running[name].returncode, place / f"{name}.log"))
+                    raise _CompilerError(
+                        _reason(commands[name][0], running[name].returncode, place / f"{name}.log")
+                    )
                 del running[name]
                 ended(name, len(commands) - len(running))
     finally:
@@ -137,12 +155,19 @@ def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int]
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen:
-    """Starts a command in a process group of its own, to be killed as a whole; its temporary files lie with the log."""
+    """Starts a command in a process group of its own, to be killed as a whole; its temporary files
+    lie with the log.
+    """
     environment = os.environ | {"TMPDIR": str(log.parent), "LC_ALL": "C"}
     with log.open("w") as messages:
         try:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=messages, env=environment, process_group=0
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=messages,
+                env=environment,
+                process_group=0,
             )
         except OSError as error:
             raise _CompilerError(f"{command[0]} cannot be run ({error.strerror})") from None

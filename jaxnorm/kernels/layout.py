@@ -1,4 +1,5 @@
-"""The four axes of struct Shape in shape.h: normalization groups of ``(N, P, G, D)`` are reduced over P and D.
+"""The four axes of struct Shape in shape.h: normalization groups of ``(N, P, G, D)`` are reduced
+over P and D.
 
 layer norm   (rows, 1, 1, C)         batch norm      (1, N H W, C, 1)
 group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
@@ -13,8 +14,9 @@ from jaxnorm.axes import Reduction
 class Layout(NamedTuple):
     """The sizes of the four axes.
 
-    ``params`` is the split shape that scale and bias are broadcast to: full along G and D, along N where ``scales`` is N.
-    ``axes`` are the axes of the split shape that each of the four is made of.
+    ``params`` is the split shape that scale and bias are broadcast to: full along G and D, along N
+    where ``scales`` is N. ``axes`` are the axes of the split shape that each of the four is made
+    of.
     """
 
     n: int
@@ -26,7 +28,8 @@ class Layout(NamedTuple):
     axes: tuple[tuple[int, ...], ...]
 
     def mask(self, shape: tuple[int, ...], where: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The part of a split shape that a mask of the split shape ``where`` is broadcast to: full along P, along N where it differs there.
+        """The part of a split shape that a mask of the split shape ``where`` is broadcast to: full
+        along P, along N where it differs there.
 
         None where the mask differs along G or D.
         """
@@ -67,4 +70,12 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
         return None
     full = {*g, *d, *(n if per_example else ())}
     params = tuple(size if axis in full else 1 for axis, size in enumerate(sizes))
-    return Layout(count[0], count[1], count[2], count[3], count[0] if per_example else 1, params, tuple(map(tuple, (n, p, g, d))))
+    return Layout(
+        count[0],
+        count[1],
+        count[2],
+        count[3],
+        count[0] if per_example else 1,
+        params,
+        tuple(map(tuple, (n, p, g, d))),
+    )

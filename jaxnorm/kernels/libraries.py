@@ -1,8 +1,10 @@
-"""Libraries of CPU kernels: where they are and of what they are built, whether one is intact, and how JAX gets to know its kernels.
+"""Libraries of CPU kernels: where they are and of what they are built, whether one is intact, and
+how JAX gets to know its kernels.
 
-One that the user has built is in the cache, and is for this processor and jaxlib. A wheel brings others, for levels of processor and
-every jaxlib that is supported. Beside a library is its check file, with its size and hash: a library that is cut short ends the
-process that opens it. It also says what the library was built of and for.
+One that the user has built is in the cache, and is for this processor and jaxlib. A wheel brings
+others, for levels of processor and every jaxlib that is supported. Beside a library is its check
+file, with its size and hash: a library that is cut short ends the process that opens it. It also
+says what the library was built of and for.
 """
 
 import ctypes
@@ -23,14 +25,19 @@ import jaxlib
 from jaxnorm.kernels.compiler import HEADERS, LEVELS, SOURCES, check_file, flags
 
 FLAGS = flags(platform.machine())
-KERNELS = tuple(f"Jaxnorm{kind}" for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward"))
+KERNELS = tuple(
+    f"Jaxnorm{kind}"
+    for kind in ("Forward", "Statistics", "Backward", "LstmForward", "LstmBackward")
+)
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
 UNUSED = 30 * 24 * 3600  # seconds after which another library, that no program has loaded, may go
 
 
 def cache() -> Path:
-    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written. Of a user without a home, none."""
+    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written.
+    Of a user without a home, none.
+    """
     given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
     own = Path(home, ".cache") if os.path.isabs(home) else Path(os.devnull)
     return (Path(given) if os.path.isabs(given) else own) / "jaxnorm"
@@ -50,7 +57,9 @@ def cpu() -> dict[str, str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
 
 
 @lru_cache
@@ -58,7 +67,9 @@ def facts() -> dict[str, str]:
     """What a library is built of and for. Of other facts, it is another library."""
     known = cpu()
     return {
-        "sources": hashlib.sha256(repr([path.read_bytes() for path in SOURCES + HEADERS]).encode()).hexdigest(),
+        "sources": hashlib.sha256(
+            repr([path.read_bytes() for path in SOURCES + HEADERS]).encode()
+        ).hexdigest(),
         "flags": FLAGS,
         "jaxlib": jaxlib.__version__,
         "machine": platform.machine(),
@@ -72,13 +83,21 @@ def library(folder: Path = FOLDER) -> Path:
 
 
 def prebuilt() -> list[Path]:
-    """Libraries of the wheel that this CPU can run, the fastest first; none where jaxnorm is installed otherwise."""
+    """Libraries of the wheel that this CPU can run, the fastest first; none where jaxnorm is
+    installed otherwise.
+    """
     levels, features = LEVELS.get(platform.machine(), {}), set(facts()["features"].split())
-    return [PREBUILT / f"cpu-{level}.so" for level, needed in levels.items() if features.issuperset(needed.split())]
+    return [
+        PREBUILT / f"cpu-{level}.so"
+        for level, needed in levels.items()
+        if features.issuperset(needed.split())
+    ]
 
 
 def candidates(folder: Path = FOLDER) -> list[Path]:
-    """The libraries there are for this CPU, in the order in which they are tried: the user's own, then those of the wheel."""
+    """The libraries there are for this CPU, in the order in which they are tried: the user's own,
+    then those of the wheel.
+    """
     return [path for path in (library(folder), *prebuilt()) if path.exists()]
 
 
@@ -136,12 +155,15 @@ def usable(folder: Path = FOLDER) -> Path | None:
 
 @lru_cache
 def load(path: Path) -> None:
-    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Updates the file's time: it is used.
+    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Updates
+    the file's time: it is used.
 
     Raises:
-      DamagedError: as :func:`functions`, or XLA refuses them, as those compiled against a much older or newer one.
+      DamagedError: as :func:`functions`, or XLA refuses them, as those compiled against a much
+        older or newer one.
     """
-    jax.default_backend()  # starts JAX: kernels that are refused later than here would keep it from starting
+    # starts JAX: kernels that are refused later than here would keep it from starting
+    jax.default_backend()
     for name, function in functions(path).items():
         try:
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
@@ -153,14 +175,22 @@ def load(path: Path) -> None:
 
 
 def others(folder: Path) -> list[Path]:
-    """Libraries built of other sources or for other processors and JAX releases, and their check files, the newest first."""
+    """Libraries built of other sources or for other processors and JAX releases, and their check
+    files, the newest first.
+    """
     own = library(folder)
-    found = (path for path in folder.glob("cpu-*") if NAME.fullmatch(path.name) and path.stem != own.stem and path.is_file())
+    found = (
+        path
+        for path in folder.glob("cpu-*")
+        if NAME.fullmatch(path.name) and path.stem != own.stem and path.is_file()
+    )
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def outdated(path: Path) -> bool:
-    """Whether another library, or check file, may go: long unused, or without the other. Other environments share the folder."""
+    """Whether another library, or check file, may go: long unused, or without the other. Other
+    environments share the folder.
+    """
     try:
         json.loads(check_file(path).read_text())
         return time.time() - path.with_suffix(".so").stat().st_mtime > UNUSED

@@ -1,8 +1,8 @@
 """Which part of an array a device has, as far as that is known where functions are traced.
 
-Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of an array says it, and
-groups that are unsharded are normalized on their device. Of arrays that XLA shards by itself nothing is known: a kernel would
-have them gathered.
+Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of
+an array says it, and groups that are unsharded are normalized on their device. Of arrays that XLA
+shards by itself nothing is known: a kernel would have them gathered.
 """
 
 import math
@@ -57,7 +57,9 @@ def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
 
 def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The part that a device has of a shape that broadcasts against the split shape of x."""
-    return tuple(1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True))
+    return tuple(
+        1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True)
+    )
 
 
 def _names(entry) -> tuple[str, ...]:

@@ -23,7 +23,9 @@ COLLECTION = "batch_moments"  # what has been seen of the present batch: there o
 
 
 class _Running:
-    """The running statistics of a module: variables ``mean`` and ``var`` of the collection ``batch_stats``."""
+    """The running statistics of a module: variables ``mean`` and ``var`` of the collection
+    ``batch_stats``.
+    """
 
     def __init__(self, module: nn.Module, sizes: tuple[int, ...], dtype: Dtype):
         self.module = module
@@ -40,22 +42,33 @@ class _Running:
         running = self.read()
         if module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
             batch = jax.tree.map(lambda leaf: leaf.reshape(running.mean.shape), batch)
-            seen = collect(module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch)
+            seen = collect(
+                module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch
+            )
             module.put_variable(COLLECTION, "seen", seen)
             running, batch = Moments(running.count, seen.mean, seen.var), seen.moments
-        new = ema(running, batch, momentum=module.momentum, unbiased=module.unbiased, skip_constant=module.skip_constant)
+        new = ema(
+            running,
+            batch,
+            momentum=module.momentum,
+            unbiased=module.unbiased,
+            skip_constant=module.skip_constant,
+        )
         self.mean.value, self.var.value = new.mean, new.var
 
 
 class BatchNorm(nn.BatchNorm):
-    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a :class:`flax.linen.BatchNorm`.
+    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a
+    :class:`flax.linen.BatchNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but ``axis``, the feature axis or
-    axes, of whose shape scale, bias and the running statistics are. In training (``use_running_average=False``) the batch's
-    statistics normalize it and are blended, biased, into the collection ``batch_stats``, which must be mutable. ``momentum`` is
-    the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages the unbiased variance. Initialization leaves
-    the running statistics at 0 and 1. ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`: average the unbiased
-    variance, as PyTorch does; leave a feature's running statistics alone where its batch has one element, or equal ones.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but
+    ``axis``, the feature axis or axes, of whose shape scale, bias and the running statistics are.
+    In training (``use_running_average=False``) the batch's statistics normalize it and are blended,
+    biased, into the collection ``batch_stats``, which must be mutable. ``momentum`` is the weight
+    of the old value: 0.99 here is 0.01 in PyTorch, which also averages the unbiased variance.
+    Initialization leaves the running statistics at 0 and 1. ``unbiased`` and ``skip_constant`` are
+    those of :func:`jaxnorm.ema`: average the unbiased variance, as PyTorch does; leave a feature's
+    running statistics alone where its batch has one element, or equal ones.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -71,9 +84,18 @@ class BatchNorm(nn.BatchNorm):
 
     @known_keywords
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        evaluating = flag("use_running_average", nn.merge_param("use_running_average", self.use_running_average, use_running_average))
+        evaluating = flag(
+            "use_running_average",
+            nn.merge_param("use_running_average", self.use_running_average, use_running_average),
+        )
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
@@ -82,17 +104,21 @@ class BatchNorm(nn.BatchNorm):
         if evaluating:
             return with_running(x, running.read(), features, dtype=dtype, **given)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
+        y, batch = norm_over_with_moments(
+            x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given
+        )
         running.update(batch)
         return y
 
 
 class SwitchableNorm(nn.Module):
-    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance, layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance,
+    layer and batch statistics.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by ``softmax(mean_logits)``, var by ``softmax(var_logits)``.
-    Parameters ``scale``, ``bias`` of the shape of the feature axes, ``mean_logits`` and ``var_logits`` ``(3,)`` in the
-    order instance, layer, batch, all zero at first: equal weights. Running batch statistics as :class:`BatchNorm`.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by
+    ``softmax(mean_logits)``, var by ``softmax(var_logits)``. Parameters ``scale``, ``bias`` of the
+    shape of the feature axes, ``mean_logits`` and ``var_logits`` ``(3,)`` in the order instance,
+    layer, batch, all zero at first: equal weights. Running batch statistics as :class:`BatchNorm`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -119,13 +145,25 @@ class SwitchableNorm(nn.Module):
 
     @known_keywords
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        evaluating = flag("use_running_average", nn.merge_param("use_running_average", self.use_running_average, use_running_average))
+        evaluating = flag(
+            "use_running_average",
+            nn.merge_param("use_running_average", self.use_running_average, use_running_average),
+        )
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
         x, params, dtype = operands(self, x, mask, features)
-        logits = [self.param(name, initializers.zeros, (3,), self.param_dtype) for name in ("mean_logits", "var_logits")]
+        logits = [
+            self.param(name, initializers.zeros, (3,), self.param_dtype)
+            for name in ("mean_logits", "var_logits")
+        ]
         options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
         if evaluating:
             return switchable_norm(x, *logits, running=running.read(), **options)[0]

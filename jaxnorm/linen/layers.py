@@ -12,31 +12,65 @@ from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.keywords import known_keywords
-from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
+from jaxnorm.modules.arguments import (
+    bound,
+    group_axes,
+    group_count,
+    inexact,
+    instance_axes,
+    module_axes,
+)
 from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
-__all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
+__all__ = [
+    "GraphNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "PairNorm",
+    "PositionalNorm",
+    "RMSNorm",
+]
 
 
-def operands(module: Any, x: jax.Array, mask: Any, features: tuple[int, ...]) -> tuple[jax.Array, dict[str, Any], Any]:
-    """``x``; scale and bias of a module, created on first use, and the mask; and the dtype of its output."""
+def operands(
+    module: Any, x: jax.Array, mask: Any, features: tuple[int, ...]
+) -> tuple[jax.Array, dict[str, Any], Any]:
+    """``x``; scale and bias of a module, created on first use, and the mask; and the dtype of its
+    output.
+    """
     sizes = tuple(x.shape[axis] for axis in features)
     params = {}
     for name in ("scale", "bias"):
         used = getattr(module, f"use_{name}", False)
-        params[name] = module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype) if used else None
+        params[name] = (
+            module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
+            if used
+            else None
+        )
     dtype = promoted(module.dtype, x, *params.values())
     return inexact(x, dtype), params | {"where": validation.mask(mask, x.shape, "mask")}, dtype
 
 
 def across(module: Any):
-    """The device axes that a module shares statistics over; while it is initialized, as in Flax, they need not be bound."""
+    """The device axes that a module shares statistics over; while it is initialized, as in Flax,
+    they need not be bound.
+    """
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
+def over(
+    module: Any,
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    mask,
+    *,
+    run=norm_over,
+    **own,
+):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
     x, params, dtype = operands(module, x, mask, features)
     options = {"axis_name": across(module), "dtype": dtype}
@@ -49,10 +83,11 @@ def over_axes(module: Any, x: jax.Array, mask, **own):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a :class:`flax.linen.LayerNorm`.
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a
+    :class:`flax.linen.LayerNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over ``reduction_axes``, scale and bias of the
-    shape of ``feature_axes``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over
+    ``reduction_axes``, scale and bias of the shape of ``feature_axes``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -64,16 +99,25 @@ class LayerNorm(nn.LayerNorm):
     @known_keywords
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
+        count for nothing and become 0.
+        """
         return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a :class:`flax.linen.RMSNorm`.
+    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a
+    :class:`flax.linen.RMSNorm`.
 
-    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale of the shape of ``feature_axes``.
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale of the
+    shape of ``feature_axes``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -89,11 +133,14 @@ class RMSNorm(nn.RMSNorm):
 
 
 class PositionalNorm(nn.LayerNorm):
-    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its Moments, without parameters unless asked.
+    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its
+    Moments, without parameters unless asked.
 
-    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``; mean and variance of each
-    position over ``reduction_axes``, the channels, and scale and bias of the shape of ``feature_axes``. It returns ``(y, Moments)``:
-    ``z * jnp.sqrt(moments.var + epsilon) + moments.mean`` gives a later layer's output z the moments of ``x`` (moment shortcut).
+    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and
+    ``use_bias``; mean and variance of each position over ``reduction_axes``, the channels, and
+    scale and bias of the shape of ``feature_axes``. It returns ``(y, Moments)``: ``z *
+    jnp.sqrt(moments.var + epsilon) + moments.mean`` gives a later layer's output z the moments of
+    ``x`` (moment shortcut).
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -109,15 +156,18 @@ class PositionalNorm(nn.LayerNorm):
     @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
-        """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
+        """The output, and the Moments of each position; elements where ``mask`` is 0 count for
+        nothing and become 0.
+        """
         return over_axes(self, x, mask, run=norm_over_with_moments)
 
 
 class InstanceNorm(nn.InstanceNorm):
-    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a :class:`flax.linen.InstanceNorm`.
+    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a
+    :class:`flax.linen.InstanceNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the batch's, 0, and
-    ``feature_axes``, of whose shape scale and bias are.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the
+    batch's, 0, and ``feature_axes``, of whose shape scale and bias are.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -129,19 +179,35 @@ class InstanceNorm(nn.InstanceNorm):
     @known_keywords
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
+        count for nothing and become 0.
+        """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
-        return over(self, x, unsplit(x.shape, reduced), features, mask, segments=segments, num_segments=num_segments)
+        return over(
+            self,
+            x,
+            unsplit(x.shape, reduced),
+            features,
+            mask,
+            segments=segments,
+            num_segments=num_segments,
+        )
 
 
 class GroupNorm(nn.GroupNorm):
     """Group normalization (Wu & He 2018, arXiv 1803.08494), a :class:`flax.linen.GroupNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of neighbouring channels, the last
-    axis, over all axes but the batch's, 0, or over ``reduction_axes``; scale and bias ``(channels,)``. Give ``num_groups`` or,
-    with ``num_groups=None``, ``group_size``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of
+    neighbouring channels, the last axis, over all axes but the batch's, 0, or over
+    ``reduction_axes``; scale and bias ``(channels,)``. Give ``num_groups`` or, with
+    ``num_groups=None``, ``group_size``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -160,10 +226,11 @@ class GroupNorm(nn.GroupNorm):
 
 
 class GraphNorm(nn.InstanceNorm):
-    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see :func:`jaxnorm.graph_norm`.
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see
+    :func:`jaxnorm.graph_norm`.
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale, bias and
-    mean_scale of the shape of ``feature_axes``.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale,
+    bias and mean_scale of the shape of ``feature_axes``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -179,21 +246,36 @@ class GraphNorm(nn.InstanceNorm):
     @known_keywords
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
+        become 0.
+        """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
         x, params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
+        given = {
+            "feature_axes": features,
+            "epsilon": self.epsilon,
+            "segments": segments,
+            "num_segments": num_segments,
+            **params,
+        }
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
 class PairNorm(nn.InstanceNorm):
-    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see :func:`jaxnorm.pair_norm`.
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see
+    :func:`jaxnorm.pair_norm`.
 
-    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``.
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with
+    ``use_scale`` and ``use_bias``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -209,10 +291,23 @@ class PairNorm(nn.InstanceNorm):
     @known_keywords
     @nn.compact
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
+        become 0.
+        """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         x, params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
+        given = {
+            "feature_axes": features,
+            "epsilon": self.epsilon,
+            "segments": segments,
+            "num_segments": num_segments,
+            **params,
+        }
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

@@ -8,7 +8,18 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnorm.linen.batch import COLLECTION
-from jaxnorm.modules.running import Collected, Only, Progress, Seen, begin, chosen, gather, nothing, replaced, restart
+from jaxnorm.modules.running import (
+    Collected,
+    Only,
+    Progress,
+    Seen,
+    begin,
+    chosen,
+    gather,
+    nothing,
+    replaced,
+    restart,
+)
 
 Variables = Mapping[str, Any]
 
@@ -16,17 +27,21 @@ Variables = Mapping[str, Any]
 def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str, Any]:
     """Variables with which the batches that follow are microbatches of one batch.
 
-    They have one collection more, ``batch_moments``, in which the norms merge what they see. The running statistics are then at each
-    time the old ones blended *once* with all microbatches so far. Keep the collection from one microbatch to the next
-    (``mutable=["batch_stats", "batch_moments"]``), call this again where the next batch begins, and :func:`stop_accumulating` to go back to
-    one blend per call. With ``momentum=0`` and one call for all, the running statistics are those of all elements seen: cumulative.
+    They have one collection more, ``batch_moments``, in which the norms merge what they see. The
+    running statistics are then at each time the old ones blended *once* with all microbatches so
+    far. Keep the collection from one microbatch to the next (``mutable=["batch_stats",
+    "batch_moments"]``), call this again where the next batch begins, and :func:`stop_accumulating`
+    to go back to one blend per call. With ``momentum=0`` and one call for all, the running
+    statistics are those of all elements seen: cumulative.
 
     Args:
       variables: those of a model with :class:`BatchNorm` or :class:`SwitchableNorm`.
-      when: whether a batch begins here; may be traced, for example ``optimizer.has_updated(state)`` of ``optax.MultiSteps``.
+      when: whether a batch begins here; may be traced, for example ``optimizer.has_updated(state)``
+        of ``optax.MultiSteps``.
 
     Returns:
-      New variables. Lifted transformations, such as ``nn.scan`` over layers, must carry the collection as they carry ``batch_stats``.
+      New variables. Lifted transformations, such as ``nn.scan`` over layers, must carry the
+      collection as they carry ``batch_stats``.
 
     Raises:
       ValueError: variables without running statistics.
@@ -62,38 +77,50 @@ def population(
     progress: Progress = None,
     **arguments: Any,
 ) -> Seen:
-    """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all batches, merged by count.
+    """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all
+    batches, merged by count.
 
     Args:
       model: the model.
       variables: its variables.
-      batches: what the model is called with, one after the other; a tuple holds several positional arguments.
-      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to whether it is one of them; a path stands
-        for all norms below it. None takes all. The others do what ``arguments`` make them do.
+      batches: what the model is called with, one after the other; a tuple holds several positional
+        arguments.
+      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to
+        whether it is one of them; a path stands for all norms below it. None takes all. The others
+        do what ``arguments`` make them do.
       seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
-      progress: True shows a bar (needs the package ``rich``); a function is called as ``progress(number of batches, seen)``.
-      **arguments: further arguments of ``model.apply``, the same for every batch: ``train=True`` or whatever makes the norms use the
-        statistics of their batch.
+      progress: True shows a bar (needs the package ``rich``); a function is called as
+        ``progress(number of batches, seen)``.
+      **arguments: further arguments of ``model.apply``, the same for every batch: ``train=True`` or
+        whatever makes the norms use the statistics of their batch.
 
     Returns:
-      Moments by the path of the module, such as ``"block/BatchNorm_0"``: a pytree, for :func:`recalibrate`.
+      Moments by the path of the module, such as ``"block/BatchNorm_0"``: a pytree, for
+      :func:`recalibrate`.
 
     Raises:
       TypeError: abstract variables, as of ``jax.eval_shape``.
-      ValueError: a model without running statistics, or whose norms do not use those of their batch; ``seen`` of another model; an
-        ``only`` that names no norm.
+      ValueError: a model without running statistics, or whose norms do not use those of their
+        batch; ``seen`` of another model; an ``only`` that names no norm.
     """
 
     @jax.jit
     def step(variables, seen: Seen, batch) -> Seen:
         given = batch if isinstance(batch, tuple) else (batch,)
-        collected = {path: Collected(seen[path], mean, var) for path, mean, var in _norms(variables, only)}
+        collected = {
+            path: Collected(seen[path], mean, var) for path, mean, var in _norms(variables, only)
+        }
         found = {**variables, COLLECTION: _collection(collected)}
         _, updated = model.apply(found, *given, mutable=["batch_stats", COLLECTION], **arguments)
         return {path: new.moments for path, new in _collected(updated[COLLECTION]).items()}
 
     variables = stop_accumulating(variables)
-    return gather(lambda seen, batch: step(variables, seen, batch), batches, begin(_norms(variables, only), seen), progress)
+    return gather(
+        lambda seen, batch: step(variables, seen, batch),
+        batches,
+        begin(_norms(variables, only), seen),
+        progress,
+    )
 
 
 def recalibrate(
@@ -106,17 +133,21 @@ def recalibrate(
     progress: Progress = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Variables whose running statistics are those of the population, for weights that were averaged or changed otherwise.
+    """Variables whose running statistics are those of the population, for weights that were
+    averaged or changed otherwise.
 
-    The Moments of all batches are merged by count, not blended; each norm uses the statistics of its batch meanwhile, so that large
-    batches are better. Arguments, and what is raised, are those of :func:`population`. With ``batches=()`` it takes what has been ``seen``.
+    The Moments of all batches are merged by count, not blended; each norm uses the statistics of
+    its batch meanwhile, so that large batches are better. Arguments, and what is raised, are those
+    of :func:`population`. With ``batches=()`` it takes what has been ``seen``.
 
     Args:
       model: the model.
-      variables: its variables, for example with the averaged parameters of stochastic weight averaging.
-      batches: what the model is called with, one after the other; a tuple holds several positional arguments.
-      only: which norms, as in :func:`population`. The others keep their statistics, as do those that are built with
-        ``use_running_average=True``: frozen norms see nothing.
+      variables: its variables, for example with the averaged parameters of stochastic weight
+        averaging.
+      batches: what the model is called with, one after the other; a tuple holds several positional
+        arguments.
+      only: which norms, as in :func:`population`. The others keep their statistics, as do those
+        that are built with ``use_running_average=True``: frozen norms see nothing.
       seen: where to go on from.
       progress: True or a function.
       **arguments: further arguments of ``model.apply``, such as ``train=True``.
@@ -131,7 +162,9 @@ def recalibrate(
     >>> nn.recalibrate(norm, variables, batches, use_running_average=False)["batch_stats"]["mean"].tolist()
     [3.0]
     """
-    found = population(model, variables, batches, only=only, seen=seen, progress=progress, **arguments)
+    found = population(
+        model, variables, batches, only=only, seen=seen, progress=progress, **arguments
+    )
     stats = flatten_dict(variables["batch_stats"])
     for path, mean, var in _norms(variables, only):
         at = tuple(path.split("/")) if path else ()
@@ -144,13 +177,22 @@ def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.A
     stats = flatten_dict(variables.get("batch_stats", {}))
     paths = [path[:-1] for path in stats if path[-1] == "mean" and (*path[:-1], "var") in stats]
     if not paths:
-        raise ValueError("variables must have running statistics, mean and var in batch_stats: found none. Pass those of init.")
+        raise ValueError(
+            "variables must have running statistics, mean and var in batch_stats: found none. Pass "
+            "those of init."
+        )
     taken = chosen(only, map("/".join, paths))
-    return (("/".join(path), stats[(*path, "mean")], stats[(*path, "var")]) for path in paths if "/".join(path) in taken)
+    return (
+        ("/".join(path), stats[(*path, "mean")], stats[(*path, "var")])
+        for path in paths
+        if "/".join(path) in taken
+    )
 
 
 def _collection(seen: Mapping[str, Collected]) -> dict[str, Any]:
-    return unflatten_dict({(*path.split("/"), "seen") if path else ("seen",): value for path, value in seen.items()})
+    return unflatten_dict(
+        {(*path.split("/"), "seen") if path else ("seen",): value for path, value in seen.items()}
+    )
 
 
 def _collected(collection: Mapping[str, Any]) -> dict[str, Collected]:

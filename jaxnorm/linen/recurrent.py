@@ -14,7 +14,14 @@ from jax.nn import initializers
 from jaxnorm import validation
 from jaxnorm.keywords import known_keywords
 from jaxnorm.options import Param
-from jaxnorm.recurrent.layers import direction_names, listed, module_cell, module_start, run_cell, run_layers
+from jaxnorm.recurrent.layers import (
+    direction_names,
+    listed,
+    module_cell,
+    module_start,
+    run_cell,
+    run_layers,
+)
 from jaxnorm.recurrent.options import CallOptions, Carry, CarryLike, Pair, S
 from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
@@ -40,42 +47,87 @@ class _Cell(nn.RNNCellBase, Generic[S]):
     def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
         """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
         params = self.parameters(inputs.shape[-1], carry)
-        return run_cell(self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon)
+        return run_cell(
+            self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon
+        )
 
     @nn.compact
     def parameters(self, in_features: int, carry: Any = None) -> dict[str, jax.Array]:
         """The parameters as :mod:`jaxnorm.recurrent` takes them, of the width of the carry."""
         cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
-        start = module_start(self.kind, self.norm, self.scale, self.forget_bias, self.kernel_init, self.recurrent_kernel_init)
+        start = module_start(
+            self.kind,
+            self.norm,
+            self.scale,
+            self.forget_bias,
+            self.kernel_init,
+            self.recurrent_kernel_init,
+        )
         shapes = leaf_shapes(cell, in_features, self._width(carry), self.projection)
         if self.norm is not None:
-            return {name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype) for name in start.names(cell, shapes)}
+            return {
+                name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype)
+                for name in start.names(cell, shapes)
+            }
         params = self._of_flax(start, in_features, *shapes["recurrent_kernel"])
         if self.projection is not None:
-            params["projection"] = self.param("projection", self.kernel_init, shapes["projection"], self.param_dtype)
+            params["projection"] = self.param(
+                "projection", self.kernel_init, shapes["projection"], self.param_dtype
+            )
         return params
 
     @nn.nowrap
     def _width(self, carry: Any) -> int:
-        """The features of the state: those of h where one is given, as in Flax's cells; with a projection h has others."""
+        """The features of the state: those of h where one is given, as in Flax's cells; with a
+        projection h has others.
+        """
         h = carry[-1] if isinstance(carry, tuple | list) else carry
-        return self.features if self.projection is not None or h is None or jnp.ndim(h) == 0 else jnp.shape(h)[-1]
+        return (
+            self.features
+            if self.projection is not None or h is None or jnp.ndim(h) == 0
+            else jnp.shape(h)[-1]
+        )
 
-    def _of_flax(self, start: Start, in_features: int, rows: int, packed: int) -> dict[str, jax.Array]:
+    def _of_flax(
+        self, start: Start, in_features: int, rows: int, packed: int
+    ) -> dict[str, jax.Array]:
         """The parameters of Flax's cell without a norm, gate by gate, packed."""
         gates = FLAX_GATES[self.kind]
         dense = partial(self._dense, packed // len(gates))
-        inward = [dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0) for gate in gates]
+        inward = [
+            dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0)
+            for gate in gates
+        ]
         starts = dict.fromkeys(gates, 0.0) | {"f": start.forget_bias}
         biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
-        across = [dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate]) for gate in gates]
+        across = [
+            dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate])
+            for gate in gates
+        ]
         kernels = {"input_kernel": inward, "recurrent_kernel": across}
-        params = {name: jnp.concatenate([kernel for kernel, _ in parts], -1) for name, parts in kernels.items()}
-        params["bias"] = jnp.concatenate([bias for _, bias in (across if self.kind == "lstm" else inward)])
+        params = {
+            name: jnp.concatenate([kernel for kernel, _ in parts], -1)
+            for name, parts in kernels.items()
+        }
+        params["bias"] = jnp.concatenate(
+            [bias for _, bias in (across if self.kind == "lstm" else inward)]
+        )
         return params | ({"recurrent_bias": across[2][1]} if self.kind == "gru" else {})
 
-    def _dense(self, features: int, name: str, rows: int, kernel_init: Initializer, use_bias: bool, bias: float) -> tuple[jax.Array, Any]:
-        options: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": initializers.constant(bias), "name": name}
+    def _dense(
+        self,
+        features: int,
+        name: str,
+        rows: int,
+        kernel_init: Initializer,
+        use_bias: bool,
+        bias: float,
+    ) -> tuple[jax.Array, Any]:
+        options: dict[str, Any] = {
+            "kernel_init": kernel_init,
+            "bias_init": initializers.constant(bias),
+            "name": name,
+        }
         module = DenseParams(features, use_bias=use_bias, param_dtype=self.param_dtype, **options)
         return module(jax.ShapeDtypeStruct((rows,), self.param_dtype))
 
@@ -88,7 +140,10 @@ class _Cell(nn.RNNCellBase, Generic[S]):
             return carry
         widths = (self.features, self.projection or self.features)
         keys = jax.random.split(rng)
-        carry = tuple(self.carry_init(key, (*input_shape[:-1], width), self.param_dtype) for key, width in zip(keys, widths, strict=True))
+        carry = tuple(
+            self.carry_init(key, (*input_shape[:-1], width), self.param_dtype)
+            for key, width in zip(keys, widths, strict=True)
+        )
         return carry
 
     @property
@@ -96,14 +151,20 @@ class _Cell(nn.RNNCellBase, Generic[S]):
         return 1
 
 
-FLAX_GATES: dict[str, tuple[str, ...]] = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
+FLAX_GATES: dict[str, tuple[str, ...]] = {
+    "lstm": ("i", "f", "g", "o"),
+    "gru": ("r", "z", "n"),
+    "rnn": ("",),
+}
 
 
 class LayerNormLSTMCell(_Cell[Pair]):
-    """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has the equations.
+    """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has
+    the equations.
 
-    The carry is (c, h), as in Flax; one that is given determines the number of features. With ``norm=None`` it is
-    :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias`` starts at 1, without a norm at 0, as in Flax.
+    The carry is (c, h), as in Flax; one that is given determines the number of features. With
+    ``norm=None`` it is :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias``
+    starts at 1, without a norm at 0, as in Flax.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -118,7 +179,8 @@ class LayerNormLSTMCell(_Cell[Pair]):
 
 
 class LayerNormGRUCell(_Cell[jax.Array]):
-    """A layer-normalized GRU cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.gru` has the equations.
+    """A layer-normalized GRU cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.gru` has
+    the equations.
 
     With ``norm=None`` it is :class:`flax.linen.GRUCell` with its parameters.
 
@@ -133,7 +195,8 @@ class LayerNormGRUCell(_Cell[jax.Array]):
 
 
 class LayerNormSimpleCell(_Cell[jax.Array]):
-    """A layer-normalized simple cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.rnn` has the equations.
+    """A layer-normalized simple cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.rnn` has
+    the equations.
 
     With ``norm=None`` it is :class:`flax.linen.SimpleCell` with its parameters.
 
@@ -178,12 +241,20 @@ class _Layer(nn.Module):
     cell: ClassVar[type[_Cell]]
 
     @overload
-    def __call__(self, inputs: jax.Array, *, return_carry: Literal[False], **options: Unpack[_CallOptions]) -> jax.Array: ...
-    @overload
-    def __call__(self, inputs: jax.Array, *, return_carry: Literal[True], **options: Unpack[_CallOptions]) -> tuple[Carry, jax.Array]: ...
+    def __call__(
+        self, inputs: jax.Array, *, return_carry: Literal[False], **options: Unpack[_CallOptions]
+    ) -> jax.Array: ...
     @overload
     def __call__(
-        self, inputs: jax.Array, *, return_carry: bool | None = None, **options: Unpack[_CallOptions]
+        self, inputs: jax.Array, *, return_carry: Literal[True], **options: Unpack[_CallOptions]
+    ) -> tuple[Carry, jax.Array]: ...
+    @overload
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        return_carry: bool | None = None,
+        **options: Unpack[_CallOptions],
     ) -> jax.Array | tuple[Carry, jax.Array]: ...
     @known_keywords
     @nn.compact
@@ -206,35 +277,64 @@ class _Layer(nn.Module):
 
         Args:
           inputs: the sequences; time is axis 0 with ``time_major``.
-          initial_carry: the carry to start from, of any width, as in Flax: (c, h) or h; with several layers a tuple of those,
-            with two directions a pair of them each.
+          initial_carry: the carry to start from, of any width, as in Flax: (c, h) or h; with
+            several layers a tuple of those, with two directions a pair of them each.
           init_key: random key for ``carry_init``.
-          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are 0.
+          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are
+            0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
           segment_ids: integers ``(*batch, time)`` of sequences packed one after the other.
           return_carry: whether to return ``(carry, outputs)``.
           time_major: this and the following override the attributes.
           reverse: from the last step to the first.
           keep_order: return reversed outputs in the order of the inputs.
-          deterministic: no dropout, and the expected value of zoneout. Random units need an rng named ``dropout``.
+          deterministic: no dropout, and the expected value of zoneout. Random units need an rng
+            named ``dropout``.
 
         Returns:
           The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
-        cells = [[self._make_cell(name) for name in directions] for directions in direction_names(self.num_layers, self.bidirectional)]
+        cells = [
+            [self._make_cell(name) for name in directions]
+            for directions in direction_names(self.num_layers, self.bidirectional)
+        ]
         carries = listed(self.kind, initial_carry, self.num_layers, self.bidirectional)
         width, layers = inputs.shape[-1], []
         for i, directions in enumerate(cells):
-            layers.append([cell.parameters(width, None if carries is None else carries[i][d]) for d, cell in enumerate(directions)])
+            layers.append(
+                [
+                    cell.parameters(width, None if carries is None else carries[i][d])
+                    for d, cell in enumerate(directions)
+                ]
+            )
             width = sum(len(params["recurrent_kernel"]) for params in layers[-1])
         random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
-            carries = self._start(cells, inputs, self.time_major if time_major is None else time_major, init_key)
-        dropout = nn.Dropout(validation.number("dropout", self.dropout, 1), deterministic=not random)
+            carries = self._start(
+                cells, inputs, self.time_major if time_major is None else time_major, init_key
+            )
+        dropout = nn.Dropout(
+            validation.number("dropout", self.dropout, 1), deterministic=not random
+        )
         make_key = partial(self.make_rng, "dropout") if random else None
-        at_call = {"time_major": time_major, "reverse": reverse, "keep_order": keep_order, "return_carry": return_carry}
+        at_call = {
+            "time_major": time_major,
+            "reverse": reverse,
+            "keep_order": keep_order,
+            "return_carry": return_carry,
+        }
         steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
-        return run_layers(self, layers, inputs, carries, at_call, steps, between=dropout, make_key=make_key, flip=flip_sequences)
+        return run_layers(
+            self,
+            layers,
+            inputs,
+            carries,
+            at_call,
+            steps,
+            between=dropout,
+            make_key=make_key,
+            flip=flip_sequences,
+        )
 
     @property
     def kind(self) -> str:
@@ -245,23 +345,34 @@ class _Layer(nn.Module):
         return self.cell(self.features, name=name, **{field: getattr(self, field) for field in own})
 
     def _is_random(self, deterministic: bool | None) -> bool:
-        if not self.dropout and not any(self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)):
+        if not self.dropout and not any(
+            self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
+        ):
             return False
         return not nn.merge_param("deterministic", self.deterministic, deterministic)
 
-    def _start(self, cells: list[list[_Cell]], inputs: jax.Array, time_major: bool, key: jax.Array | None) -> list[list[Carry]]:
+    def _start(
+        self, cells: list[list[_Cell]], inputs: jax.Array, time_major: bool, key: jax.Array | None
+    ) -> list[list[Carry]]:
         shape = inputs.shape[1:] if time_major else (*inputs.shape[:-2], inputs.shape[-1])
-        keys = iter(jax.random.split(jax.random.key(0) if key is None else key, sum(map(len, cells))))
-        return [[cell.initialize_carry(next(keys), shape) for cell in directions] for directions in cells]
+        keys = iter(
+            jax.random.split(jax.random.key(0) if key is None else key, sum(map(len, cells)))
+        )
+        return [
+            [cell.initialize_carry(next(keys), shape) for cell in directions]
+            for directions in cells
+        ]
 
 
 class LSTM(_Layer):
-    """Layer-normalized LSTM layers over whole sequences, the parameters those of ``RNN(LayerNormLSTMCell)``.
+    """Layer-normalized LSTM layers over whole sequences, the parameters those of
+    ``RNN(LayerNormLSTMCell)``.
 
-    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's ``RNN(OptimizedLSTMCell)``, parameters and
-    dtypes included. ``num_layers`` layers are stacked, with ``dropout`` between them; ``bidirectional`` ones concatenate the
-    outputs of both directions; ``projection`` is the number of features that h is projected to; ``forget_bias`` starts at 1,
-    without a norm at 0, as in Flax.
+    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's
+    ``RNN(OptimizedLSTMCell)``, parameters and dtypes included. ``num_layers`` layers are stacked,
+    with ``dropout`` between them; ``bidirectional`` ones concatenate the outputs of both
+    directions; ``projection`` is the number of features that h is projected to; ``forget_bias``
+    starts at 1, without a norm at 0, as in Flax.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -279,9 +390,11 @@ class LSTM(_Layer):
 
 
 class GRU(_Layer):
-    """Layer-normalized GRU layers over whole sequences, the parameters those of ``RNN(LayerNormGRUCell)``.
+    """Layer-normalized GRU layers over whole sequences, the parameters those of
+    ``RNN(LayerNormGRUCell)``.
 
-    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's ``RNN(GRUCell)``, parameters and dtypes included.
+    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's
+    ``RNN(GRUCell)``, parameters and dtypes included.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -293,10 +406,11 @@ class GRU(_Layer):
 
 
 class SimpleRNN(_Layer):
-    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of ``RNN(LayerNormSimpleCell)``.
+    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of
+    ``RNN(LayerNormSimpleCell)``.
 
-    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's ``RNN(SimpleCell)``, parameters and
-    dtypes included.
+    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's
+    ``RNN(SimpleCell)``, parameters and dtypes included.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

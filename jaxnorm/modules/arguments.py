@@ -14,15 +14,22 @@ from jaxnorm.validation import as_array
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The feature axes and the reduction axes of a Flax LayerNorm or RMSNorm."""
-    return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(module.reduction_axes, rank, "reduction_axes")
+    return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(
+        module.reduction_axes, rank, "reduction_axes"
+    )
 
 
-def instance_axes(feature_axes, rank: int, *, packed: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm; of packed ``x`` there need be no batch."""
+def instance_axes(
+    feature_axes, rank: int, *, packed: bool = False
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm; of packed
+    ``x`` there need be no batch.
+    """
     features = canonical_axes(feature_axes, rank, "feature_axes")
     if 0 in features:  # Flax's own tests look for its words
         raise ValueError(
-            "The channel axes cannot include the leading dimension as this is assumed to be the batch axis. "
+            "The channel axes cannot include the leading dimension as this is assumed to be the "
+            "batch axis. "
             f"Got feature_axes={feature_axes} for rank {rank}."
         )
     reduced = other_axes((0, *features), rank)
@@ -30,12 +37,17 @@ def instance_axes(feature_axes, rank: int, *, packed: bool = False) -> tuple[tup
 
 
 def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
-    """The reduction axes of group norm but the last, the channels, which a module's ``reduction_axes``, if given, include."""
+    """The reduction axes of group norm but the last, the channels, which a module's
+    ``reduction_axes``, if given, include.
+    """
     if reduction_axes is None:
         return other_axes((0, rank - 1), rank)
     reduced = canonical_axes(reduction_axes, rank, "reduction_axes")
     if rank - 1 not in reduced:
-        raise ValueError(f"reduction_axes must include the last axis, that of the channels: got {reduction_axes} for rank {rank}.")
+        raise ValueError(
+            "reduction_axes must include the last axis, that of the channels: got "
+            f"{reduction_axes} for rank {rank}."
+        )
     return reduced[:-1]
 
 
@@ -45,48 +57,67 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
         return checked_divisor("num_groups", num_groups, channels)
     if group_size is None or num_groups is not None:
         raise ValueError(
-            f"exactly one of num_groups and group_size must be given: got {num_groups} and {group_size}. "
+            f"exactly one of num_groups and group_size must be given: got {num_groups} and "
+            f"{group_size}. "
             "Pass num_groups=None with group_size."
         )
     return channels // checked_divisor("group_size", group_size, channels)
 
 
 def flag(name: str, value: Any) -> Any:
-    """A boolean, or what equals one; PyTorch's users pass a number of features, or a mask, in its place.
+    """A boolean, or what equals one; PyTorch's users pass a number of features, or a mask, in its
+    place.
 
     Raises:
       TypeError: it is none.
     """
-    if isinstance(value, bool) or (not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)):
+    if isinstance(value, bool) or (
+        not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)
+    ):
         return value
     kind = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
-    raise TypeError(f"{name} must be True or False: got {kind}. Masks are passed as mask=, and linen infers the number of features.")
+    raise TypeError(
+        f"{name} must be True or False: got {kind}. Masks are passed as mask=, and linen infers "
+        "the number of features."
+    )
 
 
 def inexact(x, dtype) -> jax.Array:
-    """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the functions do not, made floats."""
+    """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the
+    functions do not, made floats.
+    """
     x = as_array(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real_dtype(compute_dtype(dtype)))
 
 
 def bound(axis_name, groups=None, *, initializing: bool = False):
-    """``axis_name`` where it is bound, in groups if those are given; None where no axis is, as under sharded ``jit``.
+    """``axis_name`` where it is bound, in groups if those are given; None where no axis is, as
+    under sharded ``jit``.
 
     Raises:
-      ValueError: other axes are bound and one of these names is not, unless a module is initializing its parameters.
+      ValueError: other axes are bound and one of these names is not, unless a module is
+        initializing its parameters.
     """
-    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,) if axis_name is not None else ()
+    names = (
+        tuple(axis_name)
+        if isinstance(axis_name, tuple | list)
+        else (axis_name,)
+        if axis_name is not None
+        else ()
+    )
     if not names:
         return None
     try:  # here, since it takes long to import, for what most never need
         from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
     except ImportError:  # JAX 0.8
         from jax.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
-    found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]  # those of a pmap without a name
+    # those of a pmap without a name
+    found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]
     missing = [name for name in names if name not in found]
     if missing and found and not initializing:
         raise ValueError(
-            f"axis_name must be among the axes that are bound here, {', '.join(map(repr, found))}: got {axis_name!r}. "
+            f"axis_name must be among the axes that are bound here, {', '.join(map(repr, found))}: "
+            f"got {axis_name!r}. "
             "Name one of those, or None to leave other devices aside."
         )
     names = tuple(name for name in names if name in found)

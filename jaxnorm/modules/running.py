@@ -31,16 +31,19 @@ class Collected(NamedTuple):
 
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
-    """No microbatch yet, for a norm with these running statistics, abstract where those are, with their shardings.
+    """No microbatch yet, for a norm with these running statistics, abstract where those are, with
+    their shardings.
 
     No buffer is there twice, since buffers may be donated.
     """
     if isinstance(mean, jax.ShapeDtypeStruct):
-        like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mean.sharding)  # noqa: E731
+        like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mean.sharding)
         return jax.tree.map(like, jax.eval_shape(nothing, mean, var))
     dtype = compute_dtype(mean.dtype)
     count, variance = (jnp.zeros(mean.shape, real_dtype(dtype)) for _ in range(2))
-    return Collected(Moments(count, jnp.zeros(mean.shape, dtype), variance), jnp.copy(mean), jnp.copy(var))
+    return Collected(
+        Moments(count, jnp.zeros(mean.shape, dtype), variance), jnp.copy(mean), jnp.copy(var)
+    )
 
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
@@ -69,31 +72,44 @@ def chosen(only: Only, paths: Iterable[str]) -> set[str]:
         found = {path for path in paths if only(path)}
     else:
         named = [only] if isinstance(only, str) else list(only)
-        below = {name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named}
+        below = {
+            name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named
+        }
         if unknown := [name for name, some in below.items() if not some]:
             raise ValueError(
-                f"only must name norms with running statistics, by their paths from the top: got {', '.join(map(repr, unknown))} for "
+                "only must name norms with running statistics, by their paths from the top: got "
+                f"{', '.join(map(repr, unknown))} for "
                 f"{', '.join(paths)}."
             )
         found = set().union(*below.values())
     if not found:
-        raise ValueError(f"only must leave norms to calibrate: it takes none of {', '.join(paths)}.")
+        raise ValueError(
+            f"only must leave norms to calibrate: it takes none of {', '.join(paths)}."
+        )
     return found
 
 
-def gather(step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress) -> Seen:
+def gather(
+    step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress
+) -> Seen:
     """What has been seen after all batches, each of which ``step`` takes."""
     if hasattr(batches, "shape"):
-        raise TypeError(f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put it in a list.")
+        raise TypeError(
+            f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put "
+            "it in a list."
+        )
     for number, batch in enumerate(_tracked(batches) if progress is True else batches, 1):
         seen = step(seen, batch)
         if callable(progress):
             progress(number, seen)
     if not any(bool((moments.count > 0).any()) for moments in seen.values()):
         raise ValueError(
-            "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none has seen any. "
-            "Pass what puts the model into training mode, for example train=True, and at least one batch; "
-            "layers that linen lifts, by nn.scan or nn.vmap, must lift the collection batch_moments too."
+            "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none "
+            "has seen any. "
+            "Pass what puts the model into training mode, for example train=True, and at least one "
+            "batch; "
+            "layers that linen lifts, by nn.scan or nn.vmap, must lift the collection "
+            "batch_moments too."
         )
     return seen
 
@@ -103,24 +119,36 @@ def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) 
     found = list(found)
     if abstract := [path for path, mean, _ in found if isinstance(mean, jax.ShapeDtypeStruct)]:
         names = ", ".join(map(repr, abstract))
-        raise TypeError(f"running statistics must be arrays: those of {names} are abstract. Initialize or restore the model first.")
+        raise TypeError(
+            f"running statistics must be arrays: those of {names} are abstract. Initialize or "
+            "restore the model first."
+        )
     fresh = {path: nothing(mean, var).moments for path, mean, var in found}
     if seen is None:
         return fresh
     if fresh.keys() != seen.keys():
-        raise ValueError(f"seen must be of the norms of this model, {', '.join(fresh)}: got {', '.join(seen)}.")
+        raise ValueError(
+            f"seen must be of the norms of this model, {', '.join(fresh)}: got {', '.join(seen)}."
+        )
     return dict(seen)
 
 
 def replaced(moments: Moments, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of a population, of the dtypes of the running ones or complex, which stay where nothing was seen."""
+    """Mean and variance of a population, of the dtypes of the running ones or complex, which stay
+    where nothing was seen.
+    """
     known, dtype = moments.count > 0, complex_beside(mean.dtype, moments.mean)
-    return jnp.where(known, moments.mean.astype(dtype), mean.astype(dtype)), jnp.where(known, moments.var.astype(var.dtype), var)
+    return jnp.where(known, moments.mean.astype(dtype), mean.astype(dtype)), jnp.where(
+        known, moments.var.astype(var.dtype), var
+    )
 
 
 def _tracked(batches: Iterable) -> Iterable:
     try:
         from rich.progress import track
     except ImportError as error:
-        raise ImportError("progress=True needs the package rich: pip install 'jaxnorm[experiments]', or pass a function.") from error
+        raise ImportError(
+            "progress=True needs the package rich: pip install 'jaxnorm[experiments]', or pass a "
+            "function."
+        ) from error
     return track(batches, description="batches")

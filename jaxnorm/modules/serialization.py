@@ -9,12 +9,20 @@ from jaxnorm.statistics import Moments
 
 
 def _to_state(moments: Moments) -> dict[str, Any]:
-    return {field.name: serialization.to_state_dict(getattr(moments, field.name)) for field in fields(moments)}
+    return {
+        field.name: serialization.to_state_dict(getattr(moments, field.name))
+        for field in fields(moments)
+    }
 
 
 def _from_state(target: Moments, state: dict[str, Any]) -> Moments:
     names = [field.name for field in fields(target)]
-    return Moments(**{name: serialization.from_state_dict(getattr(target, name), state[name], name=name) for name in names})
+    return Moments(
+        **{
+            name: serialization.from_state_dict(getattr(target, name), state[name], name=name)
+            for name in names
+        }
+    )
 
 
 serialization.register_serialization_state(Moments, _to_state, _from_state)

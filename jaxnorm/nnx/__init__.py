@@ -1,15 +1,17 @@
 """Drop-in replacements for the normalization modules of :mod:`flax.nnx`, and subclasses of them.
 
-Same class names, arguments, defaults, parameters and state, so that a model changes one import and loads its old
-checkpoint. What differs, for the better: ``x`` is not cast to ``dtype`` before its statistics are computed (bit for bit
-the output of :mod:`jaxnorm.linen`), statistics are always computed stably (``use_fast_variance`` is accepted and has no
-effect), ``mask`` may hold float weights and hides NaN, replicas are weighted by their valid elements, an ``axis_name``
-is ignored where no axis is bound (an error where others are), a batch that is empty or not finite leaves the state as it
-was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone. Where ``mask`` is 0 the output is 0.
-Axes, groups and masks that do not fit raise ``ValueError``.
+Same class names, arguments, defaults, parameters and state, so that a model changes one import and
+loads its old checkpoint. What differs, for the better: ``x`` is not cast to ``dtype`` before its
+statistics are computed (bit for bit the output of :mod:`jaxnorm.linen`), statistics are always
+computed stably (``use_fast_variance`` is accepted and has no effect), ``mask`` may hold float
+weights and hides NaN, replicas are weighted by their valid elements, an ``axis_name`` is ignored
+where no axis is bound (an error where others are), a batch that is empty or not finite leaves the
+state as it was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone.
+Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
 
-Dtypes: parameters are of ``param_dtype``, statistics and what is computed with them of float32 at least, and the output is of ``dtype``
-or, by default, of what ``x`` and the parameters promote to. ``mask`` is boolean or float weights, and broadcasts against ``x``.
+Dtypes: parameters are of ``param_dtype``, statistics and what is computed with them of float32 at
+least, and the output is of ``dtype`` or, by default, of what ``x`` and the parameters promote to.
+``mask`` is boolean or float weights, and broadcasts against ``x``.
 """
 
 try:
@@ -17,7 +19,9 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "flax":
         raise
-    raise ImportError("jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'.") from None
+    raise ImportError(
+        "jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'."
+    ) from None
 
 import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.keywords import known_fields
@@ -25,7 +29,14 @@ from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
-from jaxnorm.nnx.recurrent import GRU, LSTM, LayerNormGRUCell, LayerNormLSTMCell, LayerNormSimpleCell, SimpleRNN
+from jaxnorm.nnx.recurrent import (
+    GRU,
+    LSTM,
+    LayerNormGRUCell,
+    LayerNormLSTMCell,
+    LayerNormSimpleCell,
+    SimpleRNN,
+)
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
 __all__ = [

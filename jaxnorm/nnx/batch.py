@@ -32,7 +32,9 @@ class BatchMoments(nnx.Variable):
 
 
 def with_keywords_of(function: Callable, other: Callable) -> Signature:
-    """The signature of a function that hands on ``**options`` to another: that of the other, and the function's own keywords."""
+    """The signature of a function that hands on ``**options`` to another: that of the other, and
+    the function's own keywords.
+    """
     own = [p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return Signature([*signature(other).parameters.values(), *own])
 
@@ -42,7 +44,8 @@ def _is_evaluating(module: Any, at_call: bool | None) -> bool:
         if choice is not None:
             return flag("use_running_average", choice)
     raise ValueError(
-        f"use_running_average must be given to the constructor of {type(module).__name__} or to the call: got None for both. "
+        f"use_running_average must be given to the constructor of {type(module).__name__} or to "
+        "the call: got None for both. "
         "model.train() and model.eval() set it too."
     )
 
@@ -54,11 +57,16 @@ def _moments(mean: jax.Array, var: jax.Array, sizes: tuple[int, ...] = (-1,)) ->
 def _update(module: Any, batch: Moments) -> None:
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
     mean, var = module.mean[...], module.var[...]
-    if (variable := getattr(module, "batch_moments", None)) is not None:  # a microbatch: see accumulate
+    # a microbatch: see accumulate
+    if (variable := getattr(module, "batch_moments", None)) is not None:
         seen = collect(get_value(variable), mean, var, flat)
         set_value(variable, seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
-    options = {"momentum": module.momentum, "unbiased": module.unbiased, "skip_constant": module.skip_constant}
+    options = {
+        "momentum": module.momentum,
+        "unbiased": module.unbiased,
+        "skip_constant": module.skip_constant,
+    }
     new = ema(_moments(mean, var), flat, **options)
     assign(module, *jax.lax.stop_gradient((new.mean, new.var)))
 
@@ -75,14 +83,16 @@ def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
 class BatchNorm(nnx.BatchNorm):
     """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a :class:`flax.nnx.BatchNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but ``axis``, the feature axis or
-    axes, along which parameters and running statistics ``(num_features,)`` stand, flat if there are several. In training
-    (``.train()``, the default) the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
-    ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in PyTorch, which also averages
-    the unbiased variance. Without ``dtype`` the output is float32 whatever ``x`` and the parameters are, since ``mean`` and ``var``
-    take part in the promotion (not before Flax 0.12.1). ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`:
-    average the unbiased variance, as PyTorch does; leave a feature's running statistics alone where its batch has one element,
-    or equal ones.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but
+    ``axis``, the feature axis or axes, along which parameters and running statistics
+    ``(num_features,)`` stand, flat if there are several. In training (``.train()``, the default)
+    the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
+    ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in
+    PyTorch, which also averages the unbiased variance. Without ``dtype`` the output is float32
+    whatever ``x`` and the parameters are, since ``mean`` and ``var`` take part in the promotion
+    (not before Flax 0.12.1). ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`:
+    average the unbiased variance, as PyTorch does; leave a feature's running statistics alone where
+    its batch has one element, or equal ones.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -93,7 +103,14 @@ class BatchNorm(nnx.BatchNorm):
     ([[-1.0], [1.0]], [1.0])
     """
 
-    def __init__(self, num_features: int, *, unbiased: bool = False, skip_constant: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        unbiased: bool = False,
+        skip_constant: bool = False,
+        **options: Any,
+    ) -> None:
         """Takes the arguments of :class:`flax.nnx.BatchNorm`, and two of its own."""
         super().__init__(num_features, **options)
         self.unbiased, self.skip_constant = unbiased, skip_constant
@@ -103,25 +120,43 @@ class BatchNorm(nnx.BatchNorm):
     __init__.__signature__ = with_keywords_of(__init__, nnx.BatchNorm.__init__)  # type: ignore[attr-defined]
 
     @known_keywords
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
-        (x, mean, var), params, dtype = operands(self, x, mask, features, self.mean[...], self.var[...])
+        (x, mean, var), params, dtype = operands(
+            self, x, mask, features, self.mean[...], self.var[...]
+        )
         given = {"epsilon": self.epsilon, **params}
         if _is_evaluating(self, use_running_average):
-            return with_running(x, _moments(mean, var, tuple(x.shape[axis] for axis in features)), features, dtype=dtype, **given)
+            return with_running(
+                x,
+                _moments(mean, var, tuple(x.shape[axis] for axis in features)),
+                features,
+                dtype=dtype,
+                **given,
+            )
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given)
+        y, batch = norm_over_with_moments(
+            x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given
+        )
         _update(self, batch)
         return y
 
 
 class SwitchableNorm(nnx.Module):
-    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance, layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance,
+    layer and batch statistics.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by ``softmax(mean_logits)``, var by ``softmax(var_logits)``.
-    Parameters ``mean_logits`` and ``var_logits`` ``(3,)`` in the order instance, layer, batch, all zero at first: equal
-    weights. Scale, bias and running statistics as :class:`BatchNorm`.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by
+    ``softmax(mean_logits)``, var by ``softmax(var_logits)``. Parameters ``mean_logits`` and
+    ``var_logits`` ``(3,)`` in the order instance, layer, batch, all zero at first: equal weights.
+    Scale, bias and running statistics as :class:`BatchNorm`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -154,8 +189,17 @@ class SwitchableNorm(nnx.Module):
         bias_metadata: Metadata = NO_METADATA,
         scale_metadata: Metadata = NO_METADATA,
     ) -> None:
-        self.num_features, self.use_running_average, self.feature_axes = num_features, use_running_average, feature_axes
-        self.momentum, self.epsilon, self.dtype, self.param_dtype = momentum, epsilon, dtype, param_dtype
+        self.num_features, self.use_running_average, self.feature_axes = (
+            num_features,
+            use_running_average,
+            feature_axes,
+        )
+        self.momentum, self.epsilon, self.dtype, self.param_dtype = (
+            momentum,
+            epsilon,
+            dtype,
+            param_dtype,
+        )
         self.use_bias, self.use_scale, self.promote_dtype = use_bias, use_scale, promote_dtype
         self.axis_name, self.axis_index_groups = axis_name, axis_index_groups
         self.unbiased, self.skip_constant = unbiased, skip_constant
@@ -165,12 +209,23 @@ class SwitchableNorm(nnx.Module):
         def create(init: Initializer, size: int, metadata: Metadata = NO_METADATA) -> nnx.Param:
             return nnx.Param(init(rngs.params(), (size,), param_dtype), **metadata)
 
-        self.scale = create(scale_init, num_features, scale_metadata) if use_scale else nnx.data(None)
+        self.scale = (
+            create(scale_init, num_features, scale_metadata) if use_scale else nnx.data(None)
+        )
         self.bias = create(bias_init, num_features, bias_metadata) if use_bias else nnx.data(None)
-        self.mean_logits, self.var_logits = create(initializers.zeros, 3), create(initializers.zeros, 3)
+        self.mean_logits, self.var_logits = (
+            create(initializers.zeros, 3),
+            create(initializers.zeros, 3),
+        )
 
     @known_keywords
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, mask, features)
@@ -178,7 +233,9 @@ class SwitchableNorm(nnx.Module):
         logits = self.mean_logits[...], self.var_logits[...]
         options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
         if _is_evaluating(self, use_running_average):
-            running = _moments(self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features))
+            running = _moments(
+                self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features)
+            )
             return switchable_norm(x, *logits, running=running, **options)[0]
         y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)
         _update(self, batch)

@@ -1,7 +1,7 @@
 """What older versions of :mod:`flax.nnx` lack, down to 0.11.2, the oldest that is supported.
 
-Nothing else in this folder asks for the version of Flax. A line says since when Flax has what it stands in for: once that is the oldest
-that is supported, it goes.
+Nothing else in this folder asks for the version of Flax. A line says since when Flax has what it
+stands in for: once that is the oldest that is supported, it goes.
 """
 
 import inspect
@@ -16,11 +16,16 @@ try:
 except ImportError:
 
     class InstanceNorm(nnx.LayerNorm):  # type: ignore[no-redef]
-        """The constructor of Flax's InstanceNorm, and its parameters, which are those of a LayerNorm."""
+        """The constructor of Flax's InstanceNorm, and its parameters, which are those of a
+        LayerNorm.
+        """
 
         def __init__(self, num_features: int, **options: Any) -> None:
             if "reduction_axes" in options:
-                raise TypeError("InstanceNorm takes no reduction_axes: they are all axes but the batch's and feature_axes.")
+                raise TypeError(
+                    "InstanceNorm takes no reduction_axes: they are all axes but the batch's and "
+                    "feature_axes."
+                )
             super().__init__(num_features, **options)
 
 
@@ -30,7 +35,8 @@ class Absent(nnx.Module):
     def __init__(self, *_: Any, **__: Any) -> None:
         name = type(self).__name__
         raise ImportError(
-            f"jaxnorm.nnx.{name} needs Flax 0.12.1 or newer, which has the class: Flax {flax.__version__} is installed. "
+            f"jaxnorm.nnx.{name} needs Flax 0.12.1 or newer, which has the class: Flax "
+            f"{flax.__version__} is installed. "
             f"Use jaxnorm.linen.{name}, or a newer Flax."
         )
 
@@ -41,8 +47,8 @@ except ImportError:
     SpectralNorm = WeightNorm = Absent  # type: ignore[misc, assignment]
 
 
-# Whether the dtype of a BatchNorm's output is promoted with its running statistics: since Flax 0.12.1, which also gave modules a rule of
-# promotion of the user's.
+# Whether the dtype of a BatchNorm's output is promoted with its running statistics: since Flax
+# 0.12.1, which also gave modules a rule of promotion of the user's.
 RUNNING_PROMOTE = "promote_dtype" in inspect.signature(nnx.BatchNorm.__init__).parameters
 
 

@@ -13,19 +13,36 @@ from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.keywords import known_keywords
-from jaxnorm.modules.arguments import bound, group_axes, group_count, inexact, instance_axes, module_axes
+from jaxnorm.modules.arguments import (
+    bound,
+    group_axes,
+    group_count,
+    inexact,
+    instance_axes,
+    module_axes,
+)
 from jaxnorm.nnx import flax_versions
 from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
 from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
-__all__ = ["GraphNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "PairNorm", "PositionalNorm", "RMSNorm"]
+__all__ = [
+    "GraphNorm",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "PairNorm",
+    "PositionalNorm",
+    "RMSNorm",
+]
 
 
 def operands(
     module: Any, x: jax.Array, mask: Any, features: tuple[int, ...], *stats: jax.Array
 ) -> tuple[list[jax.Array], dict[str, Any], Any]:
-    """``x`` and the running statistics; scale, bias and mask; and the dtype to which all but the mask promote."""
+    """``x`` and the running statistics; scale, bias and mask; and the dtype to which all but the
+    mask promote.
+    """
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if own_rule := flax_versions.promotion(module):  # Flax's would round x before its statistics
@@ -39,11 +56,16 @@ def operands(
     return [inexact(x, dtype), *running], given, dtype
 
 
-def check_features(module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None) -> None:
+def check_features(
+    module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None
+) -> None:
     """Raises unless parameters and statistics are of as many features as x has."""
     for size in {array.size for array in arrays if array is not None} - {math.prod(sizes)}:
         name = type(module).__name__
-        raise ValueError(f"x must have the features that {name} was made for, {size}: got {sizes} of an x of shape {x.shape}.")
+        raise ValueError(
+            f"x must have the features that {name} was made for, {size}: got {sizes} of an x of "
+            f"shape {x.shape}."
+        )
 
 
 def across(module: Any):
@@ -51,7 +73,16 @@ def across(module: Any):
     return bound(module.axis_name, module.axis_index_groups)
 
 
-def over(module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask, *, run=norm_over, **own):
+def over(
+    module: Any,
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    mask,
+    *,
+    run=norm_over,
+    **own,
+):
     """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
     (x,), params, dtype = operands(module, x, mask, features)
     options = {"axis_name": across(module), "dtype": dtype}
@@ -64,10 +95,11 @@ def over_axes(module: Any, x: jax.Array, mask, **own):
 
 
 class LayerNorm(nnx.LayerNorm):
-    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a :class:`flax.nnx.LayerNorm`.
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a
+    :class:`flax.nnx.LayerNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over ``reduction_axes``, scale and bias
-    ``(num_features,)`` along ``feature_axes``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over
+    ``reduction_axes``, scale and bias ``(num_features,)`` along ``feature_axes``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -78,17 +110,25 @@ class LayerNorm(nnx.LayerNorm):
 
     @known_keywords
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
+        count for nothing and become 0.
+        """
         return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
 
 
 class RMSNorm(nnx.RMSNorm):
-    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a :class:`flax.nnx.RMSNorm`.
+    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a
+    :class:`flax.nnx.RMSNorm`.
 
-    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale ``(num_features,)`` along
-    ``feature_axes``.
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale
+    ``(num_features,)`` along ``feature_axes``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -104,11 +144,13 @@ class RMSNorm(nnx.RMSNorm):
 
 
 class PositionalNorm(nnx.LayerNorm):
-    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its Moments, without parameters unless asked.
+    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its
+    Moments, without parameters unless asked.
 
-    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``; mean and variance of each
-    position over ``reduction_axes``, the channels, and scale and bias along ``feature_axes``. It returns ``(y, Moments)``:
-    ``z * jnp.sqrt(moments.var + epsilon) + moments.mean`` gives a later layer's output z the moments of ``x`` (moment shortcut).
+    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and
+    ``use_bias``; mean and variance of each position over ``reduction_axes``, the channels, and
+    scale and bias along ``feature_axes``. It returns ``(y, Moments)``: ``z * jnp.sqrt(moments.var +
+    epsilon) + moments.mean`` gives a later layer's output z the moments of ``x`` (moment shortcut).
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -119,20 +161,33 @@ class PositionalNorm(nnx.LayerNorm):
     """
 
     @takes_arguments_of(nnx.LayerNorm.__init__)
-    def __init__(self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, **options) -> None:
-        super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-5,
+        use_bias: bool = False,
+        use_scale: bool = False,
+        **options,
+    ) -> None:
+        super().__init__(
+            num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options
+        )
 
     @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
-        """The output, and the Moments of each position; elements where ``mask`` is 0 count for nothing and become 0."""
+        """The output, and the Moments of each position; elements where ``mask`` is 0 count for
+        nothing and become 0.
+        """
         return over_axes(self, x, mask, run=norm_over_with_moments)
 
 
 class InstanceNorm(flax_versions.InstanceNorm):
-    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a :class:`flax.nnx.InstanceNorm`.
+    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a
+    :class:`flax.nnx.InstanceNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the batch's, 0, and
-    ``feature_axes``, along which scale and bias ``(num_features,)`` stand.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the
+    batch's, 0, and ``feature_axes``, along which scale and bias ``(num_features,)`` stand.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -144,20 +199,36 @@ class InstanceNorm(flax_versions.InstanceNorm):
 
     @known_keywords
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
+        count for nothing and become 0.
+        """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
-        return over(self, x, unsplit(x.shape, reduced), features, mask, segments=segments, num_segments=num_segments)
+        return over(
+            self,
+            x,
+            unsplit(x.shape, reduced),
+            features,
+            mask,
+            segments=segments,
+            num_segments=num_segments,
+        )
 
 
 class GroupNorm(nnx.GroupNorm):
     """Group normalization (Wu & He 2018, arXiv 1803.08494), a :class:`flax.nnx.GroupNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of neighbouring channels, the last
-    axis, over all axes but the batch's, 0, or over ``reduction_axes``. Give ``num_groups`` or, with ``num_groups=None``,
-    ``group_size``. Scale and bias ``(num_features,)`` stand along the axis that the attribute ``feature_axis`` names, the last
-    one too unless it is set to another.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of
+    neighbouring channels, the last axis, over all axes but the batch's, 0, or over
+    ``reduction_axes``. Give ``num_groups`` or, with ``num_groups=None``, ``group_size``. Scale and
+    bias ``(num_features,)`` stand along the axis that the attribute ``feature_axis`` names, the
+    last one too unless it is set to another.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -168,22 +239,31 @@ class GroupNorm(nnx.GroupNorm):
 
     @takes_arguments_of(nnx.GroupNorm.__init__)
     @wraps(nnx.GroupNorm.__init__)
-    def __init__(self, num_features: int, num_groups: int | None = 32, group_size: int | None = None, **options) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int | None = 32,
+        group_size: int | None = None,
+        **options,
+    ) -> None:
         super().__init__(num_features, group_count(num_groups, group_size, num_features), **options)
 
     @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
-        reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups)
+        reduction = in_groups(
+            x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups
+        )
         return over(self, x, reduction, features, mask)
 
 
 class GraphNorm(flax_versions.InstanceNorm):
-    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see :func:`jaxnorm.graph_norm`.
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see
+    :func:`jaxnorm.graph_norm`.
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale, bias and
-    mean_scale ``(num_features,)`` along ``feature_axes``.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale,
+    bias and mean_scale ``(num_features,)`` along ``feature_axes``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -193,28 +273,52 @@ class GraphNorm(flax_versions.InstanceNorm):
     [-1.0, 1.0, -1.0, 1.0]
     """
 
-    def __init__(self, num_features: int, *, epsilon: float = 1e-5, mean_scale_init=initializers.ones, **options):
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-5,
+        mean_scale_init=initializers.ones,
+        **options,
+    ):
         super().__init__(num_features, epsilon=epsilon, **options)
-        self.mean_scale = nnx.Param(mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype))
+        self.mean_scale = nnx.Param(
+            mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype)
+        )
 
     @known_keywords
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
+        become 0.
+        """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, mask, features)
         sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
         check_features(self, x, sizes, mean_scale)
         mean_scale = mean_scale.reshape(sizes)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
+        given = {
+            "feature_axes": features,
+            "epsilon": self.epsilon,
+            "segments": segments,
+            "num_segments": num_segments,
+            **params,
+        }
         return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
 
 
 class PairNorm(flax_versions.InstanceNorm):
-    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see :func:`jaxnorm.pair_norm`.
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see
+    :func:`jaxnorm.pair_norm`.
 
-    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with ``use_scale`` and ``use_bias``.
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with
+    ``use_scale`` and ``use_bias``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -224,17 +328,39 @@ class PairNorm(flax_versions.InstanceNorm):
     """
 
     def __init__(
-        self, num_features: int, *, epsilon: float = 1e-5, use_bias: bool = False, use_scale: bool = False, length: float = 1.0, **options
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-5,
+        use_bias: bool = False,
+        use_scale: bool = False,
+        length: float = 1.0,
+        **options,
     ):
-        super().__init__(num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options)
+        super().__init__(
+            num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options
+        )
         self.length = length
 
     @known_keywords
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array | None = None, segments: Param = None, num_segments: int | None = None
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
+        become 0.
+        """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         (x,), params, dtype = operands(self, x, mask, features)
-        given = {"feature_axes": features, "epsilon": self.epsilon, "segments": segments, "num_segments": num_segments, **params}
+        given = {
+            "feature_axes": features,
+            "epsilon": self.epsilon,
+            "segments": segments,
+            "num_segments": num_segments,
+            **params,
+        }
         return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)

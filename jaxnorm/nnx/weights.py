@@ -1,7 +1,8 @@
 """Norms of another layer's parameters: weight norm and spectral norm.
 
-The layer is called with normalized values in its variables, which are then put back: what is trained and saved is
-always the layer's own parameter. What else the modules hold is made by Flax's own constructors.
+The layer is called with normalized values in its variables, which are then put back: what is
+trained and saved is always the layer's own parameter. What else the modules hold is made by Flax's
+own constructors.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from jaxnorm.weights import spectral_norm, weight_norm
 
 
 @contextmanager
-def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Array]) -> Iterator[None]:
+def _replaced(
+    layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Array]
+) -> Iterator[None]:
     """While open, every parameter of ``layer`` holds ``transform(path, value)``."""
     before = []
     try:
@@ -33,13 +36,16 @@ def _replaced(layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Arr
 
 
 class WeightNorm(flax_versions.WeightNorm):
-    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a :class:`flax.nnx.WeightNorm`.
+    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a
+    :class:`flax.nnx.WeightNorm`.
 
-    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every parameter that passes
-    ``variable_filter``. The scales are ``scales[path]``, of the shape of the feature axes, and what they are in the installed
-    Flax: ``nnx.Param`` in newer versions, plain arrays in older ones (0.12.8), which ``nnx.grad`` and ``nnx.Optimizer`` leave
-    alone. To train them with any version, name them: ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``, then
-    ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))`` and ``nnx.Optimizer(model, tx, wrt=trained)``.
+    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every
+    parameter that passes ``variable_filter``. The scales are ``scales[path]``, of the shape of the
+    feature axes, and what they are in the installed Flax: ``nnx.Param`` in newer versions, plain
+    arrays in older ones (0.12.8), which ``nnx.grad`` and ``nnx.Optimizer`` leave alone. To train
+    them with any version, name them: ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``,
+    then ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))`` and ``nnx.Optimizer(model, tx,
+    wrt=trained)``.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax.nnx import Linear, Rngs
@@ -53,10 +59,15 @@ class WeightNorm(flax_versions.WeightNorm):
         if not self.variable_filter(path, nnx.Param(value)):
             return value
         if self.scales is not None and path not in self.scales:
-            raise ValueError(f"the parameters of the wrapped layer must not change: {path} has no scale. Wrap the layer anew.")
+            raise ValueError(
+                f"the parameters of the wrapped layer must not change: {path} has no scale. Wrap "
+                "the layer anew."
+            )
         scale = None if self.scales is None else self.scales[path][...]
         dtype = promoted(self.dtype, value, scale)
-        return weight_norm(value, scale, feature_axes=self.feature_axes, epsilon=self.epsilon, dtype=dtype)
+        return weight_norm(
+            value, scale, feature_axes=self.feature_axes, epsilon=self.epsilon, dtype=dtype
+        )
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Calls the layer with these arguments."""
@@ -65,11 +76,13 @@ class WeightNorm(flax_versions.WeightNorm):
 
 
 class SpectralNorm(flax_versions.SpectralNorm):
-    """Calls a layer with its weights divided by their largest singular value, a :class:`flax.nnx.SpectralNorm`.
+    """Calls a layer with its weights divided by their largest singular value, a
+    :class:`flax.nnx.SpectralNorm`.
 
-    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every parameter of rank 2 or more, whose
-    last axis is the output. In training each call takes ``n_steps`` of the power iteration, whose vectors are stored in
-    ``batch_stats``; ``.eval()`` and ``update_stats=False`` leave them as they are.
+    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every
+    parameter of rank 2 or more, whose last axis is the output. In training each call takes
+    ``n_steps`` of the power iteration, whose vectors are stored in ``batch_stats``; ``.eval()`` and
+    ``update_stats=False`` leave them as they are.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax.nnx import Linear, Rngs
@@ -87,13 +100,22 @@ class SpectralNorm(flax_versions.SpectralNorm):
             if value.ndim < 2 or self.n_steps < 1:
                 return value
             if (*path, "u") not in self.batch_stats:
-                raise ValueError(f"the parameters of the wrapped layer must not change: {path} has no vector. Wrap the layer anew.")
+                raise ValueError(
+                    f"the parameters of the wrapped layer must not change: {path} has no vector. "
+                    "Wrap the layer anew."
+                )
             u, sigma = self.batch_stats[(*path, "u")], self.batch_stats[(*path, "sigma")]
             wide = value.astype(promoted(None, value, u[...]))
-            kernel, new_u, new_sigma = spectral_norm(wide, u[...], n_steps=self.n_steps, epsilon=self.epsilon)
+            kernel, new_u, new_sigma = spectral_norm(
+                wide, u[...], n_steps=self.n_steps, epsilon=self.epsilon
+            )
             if update:
-                u[...], sigma[...] = new_u.astype(u.dtype), jax.lax.stop_gradient(new_sigma).astype(sigma.dtype)
-            return kernel.astype(promoted(self.dtype, wide)).astype(value.dtype)  # Flax's variables keep their dtypes
+                u[...], sigma[...] = (
+                    new_u.astype(u.dtype),
+                    jax.lax.stop_gradient(new_sigma).astype(sigma.dtype),
+                )
+            # Flax's variables keep their dtypes
+            return kernel.astype(promoted(self.dtype, wide)).astype(value.dtype)
 
         with _replaced(self.layer_instance, normalized):
             return self.layer_instance(x, **kwargs)

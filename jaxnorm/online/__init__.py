@@ -1,6 +1,8 @@
-"""Statistics beyond one batch, as pure functions: of a stream of observations, of returns, of microbatches.
+"""Statistics beyond one batch, as pure functions: of a stream of observations, of returns, of
+microbatches.
 
-A state is a pytree of :class:`jaxnorm.Moments`: it goes through ``jit``, ``scan``, ``vmap``, ``shard_map`` and checkpoints as any other.
+A state is a pytree of :class:`jaxnorm.Moments`: it goes through ``jit``, ``scan``, ``vmap``,
+``shard_map`` and checkpoints as any other.
 """
 
 from jaxnorm.online import returns

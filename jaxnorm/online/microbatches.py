@@ -1,4 +1,6 @@
-"""Models with batch norms, over microbatches, with the statistics and the gradients of the whole batch."""
+"""Models with batch norms, over microbatches, with the statistics and the gradients of the whole
+batch.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,29 +26,34 @@ def stages(
     where: Callable[[Any], jax.Array] | None = None,
     axis_name: AxisName = None,
 ) -> Callable[[Any, Any], tuple[Any, list[Moments]]]:
-    """A model with a batch norm between its stages, over microbatches: exactly as if the whole batch were normalized at once.
+    """A model with a batch norm between its stages, over microbatches: exactly as if the whole
+    batch were normalized at once.
 
-    For each norm one pass over the microbatches computes its input and merges the Moments; a last pass computes the outputs. The
-    gradient goes back through each pass and through the merged Moments. Every pass computes the stages before it anew and remembers
-    nothing but its microbatch, so that the memory is that of one microbatch, beside the inputs and outputs themselves. With k stages of
-    equal cost the passes compute k (k + 1) / 2 stages in place of k, forwards, and the gradient that number twice forwards and
-    once backwards.
+    For each norm one pass over the microbatches computes its input and merges the Moments; a last
+    pass computes the outputs. The gradient goes back through each pass and through the merged
+    Moments. Every pass computes the stages before it anew and remembers nothing but its microbatch,
+    so that the memory is that of one microbatch, beside the inputs and outputs themselves. With k
+    stages of equal cost the passes compute k (k + 1) / 2 stages in place of k, forwards, and the
+    gradient that number twice forwards and once backwards.
 
     Args:
-      functions: the stages, each ``function(params, h, batch) -> h``, where ``h`` is what the stage before returned, normalized, and None
-        for the first, and ``batch`` is the microbatch. Scale and bias are up to the stage after a norm. The last stage returns any
-        pytree, for example its microbatch's share of the loss.
+      functions: the stages, each ``function(params, h, batch) -> h``, where ``h`` is what the stage
+        before returned, normalized, and None for the first, and ``batch`` is the microbatch. Scale
+        and bias are up to the stage after a norm. The last stage returns any pytree, for example
+        its microbatch's share of the loss.
       feature_axes: the axes of ``h`` that are not reduced by a norm.
       epsilon: added to the variance.
-      where: ``where(batch)`` is a mask, or weights, of the first axes of ``h``: what is masked out counts for nothing and is 0 behind a
+      where: ``where(batch)`` is a mask, or weights, of the first axes of ``h``: what is masked out
+        counts for nothing and is 0 behind a norm.
+      axis_name: name (or names) of a device or vmap axis to reduce over as well: one collective per
         norm.
-      axis_name: name (or names) of a device or vmap axis to reduce over as well: one collective per norm.
 
     Returns:
-      A function ``(params, microbatches) -> (outputs, batches)``. ``params`` is passed to all stages. ``microbatches`` is a pytree of
-      arrays whose first axis counts microbatches, or a list of microbatches, whose sizes may differ; ``outputs`` has that form, too. Of
-      a list those of equal shape share a loop of the compiled program, and memory. ``batches`` are the Moments of each norm, for
-      :func:`jaxnorm.ema`.
+      A function ``(params, microbatches) -> (outputs, batches)``. ``params`` is passed to all
+      stages. ``microbatches`` is a pytree of arrays whose first axis counts microbatches, or a list
+      of microbatches, whose sizes may differ; ``outputs`` has that form, too. Of a list those of
+      equal shape share a loop of the compiled program, and memory. ``batches`` are the Moments of
+      each norm, for :func:`jaxnorm.ema`.
 
     Raises:
       TypeError: stages that are not functions, or none.
@@ -65,16 +72,22 @@ def stages(
     if not functions or not all(map(callable, functions)):
         raise TypeError(f"stages takes functions, one at least: got {functions!r}.")
     if where is not None and not callable(where):
-        raise TypeError(f"where must be a function, from a microbatch to its mask: got {type(where).__name__}.")
+        raise TypeError(
+            f"where must be a function, from a microbatch to its mask: got {type(where).__name__}."
+        )
     norm = partial(_norm, feature_axes, validation.number("epsilon", epsilon), where)
     local = partial(_moments, feature_axes, where)
 
     def run(params: Any, microbatches: Any) -> tuple[Any, list[Moments]]:
         found: list[Moments] = []
         for depth in range(1, len(functions)):
-            parts = _each(partial(_through, functions[:depth], norm, local), params, found, microbatches)
+            parts = _each(
+                partial(_through, functions[:depth], norm, local), params, found, microbatches
+            )
             found.append(_whole(parts, axis_name))
-        return _each(partial(_through, functions, norm, lambda h, batch: h), params, found, microbatches), found
+        return _each(
+            partial(_through, functions, norm, lambda h, batch: h), params, found, microbatches
+        ), found
 
     return run
 
@@ -93,7 +106,11 @@ def _norm(feature_axes, epsilon: float, where, whole: Moments, h, batch):
 
 def _moments(feature_axes, where, h, batch) -> Moments:
     h = validation.floating(h, "what a stage before a norm returns")
-    return moments(h, other_axes(canonical_axes(feature_axes, h.ndim, "feature_axes"), h.ndim), where=_mask(where, h, batch))
+    return moments(
+        h,
+        other_axes(canonical_axes(feature_axes, h.ndim, "feature_axes"), h.ndim),
+        where=_mask(where, h, batch),
+    )
 
 
 def _mask(where, h, batch):
@@ -113,24 +130,37 @@ def _whole(parts, axis_name) -> Moments:
 def _each(function, params, found: list[Moments], microbatches):
     """``function(params, found, microbatch)`` of each in turn; the gradient computes it anew."""
     leaves = jax.tree.leaves(microbatches)
-    if not leaves or (not isinstance(microbatches, list) and (0,) in {jnp.shape(leaf)[:1] for leaf in leaves}):
-        raise ValueError("microbatches must be a pytree of arrays, or a list of them, one at least: got none.")
+    if not leaves or (
+        not isinstance(microbatches, list) and (0,) in {jnp.shape(leaf)[:1] for leaf in leaves}
+    ):
+        raise ValueError(
+            "microbatches must be a pytree of arrays, or a list of them, one at least: got none."
+        )
     if not isinstance(microbatches, list):
         return _loop(partial(function, params, found), microbatches)
     groups: dict[Any, list[int]] = {}
     for number, batch in enumerate(microbatches):
         leaves, structure = jax.tree.flatten(batch)
-        groups.setdefault((structure, *((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)), []).append(number)
+        groups.setdefault(
+            (structure, *((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)), []
+        ).append(number)
     results: dict[int, Any] = {}
     for numbers in groups.values():
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(microbatches[number] for number in numbers))
+        stacked = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves), *(microbatches[number] for number in numbers)
+        )
         outputs = _loop(partial(function, params, found), stacked)
-        results |= {number: jax.tree.map(lambda leaf: leaf[place], outputs) for place, number in enumerate(numbers)}  # noqa: B023
+        results |= {
+            number: jax.tree.map(lambda leaf: leaf[place], outputs)
+            for place, number in enumerate(numbers)
+        }  # noqa: B023
     return [results[number] for number in range(len(microbatches))]
 
 
 def _loop(function, stacked):
-    """A loop of the compiled program: unrolled, the passes would be merged where they compute the same, and hold it all."""
+    """A loop of the compiled program: unrolled, the passes would be merged where they compute the
+    same, and hold it all.
+    """
     length = jax.tree.leaves(stacked)[0].shape[0]
     step = jax.checkpoint(function, prevent_cse=length == 1)
     return lax.scan(lambda _, batch: (None, step(batch)), None, stacked)[1]

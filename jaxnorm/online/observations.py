@@ -25,10 +25,12 @@ def init(specs: Tree) -> Tree:
     """The statistics of nothing yet.
 
     Args:
-      specs: a pytree of arrays, numbers or :class:`jax.ShapeDtypeStruct`, each of the shape and dtype of *one* element, without batch axes.
+      specs: a pytree of arrays, numbers or :class:`jax.ShapeDtypeStruct`, each of the shape and
+        dtype of *one* element, without batch axes.
 
     Returns:
-      The same pytree with a :class:`Moments` of count 0 for each leaf, of its dtype and at least float32.
+      The same pytree with a :class:`Moments` of count 0 for each leaf, of its dtype and at least
+      float32.
 
     Raises:
       TypeError: a leaf of integers or booleans.
@@ -42,19 +44,25 @@ def init(specs: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(_empty, specs)
 
 
-def update(state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_name: AxisName = None) -> Tree:
-    """The statistics of what was seen before and of ``batch`` together, each element counting once: a merge.
+def update(
+    state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_name: AxisName = None
+) -> Tree:
+    """The statistics of what was seen before and of ``batch`` together, each element counting once:
+    a merge.
 
     Args:
       state: as :func:`init` or :func:`update` returned it.
-      batch: a pytree of the structure of ``specs``, whose leaves have any number of batch axes in front.
-      weights: booleans or float weights of the first batch axes, for all leaves. Floats are how much an element counts; an element with
-        weight 0 counts for nothing, even NaN.
-      axis_name: name (or names) of a device or vmap axis over which the batch is spread. All leaves take one collective together.
+      batch: a pytree of the structure of ``specs``, whose leaves have any number of batch axes in
+        front.
+      weights: booleans or float weights of the first batch axes, for all leaves. Floats are how
+        much an element counts; an element with weight 0 counts for nothing, even NaN.
+      axis_name: name (or names) of a device or vmap axis over which the batch is spread. All leaves
+        take one collective together.
 
     Returns:
-      The new state, on every device that of all devices. Counts are exact up to 2**56 elements. Where the statistics of a batch
-      are not finite, those of ``state`` stay as they were, as in :func:`jaxnorm.ema`.
+      The new state, on every device that of all devices. Counts are exact up to 2**56 elements.
+      Where the statistics of a batch are not finite, those of ``state`` stay as they were, as in
+      :func:`jaxnorm.ema`.
 
     Raises:
       TypeError: leaves of integers or booleans, integer weights.
@@ -75,12 +83,15 @@ def update(state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_n
     return structure.unflatten(_update(hashable(axis_name), before, leaves, masks))
 
 
-def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: float = 1e-5) -> Tree:
+def normalize(
+    batch: Tree, state: Tree, *, clip: float | None = None, epsilon: float = 1e-5
+) -> Tree:
     """``(x - mean) / sqrt(var + epsilon)``, for each leaf.
 
     Args:
       batch: as :func:`update` takes it.
-      state: as :func:`update` returned it. A leaf of which nothing has been seen yet comes out as it went in.
+      state: as :func:`update` returned it. A leaf of which nothing has been seen yet comes out as
+        it went in.
       clip: the largest absolute value of the result.
       epsilon: added to the variance.
 
@@ -110,7 +121,9 @@ def normalize(batch: Tree, state: Tree, *, clip: float | None = None, epsilon: f
 
 
 def _clip(y: jax.Array, limit: float) -> jax.Array:
-    """Clips values; of complex numbers the absolute value, which may be beyond the range of its dtype."""
+    """Clips values; of complex numbers the absolute value, which may be beyond the range of its
+    dtype.
+    """
     if not jnp.iscomplexobj(y):
         return jnp.clip(y, -limit, limit)
     size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag)))
@@ -120,7 +133,8 @@ def _clip(y: jax.Array, limit: float) -> jax.Array:
 
 
 def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
-    """The inverse of :func:`normalize` without ``clip``: ``y * sqrt(var + epsilon) + mean``, for each leaf.
+    """The inverse of :func:`normalize` without ``clip``: ``y * sqrt(var + epsilon) + mean``, for
+    each leaf.
 
     Args:
       batch: what :func:`normalize` returned, or a network's prediction of it.
@@ -143,21 +157,28 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
     epsilon = validation.number("epsilon", epsilon)
 
     def apply(y, moments):
-        root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(moments.mean.dtype)
+        root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(
+            moments.mean.dtype
+        )
         wide = np.promote_types(y.dtype, root.dtype)
         lead = (1,) * (y.ndim - root.ndim)
-        root, mean, low = (leaf.astype(wide).reshape(lead + leaf.shape) for leaf in (root, moments.mean, moments.low.mean))
+        root, mean, low = (
+            leaf.astype(wide).reshape(lead + leaf.shape)
+            for leaf in (root, moments.mean, moments.low.mean)
+        )
         return (y.astype(wide) * root + hidden_from_folding(low) + mean).astype(y.dtype)
 
     return _map(apply, batch, state)
 
 
 def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
-    """The momentum with which :func:`jaxnorm.ema` forgets its first value: 0 at step 1, ``momentum`` in the end.
+    """The momentum with which :func:`jaxnorm.ema` forgets its first value: 0 at step 1,
+    ``momentum`` in the end.
 
-    ``momentum * (1 - momentum**(step - 1)) / (1 - momentum**step)``. The running average is then at each step what Adam makes of its own
-    by dividing it by ``1 - momentum**step`` (Kingma & Ba 2015, arXiv 1412.6980): a weighted mean of what it has seen. With
-    ``momentum`` 1 it is the plain mean of all batches.
+    ``momentum * (1 - momentum**(step - 1)) / (1 - momentum**step)``. The running average is then at
+    each step what Adam makes of its own by dividing it by ``1 - momentum**step`` (Kingma & Ba 2015,
+    arXiv 1412.6980): a weighted mean of what it has seen. With ``momentum`` 1 it is the plain mean
+    of all batches.
 
     Args:
       momentum: weight of the old value in the end, in [0, 1].
@@ -174,22 +195,36 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
     ([0.0, 0.474, 0.631], 0.75)
     """
     step = validation.check_values(
-        validation.as_array(step, "step"), lambda at: at >= 1, "step must be at least 1, that of the first batch"
+        validation.as_array(step, "step"),
+        lambda at: at >= 1,
+        "step must be at least 1, that of the first batch",
     )
     momentum = jnp.asarray(validation.momentum(momentum), jnp.float32)
     step = jnp.maximum(jnp.asarray(step, jnp.float32), 1)
     log = jnp.log(jnp.clip(momentum, 1e-30, 1.0))
-    ratio = jnp.expm1((step - 1) * log) / jnp.where(log < 0, jnp.expm1(step * log), -1.0)  # digits of 1 - momentum**step that 1 would hide
+    # digits of 1 - momentum**step that 1 would hide
+    ratio = jnp.expm1((step - 1) * log) / jnp.where(log < 0, jnp.expm1(step * log), -1.0)
     return jnp.where(log < 0, momentum * ratio, (step - 1) / step)
 
 
 def _empty(path, spec) -> Moments:
     shape, dtype = jnp.shape(spec), jnp.result_type(spec)
     if not jnp.issubdtype(dtype, jnp.inexact):
-        hint = " For a shape pass jax.ShapeDtypeStruct(shape, jnp.float32)." if isinstance(spec, int) else ""
-        raise TypeError(f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its observations first.{hint}")
+        hint = (
+            " For a shape pass jax.ShapeDtypeStruct(shape, jnp.float32)."
+            if isinstance(spec, int)
+            else ""
+        )
+        raise TypeError(
+            f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its "
+            f"observations first.{hint}"
+        )
     dtype = compute_dtype(dtype)
-    return Moments(jnp.zeros(shape, real_dtype(dtype)), jnp.zeros(shape, dtype), jnp.zeros(shape, real_dtype(dtype)))
+    return Moments(
+        jnp.zeros(shape, real_dtype(dtype)),
+        jnp.zeros(shape, dtype),
+        jnp.zeros(shape, real_dtype(dtype)),
+    )
 
 
 def _flatten(state: Tree) -> tuple[list[Moments], Any]:
@@ -202,15 +237,21 @@ def _flatten(state: Tree) -> tuple[list[Moments], Any]:
 def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
     """The leaves of a batch, checked."""
     if (found := jax.tree.structure(batch)) != structure:
-        raise ValueError(f"batch must have the structure of the state: got {found} for {structure}.")
+        raise ValueError(
+            f"batch must have the structure of the state: got {found} for {structure}."
+        )
     leaves = []
     for (path, leaf), old in zip(jax.tree_util.tree_leaves_with_path(batch), before, strict=True):
         name, shape = f"batch{jax.tree_util.keystr(path)}", jnp.shape(old.mean)
         leaf = validation.floating(leaf, name)
         if leaf.ndim < len(shape) or leaf.shape[leaf.ndim - len(shape) :] != shape:
-            raise ValueError(f"{name} must end in the shape of one element, {shape}: got {leaf.shape}.")
+            raise ValueError(
+                f"{name} must end in the shape of one element, {shape}: got {leaf.shape}."
+            )
         if jnp.iscomplexobj(leaf) and not jnp.iscomplexobj(old.mean):
-            raise TypeError(f"{name} must be real, as in the specs: got {leaf.dtype}. Pass its real part.")
+            raise TypeError(
+                f"{name} must be real, as in the specs: got {leaf.dtype}. Pass its real part."
+            )
         leaves.append(leaf)
     return leaves
 
@@ -227,14 +268,23 @@ def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array
         return None
     if weights.shape != leaf.shape[: min(weights.ndim, leaf.ndim - old.mean.ndim)]:
         lead = leaf.shape[: leaf.ndim - old.mean.ndim]
-        raise ValueError(f"weights must have the shape of the first batch axes, {lead}: got {weights.shape}.")
-    return validation.mask(weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape, "weights")
+        raise ValueError(
+            f"weights must have the shape of the first batch axes, {lead}: got {weights.shape}."
+        )
+    return validation.mask(
+        weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape, "weights"
+    )
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(axis_name, before: list[Moments], leaves: list[jax.Array], masks: list) -> list[Moments]:
+def _update(
+    axis_name, before: list[Moments], leaves: list[jax.Array], masks: list
+) -> list[Moments]:
     parts = [_of(old, leaf, mask) for old, leaf, mask in zip(before, leaves, masks, strict=True)]
-    return [merged_into(old, part) for old, part in zip(before, _gathered(parts, axis_name), strict=True)]
+    return [
+        merged_into(old, part)
+        for old, part in zip(before, _gathered(parts, axis_name), strict=True)
+    ]
 
 
 def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
@@ -247,11 +297,14 @@ def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
 
 
 def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
-    """The arrays of all devices along a new first axis: one sum of arrays in which each device has a row of its own."""
+    """The arrays of all devices along a new first axis: one sum of arrays in which each device has
+    a row of its own.
+    """
     if axis_name is None:
         return jax.tree.map(lambda leaf: leaf[None], parts)
     with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
         row, restore = ravel_pytree(parts)
         name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
-        mine = jnp.arange(across(lax.psum, 1, name)) == lax.axis_index(name)  # rows of devices of other groups stay empty
+        # rows of devices of other groups stay empty
+        mine = jnp.arange(across(lax.psum, 1, name)) == lax.axis_index(name)
         return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))

@@ -1,4 +1,6 @@
-"""Rewards divided by the standard deviation of their discounted returns, for many environments at a time."""
+"""Rewards divided by the standard deviation of their discounted returns, for many environments at a
+time.
+"""
 
 from typing import Any, NamedTuple
 
@@ -31,8 +33,8 @@ def init(spec: Any) -> Returns:
     """No returns yet.
 
     Args:
-      spec: an array, a number or a :class:`jax.ShapeDtypeStruct` of the shape and dtype of the rewards of one step, one for each
-        environment.
+      spec: an array, a number or a :class:`jax.ShapeDtypeStruct` of the shape and dtype of the
+        rewards of one step, one for each environment.
 
     Returns:
       The state, whose Moments are those of one number.
@@ -58,20 +60,24 @@ def update(
     gamma: float = 0.99,
     axis_name: AxisName = None,
 ) -> Returns:
-    """Follow the discounted returns, and count each of them: ``return = gamma * (return before, 0 if that ended) + reward``.
+    """Follow the discounted returns, and count each of them: ``return = gamma * (return before, 0
+    if that ended) + reward``.
 
     Args:
       state: as :func:`init` or :func:`update` returned it.
       rewards: of one step, or of several with time as the first axis.
       done: booleans of the same shape: whether the episode ended with this step.
-      weights: booleans or float weights of the same shape. A step of weight 0 is no transition, whatever its reward, even NaN: it
-        counts for nothing, and the return of its environment starts again at 0. Gymnasium's vector environments have such a step
-        after each episode. Other weights are how much a return counts.
+      weights: booleans or float weights of the same shape. A step of weight 0 is no transition,
+        whatever its reward, even NaN: it counts for nothing, and the return of its environment
+        starts again at 0. Gymnasium's vector environments have such a step after each episode.
+        Other weights are how much a return counts.
       gamma: the discount, in [0, 1].
-      axis_name: name (or names) of a device or vmap axis over which the environments are spread: one collective.
+      axis_name: name (or names) of a device or vmap axis over which the environments are spread:
+        one collective.
 
     Returns:
-      The new state. A return that is not finite counts for nothing, and starts again at 0; those of other environments and steps count.
+      The new state. A return that is not finite counts for nothing, and starts again at 0; those of
+      other environments and steps count.
 
     Raises:
       TypeError: integer rewards or weights, ``done`` that is not boolean.
@@ -87,13 +93,26 @@ def update(
     >>> state.current.tolist(), float(state.moments.count)
     ([0.0], 3.0)
     """
-    rewards, done, gamma = validation.floating(rewards, "rewards"), jnp.asarray(done), validation.number("gamma", gamma, 1)
+    rewards, done, gamma = (
+        validation.floating(rewards, "rewards"),
+        jnp.asarray(done),
+        validation.number("gamma", gamma, 1),
+    )
     shape = state.current.shape
-    if rewards.shape[rewards.ndim - len(shape) :] != shape or rewards.ndim - len(shape) not in (0, 1):
-        raise ValueError(f"rewards must have the shape of one step, {shape}, or time in front of it: got {rewards.shape}.")
+    if rewards.shape[rewards.ndim - len(shape) :] != shape or rewards.ndim - len(shape) not in (
+        0,
+        1,
+    ):
+        raise ValueError(
+            f"rewards must have the shape of one step, {shape}, or time in front of it: got "
+            f"{rewards.shape}."
+        )
     if done.shape != rewards.shape or done.dtype != jnp.bool_:
         found = f"{done.dtype}, {done.shape}"
-        raise TypeError(f"done must be booleans of the shape of the rewards, {rewards.shape}: got {found}. Cast it, .astype(bool).")
+        raise TypeError(
+            f"done must be booleans of the shape of the rewards, {rewards.shape}: got {found}. "
+            "Cast it, .astype(bool)."
+        )
     weights = jnp.ones(rewards.shape, bool) if weights is None else _weights(weights, rewards.shape)
     dtype = state.current.dtype
     steps = rewards.astype(dtype), done, weights
@@ -107,22 +126,29 @@ def update(
         return jnp.where(ended | ~counts, 0, current), found
 
     current, (found, counted) = lax.scan(follow, state.current, steps)
-    return Returns(current, observations.update(state.moments, found, weights=counted, axis_name=axis_name))
+    return Returns(
+        current, observations.update(state.moments, found, weights=counted, axis_name=axis_name)
+    )
 
 
 def _weights(weights: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
     weights = validation.as_array(weights, "weights")
     if weights.shape != shape:
-        raise ValueError(f"weights must have the shape of the rewards, {shape}: got {weights.shape}.")
+        raise ValueError(
+            f"weights must have the shape of the rewards, {shape}: got {weights.shape}."
+        )
     return validation.mask(weights, shape, "weights")  # type: ignore[return-value]  # None only of None
 
 
-def normalize(rewards: jax.Array, state: Returns, *, clip: float | None = None, epsilon: float = 1e-5) -> jax.Array:
+def normalize(
+    rewards: jax.Array, state: Returns, *, clip: float | None = None, epsilon: float = 1e-5
+) -> jax.Array:
     """``reward / sqrt(var(returns) + epsilon)``: the scale changes, the sign does not.
 
     Args:
       rewards: of any shape.
-      state: as :func:`update` returned it. Before the first update rewards come out as they went in.
+      state: as :func:`update` returned it. Before the first update rewards come out as they went
+        in.
       clip: the largest absolute value of the result.
       epsilon: added to the variance.
 
@@ -141,4 +167,6 @@ def normalize(rewards: jax.Array, state: Returns, *, clip: float | None = None, 
     """
     zero = jnp.zeros_like(state.moments.mean)
     scale = Moments(state.moments.count, zero, state.moments.var)
-    return observations.normalize(validation.floating(rewards, "rewards"), scale, clip=clip, epsilon=epsilon)
+    return observations.normalize(
+        validation.floating(rewards, "rewards"), scale, clip=clip, epsilon=epsilon
+    )

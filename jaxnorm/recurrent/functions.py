@@ -16,10 +16,27 @@ from jaxnorm.keywords import known_keywords
 from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
-from jaxnorm.recurrent.options import EitherResult, NetworkOptions, Pair, Params, Result, ResultWithMoments, Running
+from jaxnorm.recurrent.options import (
+    EitherResult,
+    NetworkOptions,
+    Pair,
+    Params,
+    Result,
+    ResultWithMoments,
+    Running,
+)
 from jaxnorm.recurrent.parameters import checked, make_cell
 from jaxnorm.recurrent.scan import advance, run, with_idle
-from jaxnorm.recurrent.sequences import Layout, kept_units, make_layout, of_each_step, restarts, start_state, step_mask, zoneout_rates
+from jaxnorm.recurrent.sequences import (
+    Layout,
+    kept_units,
+    make_layout,
+    of_each_step,
+    restarts,
+    start_state,
+    step_mask,
+    zoneout_rates,
+)
 from jaxnorm.recurrent.statistics import checked_running, of_steps, step_moments
 
 Options: TypeAlias = NetworkOptions[ArrayLike]
@@ -27,11 +44,21 @@ LSTMOptions: TypeAlias = NetworkOptions[tuple[ArrayLike, ArrayLike]]
 
 
 @overload
-def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[Options]) -> Result[jax.Array]: ...
+def rnn(
+    x: ArrayLike,
+    params: Params,
+    *,
+    return_moments: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Result[jax.Array]: ...
 @overload
-def rnn(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
+def rnn(
+    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]
+) -> ResultWithMoments[jax.Array]: ...
 @overload
-def rnn(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
+def rnn(
+    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]
+) -> EitherResult[jax.Array]: ...
 @known_keywords
 def rnn(
     x: ArrayLike,
@@ -77,11 +104,21 @@ def rnn(
 
 
 @overload
-def gru(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[Options]) -> Result[jax.Array]: ...
+def gru(
+    x: ArrayLike,
+    params: Params,
+    *,
+    return_moments: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Result[jax.Array]: ...
 @overload
-def gru(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]) -> ResultWithMoments[jax.Array]: ...
+def gru(
+    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]
+) -> ResultWithMoments[jax.Array]: ...
 @overload
-def gru(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]) -> EitherResult[jax.Array]: ...
+def gru(
+    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]
+) -> EitherResult[jax.Array]: ...
 @known_keywords
 def gru(
     x: ArrayLike,
@@ -103,7 +140,8 @@ def gru(
     return_moments: bool = False,
     implementation: str | None = None,
 ) -> EitherResult[jax.Array]:
-    """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z, n.
+    """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z,
+    n.
 
     ============  ==============================================================================================
     ba2016        r, z = sigmoid(LN(W_h h) + LN(W_x x) + b), n = tanh(LN(U_x x) + b_n + r (LN(U_h h) + b_h)):
@@ -113,7 +151,8 @@ def gru(
     norm=None     r, z = sigmoid(W_h h + W_x x + b), n = tanh(U_x x + b_n + r (U_h h + b_h)): Flax's GRUCell
     ============  ==============================================================================================
 
-    b_h is the leaf ``recurrent_bias`` (H,). Arguments and errors as for :func:`lstm`; ``initial`` is h.
+    b_h is the leaf ``recurrent_bias`` (H,). Arguments and errors as for :func:`lstm`; ``initial``
+    is h.
 
     Returns:
       ``(h, outputs)``.
@@ -129,11 +168,21 @@ def gru(
 
 
 @overload
-def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[False] = False, **options: Unpack[LSTMOptions]) -> Result[Pair]: ...
+def lstm(
+    x: ArrayLike,
+    params: Params,
+    *,
+    return_moments: Literal[False] = False,
+    **options: Unpack[LSTMOptions],
+) -> Result[Pair]: ...
 @overload
-def lstm(x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[LSTMOptions]) -> ResultWithMoments[Pair]: ...
+def lstm(
+    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[LSTMOptions]
+) -> ResultWithMoments[Pair]: ...
 @overload
-def lstm(x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[LSTMOptions]) -> EitherResult[Pair]: ...
+def lstm(
+    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[LSTMOptions]
+) -> EitherResult[Pair]: ...
 @known_keywords
 def lstm(
     x: ArrayLike,
@@ -168,55 +217,66 @@ def lstm(
     norm=None     a = W_h h + W_x x + b, s = c'
     ============  ===================================================================================================
 
-    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same without centering
-    (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans et al. 2016, arXiv 1603.09025): the
-    places of ba2016, statistics of each step over the batch; pass ``running`` in evaluation. While inputs are the same over
-    the batch, as the blank first rows of images are, so are states that start from zeros, and gradients and statistics of
-    such steps are useless: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in evaluation too.
+    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same
+    without centering (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans
+    et al. 2016, arXiv 1603.09025): the places of ba2016, statistics of each step over the batch;
+    pass ``running`` in evaluation. While inputs are the same over the batch, as the blank first
+    rows of images are, so are states that start from zeros, and gradients and statistics of such
+    steps are useless: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in
+    evaluation too.
 
-    A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero vectors from a zero state
-    would multiply gradients by up to 1000, for h and again for c, at every step. Give padding by ``lengths`` or
-    ``where``: such steps are not taken. Where sequences themselves hold zeros, a step whose input is 0 passes no gradient
-    to the state through a norm of variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon`` bounds it.
+    A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero
+    vectors from a zero state would multiply gradients by up to 1000, for h and again for c, at
+    every step. Give padding by ``lengths`` or ``where``: such steps are not taken. Where sequences
+    themselves hold zeros, a step whose input is 0 passes no gradient to the state through a norm of
+    variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon``
+    bounds it.
 
-    Gains of 1 make gradients grow on their way back, at the start of a training by some 10,000 over 200 steps: begin long
-    sequences with gains of 0.1 to 0.3. With a single input feature LN(W_x x) depends only on its sign: embed it, or
-    take ``placement="sum"``.
+    Gains of 1 make gradients grow on their way back, at the start of a training by some 10,000 over
+    200 steps: begin long sequences with gains of 0.1 to 0.3. With a single input feature LN(W_x x)
+    depends only on its sign: embed it, or take ``placement="sum"``.
 
     Args:
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_lstm` makes them.
       initial: state before the first step, ``(h, c)``, each ``(..., batch, H)``; zeros by default.
       lengths: integers ``(..., batch)``; steps from there on are padding.
-      where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is carried through and the
-        output is 0, whatever x holds there, and its gradient is 0. Left padding, gaps.
-      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a step that
-        is taken has another id than the one before, it starts from zeros. ``initial`` is for the first.
+      where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is
+        carried through and the output is 0, whatever x holds there, and its gradient is 0. Left
+        padding, gaps.
+      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a
+        step that is taken has another id than the one before, it starts from zeros. ``initial`` is
+        for the first.
       reverse: from the last step to the first; outputs stay where their inputs are.
       time_major: x, where, segment_ids and outputs have time as axis 0.
       norm: ``"layer"``, ``"rms"``, ``"batch"`` or None.
       placement: see above.
       epsilon: added to the variance, inside the root.
-      zoneout: rate (or one for h and one for c) at which units keep their old value (Krueger et al. 2016,
-        arXiv 1606.01305): at random with a ``key``, the expected value without.
+      zoneout: rate (or one for h and one for c) at which units keep their old value (Krueger et al.
+        2016, arXiv 1606.01305): at random with a ``key``, the expected value without.
       key: random key for zoneout.
-      running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them, ``(steps, features)`` each.
-        Steps beyond the last one seen use the Moments of that one.
-      longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"`` by default.
-      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input, recurrent and cell.
-      implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"`` is a plain scan, of which
-        JAX stores what every step computes; ``"xla"`` stores only the states for the backward pass and recomputes the rest
-        in chunks; ``"native"`` is that with the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least
-        256 the gates are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
+      running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them,
+        ``(steps, features)`` each. Steps beyond the last one seen use the Moments of that one.
+      longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"``
+        by default.
+      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input,
+        recurrent and cell.
+      implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"``
+        is a plain scan, of which JAX stores what every step computes; ``"xla"`` stores only the
+        states for the backward pass and recomputes the rest in chunks; ``"native"`` is that with
+        the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least 256 the gates
+        are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
 
     Returns:
-      ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every step,
+      ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every
+        step,
       ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
 
     Raises:
-      TypeError: x or params that are not floating, lengths that are no integers, masks that are not boolean.
-      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement or implementation,
-        parameters of another placement.
+      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
+        boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
+        or implementation, parameters of another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> params = jn.recurrent.init_lstm(jax.random.key(0), in_features=3, features=4)
@@ -254,7 +314,14 @@ class Given(NamedTuple):
 
 
 def _network(
-    cell: Cell, x, params: Mapping[str, Any], given: Given, reverse: bool, time_major: bool, return_moments: bool, implementation
+    cell: Cell,
+    x,
+    params: Mapping[str, Any],
+    given: Given,
+    reverse: bool,
+    time_major: bool,
+    return_moments: bool,
+    implementation,
 ) -> Any:
     """The network that ``rnn``, ``gru`` and ``lstm`` share."""
     x = validation.floating(x)
@@ -262,15 +329,25 @@ def _network(
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     params = {name: value.astype(dtype) for name, value in params.items()}
-    table, lengths = checked_running(cell, given.running, layout, given.lengths, given.longer, return_moments, params)
+    table, lengths = checked_running(
+        cell, given.running, layout, given.lengths, given.longer, return_moments, params
+    )
     mask = step_mask(layout, lengths, given.where)
-    segment_ids = None if given.segment_ids is None else of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
+    segment_ids = (
+        None
+        if given.segment_ids is None
+        else of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
+    )
     state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
     zoned = rates if any(rates) else None
-    plan = select(implementation, {"native": "jaxnorm.recurrent.native"}, x, cell, params, segment_ids, zoned)
+    plan = select(
+        implementation, {"native": "jaxnorm.recurrent.native"}, x, cell, params, segment_ids, zoned
+    )
     static = Static(cell, layout, zoned, plan.implementation, return_moments)
-    state, outputs, found = _run(static, x, params, state, mask, segment_ids, table, given.key if zoned else None)
+    state, outputs, found = _run(
+        static, x, params, state, mask, segment_ids, table, given.key if zoned else None
+    )
     state = state if len(cell.state) > 1 else state[0]
     return (state, outputs, found) if return_moments else (state, outputs)
 
@@ -292,33 +369,51 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
 @partial(jax.jit, static_argnums=0)
 def _run(static: Static, x, params, state, mask, segment_ids, table, key):
     shardings = static.layout.shardings(x)
-    return sharded_by_compiler(partial(_whole, static), shardings)(x, params, state, mask, segment_ids, table, key)
+    return sharded_by_compiler(partial(_whole, static), shardings)(
+        x, params, state, mask, segment_ids, table, key
+    )
 
 
 def _whole(static: Static, x, params, state, mask, segment_ids, table, key) -> tuple:
     """The state after the last step, the outputs, and the Moments of each step if asked for."""
     cell, layout = static.cell, static.layout
     dtype = params["recurrent_kernel"].dtype
-    mask, segment_ids = (None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids))
+    mask, segment_ids = (
+        None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids)
+    )
     resets = None if segment_ids is None else restarts(segment_ids, mask)
     keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
-    steps = Steps(mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon))
+    steps = Steps(
+        mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon)
+    )
     inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
-    final, histories = run(cell, weights, inward, steps, state, _loop(static.implementation, layout))
+    final, histories = run(
+        cell, weights, inward, steps, state, _loop(static.implementation, layout)
+    )
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
-    found = step_moments(cell, weights, inward, steps, state, histories) if static.return_moments else None
+    found = (
+        step_moments(cell, weights, inward, steps, state, histories)
+        if static.return_moments
+        else None
+    )
     final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
     return final, layout.outward(outputs.astype(x.dtype)), found
 
 
-def step(name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon) -> State:
+def step(
+    name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon
+) -> State:
     """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
     cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     layout = Layout(x.shape[:-1], 1, True, False)
-    state = start_state(cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype)
+    state = start_state(
+        cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype
+    )
     flat = x.astype(dtype).reshape(-1, x.shape[-1])
     weights = cell.weights({name: value.astype(dtype) for name, value in params.items()})
-    new = advance(cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state)
+    new = advance(
+        cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state
+    )
     return tuple(part.reshape(*layout.batch, part.shape[-1]) for part in new)

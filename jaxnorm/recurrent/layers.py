@@ -23,7 +23,8 @@ def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> 
     if norm not in (None, "layer", "rms"):
         raise ValueError(
             f"norm of a module must be 'layer', 'rms' or None: got {norm!r}. "
-            f"For 'batch', whose statistics are those of each step, call jaxnorm.recurrent.{name} with running."
+            f"For 'batch', whose statistics are those of each step, call jaxnorm.recurrent.{name} "
+            "with running."
         )
     return make_cell(name, norm, placement, epsilon)
 
@@ -36,9 +37,13 @@ def module_start(
     kernel_init: Initializer,
     recurrent_kernel_init: Initializer,
 ) -> Start:
-    """How the parameters of a module start; the bias of an LSTM's forget gate by default at 1, without a norm at Flax's 0."""
+    """How the parameters of a module start; the bias of an LSTM's forget gate by default at 1,
+    without a norm at Flax's 0.
+    """
     if forget_bias is not None and name != "lstm":
-        raise ValueError(f"forget_bias is for the LSTM, which has a forget gate: got {forget_bias} for {name}.")
+        raise ValueError(
+            f"forget_bias is for the LSTM, which has a forget gate: got {forget_bias} for {name}."
+        )
     if forget_bias is None:
         forget_bias = 0.0 if norm is None else 1.0
     return Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
@@ -49,15 +54,19 @@ def swapped(name: str, carry):
     if name not in FLAX_ORDER or carry is None:
         return carry
     if not _are(2, carry):
-        raise TypeError(f"a carry must be the pair {_pair(name)}, as in Flax: got {type(carry).__name__}.")
+        raise TypeError(
+            f"a carry must be the pair {_pair(name)}, as in Flax: got {type(carry).__name__}."
+        )
     return carry[::-1]
 
 
-def rounded(name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple) -> jax.Array:
+def rounded(
+    name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple
+) -> jax.Array:
     """x, rounded to the dtype of the products, in that of the outputs.
 
-    Without a norm both are those of Flax's cells: ``dtype`` is that of products, and the sum in which an LSTM takes c up, and a
-    GRU h, promotes, so that a float32 state stays one.
+    Without a norm both are those of Flax's cells: ``dtype`` is that of products, and the sum in
+    which an LSTM takes c up, and a GRU h, promotes, so that a float32 state stays one.
 
     Args:
       dtype: as it is given to the module.
@@ -70,18 +79,26 @@ def rounded(name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, 
     return x.astype(products).astype(promoted(None, products, *added_to))
 
 
-def run_cell(name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, norm, *options) -> tuple[Any, jax.Array]:
+def run_cell(
+    name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, norm, *options
+) -> tuple[Any, jax.Array]:
     """One step of a module's cell: a carry in Flax's order and x to the new one and the output.
 
     Under a norm a carry keeps its dtypes; without one all of it has that of the output, as in Flax.
     """
     state = swapped(name, carry) if name in FLAX_ORDER else (carry,)
     if any(isinstance(part, tuple | list) for part in state):
-        raise TypeError(f"a carry of {name} must be an array for each part of the state: got {jax.tree.structure(carry)}.")
+        raise TypeError(
+            f"a carry of {name} must be an array for each part of the state: got "
+            f"{jax.tree.structure(carry)}."
+        )
     x = rounded(name, norm, dtype, x, params, state)
     new = step(name, x, params, state, norm, *options)
     output = new[0].astype(x.dtype)
-    new = tuple(part.astype(x.dtype if norm is None else old.dtype) for part, old in zip(new, state, strict=True))
+    new = tuple(
+        part.astype(x.dtype if norm is None else old.dtype)
+        for part, old in zip(new, state, strict=True)
+    )
     return (swapped(name, new) if len(new) > 1 else new[0]), output
 
 
@@ -94,7 +111,8 @@ def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
     return [[f"cell_{i}", f"backward_cell_{i}"][: 1 + bidirectional] for i in range(num_layers)]
 
 
-OPTIONS = ("norm", "placement", "epsilon", "zoneout", "implementation")  # of the functions, which modules have as attributes
+# of the functions, which modules have as attributes
+OPTIONS = ("norm", "placement", "epsilon", "zoneout", "implementation")
 
 
 def run_layers(
@@ -109,23 +127,36 @@ def run_layers(
     make_key: Callable[[], jax.Array] | None,
     flip: Callable[..., jax.Array],
 ) -> Any:
-    """The result of a module of either family: the outputs of its last layer, or the carry of every cell and those outputs.
+    """The result of a module of either family: the outputs of its last layer, or the carry of every
+    cell and those outputs.
 
     Args:
       module: has the options as attributes.
       layers: the parameters of each cell of each layer.
       carries: the initial ones, of the same structure, in Flax's order.
-      at_call: time_major, reverse, keep_order and return_carry, as given at the call; None leaves them to the attributes.
+      at_call: time_major, reverse, keep_order and return_carry, as given at the call; None leaves
+        them to the attributes.
       steps: lengths, where and segment_ids of the functions.
       between: applied to what goes from one layer to the next.
       make_key: a new random key for each cell's zoneout.
       flip: Flax's ``flip_sequences``.
     """
-    selected = {option: getattr(module, option) if given is None else given for option, given in at_call.items()}
+    selected = {
+        option: getattr(module, option) if given is None else given
+        for option, given in at_call.items()
+    }
     reverse, time_major, batch_axes = selected["reverse"], selected["time_major"], x.ndim - 2
     if reverse and module.bidirectional:
-        raise ValueError("a bidirectional layer must not be reversed: it runs in both directions. Leave out reverse.")
-    mask = step_mask(make_layout(x, time_major, reverse), steps["lengths"], steps["where"], ("seq_lengths", "mask"))
+        raise ValueError(
+            "a bidirectional layer must not be reversed: it runs in both directions. Leave out "
+            "reverse."
+        )
+    mask = step_mask(
+        make_layout(x, time_major, reverse),
+        steps["lengths"],
+        steps["where"],
+        ("seq_lengths", "mask"),
+    )
     of_steps = {"where": mask, "segment_ids": steps["segment_ids"], "time_major": time_major}
     found = []
     for i, directions in enumerate(layers):
@@ -133,7 +164,10 @@ def run_layers(
         starts = [None] * len(directions) if carries is None else carries[i]
         results = []
         for d, (params, start) in enumerate(zip(directions, starts, strict=True)):
-            options = {"reverse": reverse or d == 1, "key": None if make_key is None else make_key()}
+            options = {
+                "reverse": reverse or d == 1,
+                "key": None if make_key is None else make_key(),
+            }
             results.append(_run(module, params, x, start, **options, **of_steps))
         found.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
@@ -143,10 +177,21 @@ def run_layers(
     return (structured(found), x) if selected["return_carry"] else x
 
 
-def _run(module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **options) -> tuple[Any, jax.Array]:
-    """One cell over the sequences; ``dtype`` of a module is that of the outputs, but see :func:`rounded`."""
+def _run(
+    module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **options
+) -> tuple[Any, jax.Array]:
+    """One cell over the sequences; ``dtype`` of a module is that of the outputs, but see
+    :func:`rounded`.
+    """
     initial = swapped(module.kind, carry)
-    start = (module.param_dtype,) * 2 if initial is None else initial if isinstance(initial, tuple | list) else (initial,)  # as Flax's
+    # as Flax's
+    start = (
+        (module.param_dtype,) * 2
+        if initial is None
+        else initial
+        if isinstance(initial, tuple | list)
+        else (initial,)
+    )
     x = rounded(module.kind, module.norm, module.dtype, x, params, tuple(start))
     options |= {option: getattr(module, option) for option in OPTIONS}
     state, outputs = NETWORKS[module.kind](x, params, initial=initial, **options)
@@ -167,9 +212,16 @@ def listed(name: str, carries, num_layers: int, bidirectional: bool) -> list[lis
     layers = carries if num_layers > 1 else [carries]
     pairs = bidirectional or (num_layers > 1 and name in FLAX_ORDER)
     if not _are(num_layers, layers) or (pairs and not all(_are(2, cells) for cells in layers)):
-        layer = "a pair, of both directions" if bidirectional else "one carry" + (f" {_pair(name)}" if name in FLAX_ORDER else "")
+        layer = (
+            "a pair, of both directions"
+            if bidirectional
+            else "one carry" + (f" {_pair(name)}" if name in FLAX_ORDER else "")
+        )
         wanted = layer if num_layers == 1 else f"a tuple of {num_layers} layers, for each {layer}"
-        raise ValueError(f"initial_carry must be {wanted}: got {jax.tree.structure(carries)}, where * is an array.")
+        raise ValueError(
+            f"initial_carry must be {wanted}: got {jax.tree.structure(carries)}, where * is an "
+            "array."
+        )
     return [list(cells) if bidirectional else [cells] for cells in layers]
 
 

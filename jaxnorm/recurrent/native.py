@@ -1,7 +1,9 @@
-"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the transpose of their tangent.
+"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the
+transpose of their tangent.
 
-The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are products for JAX. Where
-there is no norm the gates of wide networks are residuals: 4 H floats a step, instead of recomputing the products.
+The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are
+products for JAX. Where there is no norm the gates of wide networks are residuals: 4 H floats a
+step, instead of recomputing the products.
 """
 
 import math
@@ -26,7 +28,9 @@ CHUNKS = Chunks(intermediates=5, fewest=5, smallest=10)
 
 
 def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
-    """Why the kernels cannot take a network with these parameters and other facts, each None if absent; None if they can."""
+    """Why the kernels cannot take a network with these parameters and other facts, each None if
+    absent; None if they can.
+    """
     if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
         projection = ", a projection" if "projection" in params else ""
         return f"takes an LSTM without batch norm and projection: got {cell.name}, norm={cell.norm!r}{projection}"
@@ -42,7 +46,8 @@ class Facts(NamedTuple):
     """What the primitives depend on beside the shapes."""
 
     cell: LSTM
-    time_axis: int  # of arrays as the kernels take them: transposing for the rest, and back, then costs nothing
+    # of arrays as the kernels take them: transposing for the rest, and back, then costs nothing
+    time_axis: int
     axes: int = 0  # in front, which vmap adds
 
     def arranged(self, a: jax.Array) -> jax.Array:
@@ -54,12 +59,18 @@ class Facts(NamedTuple):
         return (batch, steps) if self.time_axis else (steps, batch)
 
 
-def whole(time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
+def whole(
+    time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
+) -> tuple[State, State]:
     """All steps in one call, of arrays that lie with time first in memory, or with sequences first."""
     assert isinstance(cell, LSTM)
-    kernels = [jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")]
+    kernels = [
+        jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")
+    ]
     facts = Facts(cell, 0 if time_major else 1)
-    hs, c = _loop(facts, ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state))
+    hs, c = _loop(
+        facts, ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state)
+    )
     return (hs[-1], c), (hs,)
 
 
@@ -87,8 +98,12 @@ def _attributes(facts: Facts, state: State) -> dict:
     }
 
 
-def _residual_shapes(with_residuals: bool, facts: Facts, weights: Weights, x: jax.Array, state: State) -> list[tuple[int, ...]]:
-    """Shapes of the residuals beside the states: c after every step, and gates; empty where there are none."""
+def _residual_shapes(
+    with_residuals: bool, facts: Facts, weights: Weights, x: jax.Array, state: State
+) -> list[tuple[int, ...]]:
+    """Shapes of the residuals beside the states: c after every step, and gates; empty where there
+    are none.
+    """
     (batch, hidden), packed, nothing = state[1].shape, weights["recurrent_kernel"].shape[-1], (0,)
     rows = facts.rows(len(x), batch)
     gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
@@ -97,10 +112,18 @@ def _residual_shapes(with_residuals: bool, facts: Facts, weights: Weights, x: ja
 
 def _names(cell: LSTM) -> tuple[str, ...]:
     """Names of the vectors that the kernels take, in their order."""
-    return "recurrent_scale" if cell.separate else "scale", "input_scale", "bias", "cell_scale", "cell_bias"
+    return (
+        "recurrent_scale" if cell.separate else "scale",
+        "input_scale",
+        "bias",
+        "cell_scale",
+        "cell_bias",
+    )
 
 
-def _arguments(facts: Facts, panels, weights: Weights, x: jax.Array, steps: Steps, state: State) -> list[jax.Array]:
+def _arguments(
+    facts: Facts, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
+) -> list[jax.Array]:
     """What both kernels take; a vector that the cell does not use, or that is left out, is 1 or 0."""
     cell, hidden, packed = facts.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
@@ -114,27 +137,46 @@ def _arguments(facts: Facts, panels, weights: Weights, x: jax.Array, steps: Step
 
 def _forward(with_residuals: bool, facts: Facts, arguments):
     if facts.axes:
-        return jax.vmap(partial(_forward, with_residuals, facts._replace(axes=facts.axes - 1)))(arguments)
+        return jax.vmap(partial(_forward, with_residuals, facts._replace(axes=facts.axes - 1)))(
+            arguments
+        )
     weights, x, _, state = arguments[1:]
     batch, hidden = state[1].shape
-    shapes = [(*facts.rows(len(x), batch), hidden), (batch, hidden), *_residual_shapes(with_residuals, facts, weights, x, state)]
-    hs, c, *rest = _call("JaxnormLstmForward", shapes, _arguments(facts, *arguments), _attributes(facts, state))
+    shapes = [
+        (*facts.rows(len(x), batch), hidden),
+        (batch, hidden),
+        *_residual_shapes(with_residuals, facts, weights, x, state),
+    ]
+    hs, c, *rest = _call(
+        "JaxnormLstmForward", shapes, _arguments(facts, *arguments), _attributes(facts, state)
+    )
     return facts.arranged(hs), c, *(rest if with_residuals else ())
 
 
 def _plain(with_residuals: bool, facts: Facts, arguments):
-    """The loop in plain JAX, for other platforms; the transpose is then JAX's own and takes no such residuals."""
+    """The loop in plain JAX, for other platforms; the transpose is then JAX's own and takes no such
+    residuals.
+    """
     if facts.axes:
-        return jax.vmap(partial(_plain, with_residuals, facts._replace(axes=facts.axes - 1)))(arguments)
+        return jax.vmap(partial(_plain, with_residuals, facts._replace(axes=facts.axes - 1)))(
+            arguments
+        )
     _, weights, x, steps, state = arguments
     (_, c), (hs, _) = chunked(facts.cell, weights, x, steps, state)
-    rest = [jnp.zeros(shape, jnp.float32) for shape in _residual_shapes(with_residuals, facts, weights, x, state)]
+    rest = [
+        jnp.zeros(shape, jnp.float32)
+        for shape in _residual_shapes(with_residuals, facts, weights, x, state)
+    ]
     return hs, c, *(rest if with_residuals else ())
 
 
-def _call(name: str, shapes: list[tuple[int, ...]], arguments: list[jax.Array], attributes: dict) -> list[jax.Array]:
+def _call(
+    name: str, shapes: list[tuple[int, ...]], arguments: list[jax.Array], attributes: dict
+) -> list[jax.Array]:
     flat = [like((math.prod(shape),), jnp.float32, *arguments) for shape in shapes]
-    results = jax.ffi.ffi_call(name, flat, vmap_method="sequential")(*(a.reshape(-1) for a in arguments), **attributes)
+    results = jax.ffi.ffi_call(name, flat, vmap_method="sequential")(
+        *(a.reshape(-1) for a in arguments), **attributes
+    )
     return [a.reshape(shape) for a, shape in zip(results, shapes, strict=True)]
 
 
@@ -143,15 +185,21 @@ def _jvp(with_residuals: bool, facts, arguments, tangents):
     _, dweights, dx, _, dstate = tangents
     hs, c, *rest = _loop_with_residuals(facts, arguments)
     dhs, dc = _apply_tangent(facts, (*arguments, (hs, *rest)), (dweights, dx, dstate))
-    return ((hs, c, *rest), (dhs, dc, *map(jnp.zeros_like, rest))) if with_residuals else ((hs, c), (dhs, dc))
+    return (
+        ((hs, c, *rest), (dhs, dc, *map(jnp.zeros_like, rest)))
+        if with_residuals
+        else ((hs, c), (dhs, dc))
+    )
 
 
 def _tangent(facts: Facts, residuals, arguments):
     """The tangent of the loop, in plain JAX."""
     if facts.axes:
-        return jax.vmap(partial(_tangent, facts._replace(axes=facts.axes - 1)))(residuals, arguments)
+        return jax.vmap(partial(_tangent, facts._replace(axes=facts.axes - 1)))(
+            residuals, arguments
+        )
     _, weights, x, steps, state, _ = residuals
-    loop = lambda weights, x, state: chunked(facts.cell, weights, x, steps, state)  # noqa: E731
+    loop = lambda weights, x, state: chunked(facts.cell, weights, x, steps, state)
     (_, dc), (dhs, _) = jax.jvp(loop, (weights, x, state), arguments)[1]
     return dhs, dc
 
@@ -164,10 +212,13 @@ def _tangent_like(_, residuals, arguments):
 def _backward(facts: Facts, residuals, cotangents):
     """The transpose of the tangent, chunk by chunk."""
     if facts.axes:
-        return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(residuals, cotangents)
+        return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(
+            residuals, cotangents
+        )
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
-    arguments = separate(*_arguments(facts, panels, weights, x, steps, state))  # else every chunk recomputes constants
+    # else every chunk recomputes constants
+    arguments = separate(*_arguments(facts, panels, weights, x, steps, state))
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
     arrays = [*arguments, panels[2], facts.arranged(hs), *rest, facts.arranged(dhs)]
@@ -188,22 +239,49 @@ def _backward(facts: Facts, residuals, cotangents):
     return dweights, facts.arranged(dx), dstate
 
 
-def _backward_chunk(facts: Facts, arrays: list[jax.Array], start: jax.Array, length: int, weights: Weights, later: State):
-    """The cotangents of weights, x and the state before some steps, from the arrays of all steps and those of the state after."""
-    cell, (batch, hidden), (inputs, packed) = facts.cell, later[0].shape, weights["input_kernel"].shape
+def _backward_chunk(
+    facts: Facts,
+    arrays: list[jax.Array],
+    start: jax.Array,
+    length: int,
+    weights: Weights,
+    later: State,
+):
+    """The cotangents of weights, x and the state before some steps, from the arrays of all steps
+    and those of the state after.
+    """
+    cell, (batch, hidden), (inputs, packed) = (
+        facts.cell,
+        later[0].shape,
+        weights["input_kernel"].shape,
+    )
     count = length * batch
     widths = (packed, packed, hidden, inputs) if cell.separate else (packed, 0, hidden + inputs, 0)
     vectors = packed, packed, packed, hidden, hidden
-    shapes = [*((count, width) for width in widths), *[later[0].shape] * 2, *((width,) for width in vectors)]
-    da, da_x, rows, x, dh, dc, *dvectors = _call("JaxnormLstmBackward", shapes, [*arrays, *later, start], _attributes(facts, later))
+    shapes = [
+        *((count, width) for width in widths),
+        *[later[0].shape] * 2,
+        *((width,) for width in vectors),
+    ]
+    da, da_x, rows, x, dh, dc, *dvectors = _call(
+        "JaxnormLstmBackward", shapes, [*arrays, *later, start], _attributes(facts, later)
+    )
     if cell.separate:
         drecurrent, da_x = separate(rows.T @ da, da_x)  # in this order da is still in the cache
         dinput = x.T @ da_x
     else:  # one product of both
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])
     dx = (da_x if cell.separate else da) @ weights["input_kernel"].T
-    dweights = {**dict(zip(_names(cell), dvectors, strict=True)), "input_kernel": dinput, "recurrent_kernel": drecurrent}
-    return {name: dweights[name] for name in weights}, dx.reshape(*facts.rows(length, batch), inputs), (dh, dc)
+    dweights = {
+        **dict(zip(_names(cell), dvectors, strict=True)),
+        "input_kernel": dinput,
+        "recurrent_kernel": drecurrent,
+    }
+    return (
+        {name: dweights[name] for name in weights},
+        dx.reshape(*facts.rows(length, batch), inputs),
+        (dh, dc),
+    )
 
 
 def _batched(facts, size):
@@ -211,10 +289,20 @@ def _batched(facts, size):
 
 
 _loop = differentiable(
-    "jaxnorm_native_lstm", partial(_forward, False), partial(_jvp, False), _batched, results=2, elsewhere=partial(_plain, False)
+    "jaxnorm_native_lstm",
+    partial(_forward, False),
+    partial(_jvp, False),
+    _batched,
+    results=2,
+    elsewhere=partial(_plain, False),
 )
 _loop_with_residuals = differentiable(
-    "jaxnorm_native_lstm_with_residuals", partial(_forward, True), partial(_jvp, True), _batched, results=4, elsewhere=partial(_plain, True)
+    "jaxnorm_native_lstm_with_residuals",
+    partial(_forward, True),
+    partial(_jvp, True),
+    _batched,
+    results=4,
+    elsewhere=partial(_plain, True),
 )
 
 

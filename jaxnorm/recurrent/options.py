@@ -1,4 +1,6 @@
-"""The options that recurrent networks and their modules take, as type checkers see them, and the types of states."""
+"""The options that recurrent networks and their modules take, as type checkers see them, and the
+types of states.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeAlias, TypedDict, TypeVar
@@ -13,17 +15,21 @@ S = TypeVar("S")  # a state
 Params: TypeAlias = Mapping[str, Param]
 Running: TypeAlias = Mapping[str, Moments]
 Pair: TypeAlias = tuple[jax.Array, jax.Array]  # the state of an LSTM
-Result: TypeAlias = tuple[S, jax.Array]  # of a network: the state after the last step, and the outputs
+# of a network: the state after the last step, and the outputs
+Result: TypeAlias = tuple[S, jax.Array]
 ResultWithMoments: TypeAlias = tuple[S, jax.Array, dict[str, Moments]]
 EitherResult: TypeAlias = Result[S] | ResultWithMoments[S]
 
-# Of a module, in Flax's order: one cell's, a pair for two directions, a tuple for several layers. Lists are taken, too.
+# Of a module, in Flax's order: one cell's, a pair for two directions, a tuple for several layers.
+# Lists are taken, too.
 Carry: TypeAlias = jax.Array | tuple["Carry", ...]
 CarryLike: TypeAlias = ArrayLike | Sequence["CarryLike"]
 
 
 class NetworkOptions(TypedDict, Generic[S], total=False):
-    """The options of ``rnn``, ``gru`` and ``lstm`` beside ``return_moments``; their signatures have the defaults."""
+    """The options of ``rnn``, ``gru`` and ``lstm`` beside ``return_moments``; their signatures have
+    the defaults.
+    """
 
     initial: S | None
     lengths: Param

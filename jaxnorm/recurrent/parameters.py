@@ -1,4 +1,6 @@
-"""Parameters of the cells: ``init_rnn``, ``init_gru``, ``init_lstm``, and what is wrong with those that are given."""
+"""Parameters of the cells: ``init_rnn``, ``init_gru``, ``init_lstm``, and what is wrong with those
+that are given.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,9 +25,15 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
     if norm not in NORMS:
         raise ValueError(f"norm must be 'layer', 'rms', 'batch' or None: got {norm!r}.")
     if placement not in kind.placements:
-        raise ValueError(f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got {placement!r}.")
+        raise ValueError(
+            f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got "
+            f"{placement!r}."
+        )
     if norm == "batch" and placement != "ba2016":
-        raise ValueError(f"recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: got {placement!r}.")
+        raise ValueError(
+            "recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: "
+            f"got {placement!r}."
+        )
     return kind(norm, placement, validation.number("epsilon", epsilon))
 
 
@@ -39,7 +47,9 @@ class Start:
     recurrent_kernel_init: Initializer = ORTHOGONAL
 
     def leaf(self, cell: Cell, name: str) -> Callable[..., jax.Array]:
-        """The initializer of a leaf; every block of a kernel is drawn for itself, as for separate gates."""
+        """The initializer of a leaf; every block of a kernel is drawn for itself, as for separate
+        gates.
+        """
         blocks = len(cell.sigmoids)
         if name.endswith("kernel"):
             draw = self.kernel_init if name == "input_kernel" else self.recurrent_kernel_init
@@ -48,7 +58,9 @@ class Start:
             return self.kernel_init
         if name == "bias" and cell.name == "lstm":
             values = (0, self.forget_bias, 0, 0)
-            return lambda key, shape, dtype: jnp.concatenate([jnp.full(shape[0] // blocks, value, dtype) for value in values])
+            return lambda key, shape, dtype: jnp.concatenate(
+                [jnp.full(shape[0] // blocks, value, dtype) for value in values]
+            )
         gain = (0.1 if cell.norm == "batch" else 1.0) if self.scale is None else self.scale
         return constant(gain if name.endswith("scale") else 0.0)
 
@@ -57,11 +69,16 @@ class Start:
         return [name for name in shapes if not (name == "cell_bias" and cell.norm == "rms")]
 
 
-def _by_block(draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int) -> Any:
-    """A kernel whose blocks are drawn one after the other, as by an initializer that may put arrays into boxes of metadata."""
-    size, wide = (shape[0], shape[1] // blocks), compute_dtype(dtype)  # there is no QR decomposition in half precision
+def _by_block(
+    draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int
+) -> Any:
+    """A kernel whose blocks are drawn one after the other, as by an initializer that may put arrays
+    into boxes of metadata.
+    """
+    # there is no QR decomposition in half precision
+    size, wide = (shape[0], shape[1] // blocks), compute_dtype(dtype)
     parts: list[Any] = [draw(k, size, wide) for k in jax.random.split(key, blocks)]
-    beside = lambda *arrays: jnp.concatenate(arrays, 1).astype(dtype)  # noqa: E731
+    beside = lambda *arrays: jnp.concatenate(arrays, 1).astype(dtype)
     if hasattr(parts[0], "raw_value"):  # the box of nnx is no pytree
         return replace(parts[0], raw_value=beside(*(part.raw_value for part in parts)))
     return jax.tree.map(beside, *parts)
@@ -79,14 +96,17 @@ def init_rnn(
     recurrent_kernel_init: Initializer = ORTHOGONAL,
     dtype: DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
-    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and
+    ``projection``.
 
     >>> import jax, jaxnorm as jn
     >>> {name: p.shape for name, p in jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum").items()}
     {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
     """
     start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
-    return _initialize(make_cell("rnn", norm, placement, 0), key, (in_features, features, None), start, dtype)
+    return _initialize(
+        make_cell("rnn", norm, placement, 0), key, (in_features, features, None), start, dtype
+    )
 
 
 def init_gru(
@@ -101,14 +121,17 @@ def init_gru(
     recurrent_kernel_init: Initializer = ORTHOGONAL,
     dtype: DTypeLike = jnp.float32,
 ) -> dict[str, jax.Array]:
-    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and ``projection``.
+    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and
+    ``projection``.
 
     >>> import jax, jaxnorm as jn
     >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
     ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
     """
     start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
-    return _initialize(make_cell("gru", norm, placement, 0), key, (in_features, features, None), start, dtype)
+    return _initialize(
+        make_cell("gru", norm, placement, 0), key, (in_features, features, None), start, dtype
+    )
 
 
 def init_lstm(
@@ -141,7 +164,8 @@ def init_lstm(
       dtype: of all parameters.
 
     Returns:
-      The leaves, of which those apply that the norm and its placement use; blocks in the order i, f, g, o:
+      The leaves, of which those apply that the norm and its placement use; blocks in the order i,
+      f, g, o:
 
       =================  ==========  =================================================================
       input_kernel       (D, 4H)     W_x
@@ -161,43 +185,74 @@ def init_lstm(
     [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
     start = Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
-    return _initialize(make_cell("lstm", norm, placement, 0), key, (in_features, features, projection), start, dtype)
+    return _initialize(
+        make_cell("lstm", norm, placement, 0),
+        key,
+        (in_features, features, projection),
+        start,
+        dtype,
+    )
 
 
-def _initialize(cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype: DTypeLike) -> dict[str, jax.Array]:
+def _initialize(
+    cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype: DTypeLike
+) -> dict[str, jax.Array]:
     shapes = leaf_shapes(cell, *sizes)
     names = start.names(cell, shapes)
-    return {name: start.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype) for i, name in enumerate(names)}
+    return {
+        name: start.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype)
+        for i, name in enumerate(names)
+    }
 
 
-def leaf_shapes(cell: Cell, in_features: int, features: int, projection: int | None) -> dict[str, tuple[int, ...]]:
+def leaf_shapes(
+    cell: Cell, in_features: int, features: int, projection: int | None
+) -> dict[str, tuple[int, ...]]:
     """The shapes of all leaves, of checked sizes."""
     given = {"in_features": in_features, "features": features, "projection": projection}
-    sizes = {name: integer(value, f"{name} must be a positive integer") for name, value in given.items() if value is not None}
+    sizes = {
+        name: integer(value, f"{name} must be a positive integer")
+        for name, value in given.items()
+        if value is not None
+    }
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be a positive integer: got {size}.")
     if projection is not None and cell.name != "lstm":
-        raise ValueError(f"projection is for the LSTM, whose h can have other features than c: got {projection} for {cell.name}.")
+        raise ValueError(
+            f"projection is for the LSTM, whose h can have other features than c: got {projection} "
+            f"for {cell.name}."
+        )
     return cell.shapes(sizes["in_features"], sizes["features"], sizes.get("projection"))
 
 
 def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:
     """The parameters as arrays, of the names and shapes that the cell takes."""
     if not isinstance(params, Mapping):
-        raise TypeError(f"params must be a dict, as init_{cell.name} makes it: got {type(params).__name__}.")
-    arrays = {name: validation.floating(value, name) for name, value in params.items() if value is not None}
+        raise TypeError(
+            f"params must be a dict, as init_{cell.name} makes it: got {type(params).__name__}."
+        )
+    arrays = {
+        name: validation.floating(value, name)
+        for name, value in params.items()
+        if value is not None
+    }
     for name in ("input_kernel", "recurrent_kernel"):
         if name not in arrays or arrays[name].ndim != 2:
-            raise ValueError(f"params must hold a matrix {name}: got {_shapes(arrays)}. Make them with init_{cell.name}.")
+            raise ValueError(
+                f"params must hold a matrix {name}: got {_shapes(arrays)}. Make them with "
+                f"init_{cell.name}."
+            )
     packed, blocks = arrays["recurrent_kernel"].shape[1], len(cell.sigmoids)
     projection = arrays["recurrent_kernel"].shape[0] if "projection" in arrays else None
     wanted = cell.shapes(in_features, packed // blocks, projection)
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
         raise ValueError(
-            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.placement!r} are {', '.join(wanted)}: "
-            f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same norm and placement."
+            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.placement!r} are "
+            f"{', '.join(wanted)}: "
+            f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same norm and "
+            "placement."
         )
     for name, array in arrays.items():
         if array.shape != wanted[name]:

@@ -1,8 +1,9 @@
-"""The pointwise functions of a step, with derivatives whose coefficients can be computed before they are needed.
+"""The pointwise functions of a step, with derivatives whose coefficients can be computed before
+they are needed.
 
-Autodiff of a loop stores or recomputes what each step computed. Here every nonlinear function is one whose tangent is
-``coefficient * tangent``, so that the coefficients of all steps come out of one parallel pass over the saved states,
-and the loop that runs backwards multiplies and adds.
+Autodiff of a loop stores or recomputes what each step computed. Here every nonlinear function is
+one whose tangent is ``coefficient * tangent``, so that the coefficients of all steps come out of
+one parallel pass over the saved states, and the loop that runs backwards multiplies and adds.
 """
 
 from functools import partial
@@ -15,10 +16,19 @@ from jaxnorm.engine.groups import inverse_root
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where: jax.Array | None, idle: jax.Array | None) -> jax.Array:
-    """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a plain two-pass.
+def unit(
+    axis: int,
+    centered: bool,
+    epsilon: float,
+    a: jax.Array,
+    where: jax.Array | None,
+    idle: jax.Array | None,
+) -> jax.Array:
+    """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a
+    plain two-pass.
 
-    The derivative is 0 where ``idle`` says so and the variance is 0: it would be ``1 / sqrt(epsilon)``, once per step.
+    The derivative is 0 where ``idle`` says so and the variance is 0: it would be ``1 /
+    sqrt(epsilon)``, once per step.
     """
     return _unit(axis, centered, epsilon, a, where)[0]
 
@@ -37,7 +47,9 @@ def _unit_jvp(axis, centered, epsilon, primals, tangents):
     return u, r * (du - u * _mean(axis, u * da, where))
 
 
-def _unit(axis: int, centered: bool, epsilon: float, a: jax.Array, where) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _unit(
+    axis: int, centered: bool, epsilon: float, a: jax.Array, where
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     d = a - _mean(axis, a, where) if centered else a
     if where is not None:
         d = jnp.where(where, d, 0)
@@ -66,7 +78,9 @@ def _tanh_jvp(primals, tangents):
 
 def make_gate_factors(features: int, sigmoids: tuple[bool, ...], dtype) -> jax.Array:
     """The factors that turn packed tanh into packed gates: sigmoid(v) = tanh(v / 2) / 2 + 1 / 2."""
-    return jnp.concatenate([jnp.full(features, 0.5 if sigmoid else 1, dtype) for sigmoid in sigmoids])
+    return jnp.concatenate(
+        [jnp.full(features, 0.5 if sigmoid else 1, dtype) for sigmoid in sigmoids]
+    )
 
 
 LSTM_SIGMOIDS = (True, True, False, True)  # i, f, g, o
@@ -75,7 +89,9 @@ GATES = (1, 1, 1, 1)
 
 @jax.custom_jvp
 def lstm_gates(a: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``f c + i g`` and ``o`` of the packed pre-activations, those of the sigmoids halved: one tanh before any slicing."""
+    """``f c + i g`` and ``o`` of the packed pre-activations, those of the sigmoids halved: one tanh
+    before any slicing.
+    """
     i, f, g, o = _lstm_gates(a, c)[1]
     return f * c + i * g, o
 
@@ -96,7 +112,9 @@ def _lstm_gates(a: jax.Array, c: jax.Array):
 
 
 def split(packed: jax.Array, blocks: tuple[int, ...]) -> list[jax.Array]:
-    """Parts of a packed array, of so many blocks each; the transpose is one concatenation, that of slices a sum of padded arrays."""
+    """Parts of a packed array, of so many blocks each; the transpose is one concatenation, that of
+    slices a sum of padded arrays.
+    """
     features = packed.shape[-1] // sum(blocks)
     return list(lax.split(packed, [count * features for count in blocks], axis=packed.ndim - 1))
 

@@ -1,13 +1,15 @@
 """The loop over time, and its derivative.
 
-Forward, the input's term is one product for a chunk of steps, and only ``h @ recurrent_kernel`` stays in the loop. The
-histories of the state are the only residuals. The tangent of the state obeys a linear recurrence
+Forward, the input's term is one product for a chunk of steps, and only ``h @ recurrent_kernel``
+stays in the loop. The histories of the state are the only residuals. The tangent of the state obeys
+a linear recurrence
 
     d state' = step'(d h @ recurrent_kernel, d state) + s
 
-in which the coefficients of step' and everything that parameters and inputs contribute, s, are known for a whole chunk
-before the loop. Its transpose, which is JAX's own, is therefore a loop without transcendental functions and without
-sums of weight gradients: those are products of whole chunks after it. One chunk is rematerialized at a time.
+in which the coefficients of step' and everything that parameters and inputs contribute, s, are
+known for a whole chunk before the loop. Its transpose, which is JAX's own, is therefore a loop
+without transcendental functions and without sums of weight gradients: those are products of whole
+chunks after it. One chunk is rematerialized at a time.
 """
 
 from collections.abc import Callable
@@ -22,9 +24,11 @@ from jaxnorm.axes import is_static
 from jaxnorm.engine.collectives import vary, varying_axes
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 
-# Gives the state after the last step, and h after every step; what more of the state it gives of them need have no derivative.
+# Gives the state after the last step, and h after every step; what more of the state it gives of
+# them need have no derivative.
 Loop = Callable[[Cell, Weights, jax.Array, Steps, State], tuple[State, State]]
-CHUNK_BYTES = 13 << 19  # of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
+# of intermediates: larger chunks leave the cache of a CPU, smaller ones make small products
+CHUNK_BYTES = 13 << 19
 SHORT = 8  # steps, up to which a sequence need not be cut
 
 
@@ -33,7 +37,9 @@ class Chunks(NamedTuple):
 
     intermediates: int  # arrays of the size of the pre-activations that are alive at a time
     fewest: int  # chunks of a long sequence, so that intermediates weigh less than states
-    smallest: int  # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to spare
+    # steps, whatever they weigh: a sum of weight gradients for every step is what chunks are to
+    # spare
+    smallest: int
 
 
 PLAIN = Chunks(intermediates=6, fewest=6, smallest=4)
@@ -42,36 +48,52 @@ PLAIN = Chunks(intermediates=6, fewest=6, smallest=4)
 def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
     """Steps per chunk: as many as the budget allows, few of a symbolic batch.
 
-    A chunk costs what a step costs, and so does every step it is filled up with; then all states are copied as well.
+    A chunk costs what a step costs, and so does every step it is filled up with; then all states
+    are copied as well.
     """
     if not is_static(x.shape):
         return min(x.shape[0], chunks.smallest)
     time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
-    most = max(chunks.smallest, CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates))
+    most = max(
+        chunks.smallest,
+        CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates),
+    )
     most = min(time, most, max(time // chunks.fewest, SHORT))
-    return min(range(max(1, most // 2), most + 1), key=lambda k: (-(-time // k) * (k + 1) + bool(time % k) * time / 10, -k))
+    return min(
+        range(max(1, most // 2), most + 1),
+        key=lambda k: (-(-time // k) * (k + 1) + bool(time % k) * time / 10, -k),
+    )
 
 
-def run(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, loop: Loop | None) -> tuple[State, State]:
+def run(
+    cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State, loop: Loop | None
+) -> tuple[State, State]:
     """The state after the last step and after every step.
 
     Args:
       x: ``(time, batch, features)``, floating.
       steps: facts about steps, of leading axis ``time``.
       state: ``(batch, features)`` each.
-      loop: computes them; None is a plain scan, whose derivative is left to JAX, as is that of a symbolic number of steps.
+      loop: computes them; None is a plain scan, whose derivative is left to JAX, as is that of a
+        symbolic number of steps.
     """
     weights, x, state = varying_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
     if loop is None or not is_static((time,)):
         step = partial(advance, cell, weights)
-        return lax.scan(lambda s, xs: (step(*xs, s),) * 2, state, (cell.inputs(weights, x, steps), with_idle(steps, x)))
+        return lax.scan(
+            lambda s, xs: (step(*xs, s),) * 2,
+            state,
+            (cell.inputs(weights, x, steps), with_idle(steps, x)),
+        )
     if time * batch == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((time, *s.shape), s.dtype), state)
     return loop(cell, weights, x, steps, state)
 
 
-def chunked(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> tuple[State, State]:
+def chunked(
+    cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
+) -> tuple[State, State]:
     """A chunk of steps at a time."""
 
     def chunk(state, xs):
@@ -94,12 +116,16 @@ def cut(length: int, values):
 
 
 def joined(time: int, chunks):
-    """Chunks joined to steps. Those that fill up the last chunk come after all others: nothing depends on them."""
+    """Chunks joined to steps. Those that fill up the last chunk come after all others: nothing
+    depends on them.
+    """
     return jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], chunks)
 
 
 def varying_alike(values, others):
-    """The arrays, in shard_map all varying over devices where any does: a carry must, and weights then have one sum of gradients."""
+    """The arrays, in shard_map all varying over devices where any does: a carry must, and weights
+    then have one sum of gradients.
+    """
     axes = frozenset[str]().union(*map(varying_axes, jax.tree.leaves((values, others))))
     return jax.tree.map(lambda leaf: vary(leaf, axes), values)
 
@@ -151,8 +177,23 @@ def _chunk_jvp(cell, primals, tangents):
     return states, _tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
 
 
-@partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False, static_argnums=0)
-def _tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, state: State, dstate: State, states: State) -> State:
+@partial(
+    jax.checkpoint,
+    policy=jax.checkpoint_policies.nothing_saveable,
+    prevent_cse=False,
+    static_argnums=0,
+)
+def _tangent(
+    cell: Cell,
+    weights: Weights,
+    dweights: Weights,
+    x,
+    dx,
+    steps: Steps,
+    state: State,
+    dstate: State,
+    states: State,
+) -> State:
     """The tangent of a chunk's states, from which everything else that it needs is recomputed."""
     push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
 
@@ -163,21 +204,31 @@ def _tangent(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Step
         d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
         return d, d
 
-    # Linear, and so its own tangent anywhere. Written as a jvp, which shows scan which of its arguments are tangents:
-    # before 0.10 JAX cannot transpose it otherwise.
-    linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]  # noqa: E731
+    # Linear, and so its own tangent anywhere. Written as a jvp, which shows scan which of its
+    # arguments are tangents: before 0.10 JAX cannot transpose it otherwise.
+    linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]
     return jax.jvp(linear, (state, states), (dstate, ds))[1]
 
 
 def before(steps: Steps, start: State, histories: State) -> State:
     """The state before each step."""
-    return _restart(steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories))
+    return _restart(
+        steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories)
+    )
 
 
-def _linearized(cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State):
-    """The linearized steps of a chunk: the tangent of each as a function of (d a, d state), and what weights and x add to it."""
+def _linearized(
+    cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State
+):
+    """The linearized steps of a chunk: the tangent of each as a function of (d a, d state), and
+    what weights and x add to it.
+    """
     steps = with_idle(steps, x)
-    a, da = jax.jvp(lambda kernel: product(states[0], kernel), (weights["recurrent_kernel"],), (dweights["recurrent_kernel"],))
+    a, da = jax.jvp(
+        lambda kernel: product(states[0], kernel),
+        (weights["recurrent_kernel"],),
+        (dweights["recurrent_kernel"],),
+    )
     xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))
 
     def from_outside(weights, a, xg):

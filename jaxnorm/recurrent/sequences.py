@@ -1,4 +1,6 @@
-"""Sequences as the loop takes them: time first, one batch axis, later steps last; and which steps count."""
+"""Sequences as the loop takes them: time first, one batch axis, later steps last; and which steps
+count.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from jaxnorm import validation
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes and the order of time and batch in ``(..., batch, time, features)``, or ``(time, ..., batch, features)``."""
+    """The sizes and the order of time and batch in ``(..., batch, time, features)``, or ``(time,
+    ..., batch, features)``.
+    """
 
     batch: tuple[int, ...]
     time: int
@@ -31,11 +35,15 @@ class Layout:
 
     def outward(self, values: jax.Array) -> jax.Array:
         """The inverse of the above: steps back to the caller's order."""
-        values = (values[::-1] if self.reverse else values).reshape(self.time, *self.batch, *values.shape[2:])
+        values = (values[::-1] if self.reverse else values).reshape(
+            self.time, *self.batch, *values.shape[2:]
+        )
         return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
 
     def shardings(self, x: jax.Array) -> tuple[NamedSharding, NamedSharding, NamedSharding]:
-        """The shardings of last state, outputs and statistics of each step, in explicit sharding: as x along batch and time."""
+        """The shardings of last state, outputs and statistics of each step, in explicit sharding:
+        as x along batch and time.
+        """
         sharding = jax.typeof(x).sharding
         names = sharding.spec[:-1]
         specs = (names[1:] if self.time_major else names[:-1]), names, ()
@@ -49,27 +57,40 @@ class Layout:
 
 def make_layout(x: jax.Array, time_major: bool, reverse: bool) -> Layout:
     if x.ndim < 2:
-        raise ValueError(f"x must have an axis of time and one of features, (..., batch, time, features): got shape {x.shape}.")
+        raise ValueError(
+            "x must have an axis of time and one of features, (..., batch, time, features): got "
+            f"shape {x.shape}."
+        )
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(f"x must be real: got {x.dtype}.")
     batch, time = (x.shape[1:-1], x.shape[0]) if time_major else (x.shape[:-2], x.shape[-2])
     return Layout(batch, time, bool(time_major), bool(reverse))
 
 
-def step_mask(layout: Layout, lengths, where, names: tuple[str, str] = ("lengths", "where")) -> jax.Array | None:
-    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all. Callers know both by these names."""
+def step_mask(
+    layout: Layout, lengths, where, names: tuple[str, str] = ("lengths", "where")
+) -> jax.Array | None:
+    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all.
+    Callers know both by these names.
+    """
     of_lengths, of_where = names
     mask = None if where is None else of_each_step(layout, of_where, where, jnp.bool_)
     if lengths is None:
         return mask
-    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)  # inside a trace JAX would trace it too
+    # inside a trace JAX would trace it too
+    lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{of_lengths} must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
-        raise ValueError(f"{of_lengths} must have the shape of the batch, {layout.batch}: got {lengths.shape}.")
+        raise ValueError(
+            f"{of_lengths} must have the shape of the batch, {layout.batch}: got {lengths.shape}."
+        )
     message = f"{of_lengths} must lie between 0 and the {layout.time} steps of x"
     lengths = validation.check_values(lengths, lambda n: (n >= 0) & (n <= layout.time), message)
-    within = jnp.arange(layout.time, dtype=jnp.int32).reshape(-1, *(1,) * len(layout.batch)) < lengths.astype(jnp.int32)[None]
+    within = (
+        jnp.arange(layout.time, dtype=jnp.int32).reshape(-1, *(1,) * len(layout.batch))
+        < lengths.astype(jnp.int32)[None]
+    )
     within = within if layout.time_major else jnp.moveaxis(within, 0, -1)
     return within if mask is None else mask & within
 
@@ -79,14 +100,22 @@ def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array:
     value = validation.as_array(value)
     if not jnp.issubdtype(value.dtype, kind):
         wanted, cast = ("boolean", "bool") if kind is jnp.bool_ else ("integers", "int")
-        raise TypeError(f"{name} must be {wanted}: got {value.dtype}. Cast it first, for example with .astype({cast}).")
+        raise TypeError(
+            f"{name} must be {wanted}: got {value.dtype}. Cast it first, for example with "
+            f".astype({cast})."
+        )
     if value.shape != layout.steps:
-        raise ValueError(f"{name} must have the shape of x without its features, {layout.steps}: got {value.shape}.")
+        raise ValueError(
+            f"{name} must have the shape of x without its features, {layout.steps}: got "
+            f"{value.shape}."
+        )
     return value
 
 
 def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Where, time first, a step that is taken belongs to another segment than the one taken before it."""
+    """Where, time first, a step that is taken belongs to another segment than the one taken before
+    it.
+    """
     if mask is None:
         mask = jnp.ones(segment_ids.shape, bool)
     at = jnp.arange(segment_ids.shape[0]).reshape(-1, *(1,) * (segment_ids.ndim - 1))
@@ -96,19 +125,25 @@ def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
     return mask & (last >= 0) & (segment_ids != earlier)
 
 
-def start_state(names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype) -> tuple[jax.Array, ...]:
+def start_state(
+    names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype
+) -> tuple[jax.Array, ...]:
     """The state before the first step, ``(batch, features)`` each; zeros where ``initial`` is None."""
     size = math.prod(layout.batch)
     if initial is None:
         return tuple(jnp.zeros((size, width), dtype) for width in features)
     parts = initial if len(names) > 1 else (initial,)
     if not isinstance(parts, tuple | list) or len(parts) != len(names):
-        raise TypeError(f"initial must be the pair ({', '.join(names)}): got {type(initial).__name__}.")
+        raise TypeError(
+            f"initial must be the pair ({', '.join(names)}): got {type(initial).__name__}."
+        )
     result = []
     for name, part, width in zip(names, parts, features, strict=True):
         part = validation.floating(part, f"initial {name}")
         if part.shape != (*layout.batch, width):
-            raise ValueError(f"initial {name} must have shape {(*layout.batch, width)}: got {part.shape}.")
+            raise ValueError(
+                f"initial {name} must have shape {(*layout.batch, width)}: got {part.shape}."
+            )
         result.append(part.astype(dtype).reshape(size, width))
     return tuple(result)
 
@@ -116,13 +151,23 @@ def start_state(names: tuple[str, ...], layout: Layout, features: tuple[int, ...
 def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
     rates = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout,) * len(names)
     if len(rates) != len(names):
-        raise ValueError(f"zoneout must be one rate, or one for each of {', '.join(names)}: got {zoneout!r}.")
+        raise ValueError(
+            f"zoneout must be one rate, or one for each of {', '.join(names)}: got {zoneout!r}."
+        )
     return tuple(validation.number("zoneout", rate, 1) for rate in rates)
 
 
 def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:
-    """The units that keep their value, for each part of the state, or the rate of that where there is no key."""
+    """The units that keep their value, for each part of the state, or the rate of that where there
+    is no key.
+    """
     if key is None:
-        return tuple(jnp.full((layout.time, 1, 1), rate, part.dtype) for rate, part in zip(rates, state, strict=True))
+        return tuple(
+            jnp.full((layout.time, 1, 1), rate, part.dtype)
+            for rate, part in zip(rates, state, strict=True)
+        )
     keys = jax.random.split(key, len(rates))
-    return tuple(jax.random.bernoulli(k, rate, (layout.time, *part.shape)) for k, rate, part in zip(keys, rates, state, strict=True))
+    return tuple(
+        jax.random.bernoulli(k, rate, (layout.time, *part.shape))
+        for k, rate, part in zip(keys, rates, state, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Statistics of recurrent batch norm: those that were used at each step, and running ones to use at each."""
+"""Statistics of recurrent batch norm: those that were used at each step, and running ones to use at
+each.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,53 +20,87 @@ from jaxnorm.statistics import Moments, moments
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
     """The terms that batch norm normalizes, and how many features each has."""
-    return {"input": packed, "recurrent": packed} | ({"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {})
+    return {"input": packed, "recurrent": packed} | (
+        {"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {}
+    )
 
 
-def checked_running(cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params) -> tuple[dict | None, Any]:
+def checked_running(
+    cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params
+) -> tuple[dict | None, Any]:
     """Running Moments and lengths, checked."""
     if cell.norm != "batch" and (running is not None or return_moments):
-        raise ValueError(f"running and return_moments are for norm='batch': got norm={cell.norm!r}.")
+        raise ValueError(
+            f"running and return_moments are for norm='batch': got norm={cell.norm!r}."
+        )
     if longer not in ("last", "raise"):
         raise ValueError(f"longer must be 'last' or 'raise': got {longer!r}.")
     if running is None:
         return None, lengths
     widths = normalized_widths(cell, params["recurrent_kernel"].shape[1])
     if not isinstance(running, Mapping):
-        raise TypeError(f"running must be a dict of Moments, as return_moments gives it: got {type(running).__name__}.")
-    if set(running) != set(widths) or not all(isinstance(value, Moments) for value in running.values()):
-        raise ValueError(f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got {', '.join(running)}.")
+        raise TypeError(
+            "running must be a dict of Moments, as return_moments gives it: got "
+            f"{type(running).__name__}."
+        )
+    if set(running) != set(widths) or not all(
+        isinstance(value, Moments) for value in running.values()
+    ):
+        raise ValueError(
+            f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got "
+            f"{', '.join(running)}."
+        )
     table = {}
     for name, value in running.items():
         if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
-            raise ValueError(f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}.")
+            raise ValueError(
+                f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}."
+            )
         table[name] = replace(value, var=validation.variance("running", value.var))
     steps = next(iter(running.values())).mean.shape[0]
     if longer == "raise" and lengths is not None:
-        lengths = validation.check_values(lengths, lambda n: n <= steps, f"sequences must have at most the {steps} steps of running")
+        lengths = validation.check_values(
+            lengths,
+            lambda n: n <= steps,
+            f"sequences must have at most the {steps} steps of running",
+        )
     elif longer == "raise" and layout.time > steps:
         raise ValueError(
-            f"sequences must have at most the {steps} steps of running: got {layout.time}. longer='last' uses the last step's."
+            f"sequences must have at most the {steps} steps of running: got {layout.time}. "
+            "longer='last' uses the last step's."
         )
-    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), table), lengths
+    return jax.tree.map(
+        lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), table
+    ), lengths
 
 
-def of_steps(table: dict[str, Moments], time: int, epsilon: float) -> dict[str, tuple[jax.Array, jax.Array]]:
+def of_steps(
+    table: dict[str, Moments], time: int, epsilon: float
+) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Mean and 1 / deviation of each step; later steps use those of the last one seen."""
     result = {}
     for name, value in table.items():
         seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
         last = jnp.max(jnp.where(seen, jnp.arange(len(seen)), 0))
         at = jnp.minimum(jnp.arange(time), last)
-        result[name] = (value.mean[at][:, None], inverse_root(value.var[at][:, None], epsilon, positive=epsilon > 0))
+        result[name] = (
+            value.mean[at][:, None],
+            inverse_root(value.var[at][:, None], epsilon, positive=epsilon > 0),
+        )
     return result
 
 
 def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict[str, Moments]:
     """The statistics that were used at each step, ``(time, features)``."""
     x, state, histories = lax.stop_gradient((x, state, histories))
-    terms = {"input": (x, "input_kernel"), "recurrent": (before(steps, state, histories)[0], "recurrent_kernel")}
-    values = {name: product(value, lax.stop_gradient(weights[kernel])) for name, (value, kernel) in terms.items()}
+    terms = {
+        "input": (x, "input_kernel"),
+        "recurrent": (before(steps, state, histories)[0], "recurrent_kernel"),
+    }
+    values = {
+        name: product(value, lax.stop_gradient(weights[kernel]))
+        for name, (value, kernel) in terms.items()
+    }
     if "c" in cell.state:
         values["cell"] = histories[1]
     found = {name: moments(value, 1, where=steps.mask) for name, value in values.items()}

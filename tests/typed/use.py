@@ -1,4 +1,6 @@
-"""A user's file, which uses every public name: to type checkers nothing in it is Any. tests/test_types.py checks and runs it."""
+"""A user's file, which uses every public name: to type checkers nothing in it is Any.
+tests/test_types.py checks and runs it.
+"""
 
 from typing import TypeAlias, assert_type
 
@@ -20,7 +22,9 @@ h = x[:, 0, :3]
 
 
 def statistics() -> None:
-    m = assert_type(jn.moments(x, "n [t] c", where=x > 0, centered=True, axis_name=None), jn.Moments)
+    m = assert_type(
+        jn.moments(x, "n [t] c", where=x > 0, centered=True, axis_name=None), jn.Moments
+    )
     assert_type(jn.moments(np.ones((4, 6)), "n (g [c])", g=2), jn.Moments)
     assert_type((m.count, m.mean, m.var), tuple[Array, Array, Array])
     low = assert_type(m.low, jn.Low)
@@ -29,14 +33,31 @@ def statistics() -> None:
     assert_type(m.merge("[n] t (g [c])", g=2, axis_name=None), jn.Moments)
     assert_type(jn.merge(m, m, m), jn.Moments)
     assert_type(jn.ema(m, m, momentum=0.9, unbiased=True), jn.Moments)
-    assert_type(jn.ema(m, jn.Moments(count=m.count, mean=m.mean, var=m.var), momentum=np.float32(0.9)), jn.Moments)
+    assert_type(
+        jn.ema(m, jn.Moments(count=m.count, mean=m.mean, var=m.var), momentum=np.float32(0.9)),
+        jn.Moments,
+    )
     by = jn.moments(x, "[n] t c", segments=np.zeros(4, int), num_segments=1).merge(2)
     assert_type(jn.normalize(x, by, segments=np.zeros(4, int), axes="[n] t c"), Array)
-    assert_type(jn.normalize(x, m, scale=ones, bias=0.0, epsilon=1e-3, correction=1, epsilon_in="std", dtype="bfloat16"), Array)
+    assert_type(
+        jn.normalize(
+            x,
+            m,
+            scale=ones,
+            bias=0.0,
+            epsilon=1e-3,
+            correction=1,
+            epsilon_in="std",
+            dtype="bfloat16",
+        ),
+        Array,
+    )
 
 
 def standardized() -> None:
-    assert_type(jn.standardize(x, (0, 1), scale=ones, where=x > 0, epsilon_in="std", full_range=True), Array)
+    assert_type(
+        jn.standardize(x, (0, 1), scale=ones, where=x > 0, epsilon_in="std", full_range=True), Array
+    )
     assert_type(jn.standardize(x, "n t (g [c])", implementation="xla", dtype="float32", g=2), Array)
     plan = assert_type(jn.plan(x, -1, scale=ones, implementation="reference"), jn.Plan)
     assert_type(plan.implementation, str)
@@ -45,18 +66,31 @@ def standardized() -> None:
 
 def norms() -> None:
     options = assert_type(jn.NormOptions(dtype="float32", implementation="xla"), jn.NormOptions)
-    assert_type(jn.batch_norm(x, scale=ones, bias=ones, feature_axes=-1, where=x > 0, **options), tuple[Array, jn.Moments])
-    assert_type(jn.layer_norm(x, axes=(1, 2), correction=1, epsilon_in="std", axis_name=None), Array)
+    assert_type(
+        jn.batch_norm(x, scale=ones, bias=ones, feature_axes=-1, where=x > 0, **options),
+        tuple[Array, jn.Moments],
+    )
+    assert_type(
+        jn.layer_norm(x, axes=(1, 2), correction=1, epsilon_in="std", axis_name=None), Array
+    )
     assert_type(jn.layer_norm(np.ones((4, 6)), scale=ones, bias=ones, **options), Array)
-    assert_type(jn.positional_norm(x, scale=ones, epsilon=np.float32(1e-3)), tuple[Array, jn.Moments])
+    assert_type(
+        jn.positional_norm(x, scale=ones, epsilon=np.float32(1e-3)), tuple[Array, jn.Moments]
+    )
     assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, full_range=True), Array)
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
     assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
-    assert_type(jn.graph_norm(x[0], ones, segments=np.zeros(5, int), num_segments=1, scale=ones), Array)
+    assert_type(
+        jn.graph_norm(x[0], ones, segments=np.zeros(5, int), num_segments=1, scale=ones), Array
+    )
     assert_type(jn.pair_norm(x[0], 2.0, where=x[0] > 0), Array)
     assert_type(jn.group_norm(x, 2, feature_axes=-1, axes=(1,), dtype="bfloat16"), Array)
-    y, batch = assert_type(jn.switchable_norm(x, np.zeros(3), np.zeros(3)), tuple[Array, jn.Moments])
-    assert_type(jn.switchable_norm(y, np.zeros(3), np.zeros(3), running=batch, scale=ones)[0], Array)
+    y, batch = assert_type(
+        jn.switchable_norm(x, np.zeros(3), np.zeros(3)), tuple[Array, jn.Moments]
+    )
+    assert_type(
+        jn.switchable_norm(y, np.zeros(3), np.zeros(3), running=batch, scale=ones)[0], Array
+    )
     assert_type(jn.weight_norm(x[0], ones, feature_axes=-1, dtype="float32"), Array)
     assert_type(jn.spectral_norm(x[0], np.ones((1, 6)), n_steps=2), tuple[Array, Array, Array])
     assert_type(jn.AxisGroups("data", ((0, 1), (2, 3))), jn.AxisGroups)
@@ -64,27 +98,55 @@ def norms() -> None:
 
 def recurrent_parameters() -> None:
     make = jax.nn.initializers.he_normal()
-    assert_type(jn.recurrent.init_rnn(key, 6, 3, norm="rms", kernel_init=make, dtype="float32"), Params)
+    assert_type(
+        jn.recurrent.init_rnn(key, 6, 3, norm="rms", kernel_init=make, dtype="float32"), Params
+    )
     assert_type(jn.recurrent.init_gru(key, 6, 3, norm=None, recurrent_kernel_init=make), Params)
-    assert_type(jn.recurrent.init_lstm(key, 6, 3, placement="sum", scale=0.1, forget_bias=0.0, projection=2), Params)
+    assert_type(
+        jn.recurrent.init_lstm(
+            key, 6, 3, placement="sum", scale=0.1, forget_bias=0.0, projection=2
+        ),
+        Params,
+    )
 
 
 def recurrent_networks(keep: bool) -> None:
     lstm = jn.recurrent.init_lstm(key, 6, 3, norm="batch")
-    state, outputs = assert_type(jn.recurrent.lstm(x, lstm, norm="batch", lengths=np.array([5, 3, 1, 5])), tuple[Pair, Array])
-    both = assert_type(
-        jn.recurrent.lstm(x, lstm, norm="batch", initial=state, return_moments=True), tuple[Pair, Array, dict[str, jn.Moments]]
+    state, outputs = assert_type(
+        jn.recurrent.lstm(x, lstm, norm="batch", lengths=np.array([5, 3, 1, 5])), tuple[Pair, Array]
     )
-    assert_type(jn.recurrent.lstm(x, lstm, norm="batch", running=both[2], longer="raise", return_moments=False), tuple[Pair, Array])
+    both = assert_type(
+        jn.recurrent.lstm(x, lstm, norm="batch", initial=state, return_moments=True),
+        tuple[Pair, Array, dict[str, jn.Moments]],
+    )
     assert_type(
-        jn.recurrent.lstm(x, lstm, norm="batch", return_moments=keep), tuple[Pair, Array] | tuple[Pair, Array, dict[str, jn.Moments]]
+        jn.recurrent.lstm(
+            x, lstm, norm="batch", running=both[2], longer="raise", return_moments=False
+        ),
+        tuple[Pair, Array],
+    )
+    assert_type(
+        jn.recurrent.lstm(x, lstm, norm="batch", return_moments=keep),
+        tuple[Pair, Array] | tuple[Pair, Array, dict[str, jn.Moments]],
     )
     gru = jn.recurrent.init_gru(key, 6, 3)
-    final, _ = assert_type(jn.recurrent.gru(x, gru, where=x[..., 0] > 0, zoneout=0.1, key=key), tuple[Array, Array])
-    assert_type(jn.recurrent.gru(x, gru, initial=final, segment_ids=np.zeros((4, 5), int), implementation="xla"), tuple[Array, Array])
+    final, _ = assert_type(
+        jn.recurrent.gru(x, gru, where=x[..., 0] > 0, zoneout=0.1, key=key), tuple[Array, Array]
+    )
+    assert_type(
+        jn.recurrent.gru(
+            x, gru, initial=final, segment_ids=np.zeros((4, 5), int), implementation="xla"
+        ),
+        tuple[Array, Array],
+    )
     rnn = jn.recurrent.init_rnn(key, 6, 3, norm="batch")
-    found = assert_type(jn.recurrent.rnn(x, rnn, norm="batch", return_moments=True), tuple[Array, Array, dict[str, jn.Moments]])
-    assert_type(jn.recurrent.rnn(x, rnn, norm="batch", reverse=True, running=found[2]), tuple[Array, Array])
+    found = assert_type(
+        jn.recurrent.rnn(x, rnn, norm="batch", return_moments=True),
+        tuple[Array, Array, dict[str, jn.Moments]],
+    )
+    assert_type(
+        jn.recurrent.rnn(x, rnn, norm="batch", reverse=True, running=found[2]), tuple[Array, Array]
+    )
     assert_type(outputs, Array)
 
 
@@ -99,13 +161,23 @@ class Norms(flax.linen.Module):
         x = assert_type(jn.linen.RMSNorm(dtype="float32")(x), Array)
         x = assert_type(jn.linen.InstanceNorm(feature_axes=-1)(x), Array)
         x = assert_type(
-            jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(x, segments=np.zeros(5, int), num_segments=1), Array
+            jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(
+                x, segments=np.zeros(5, int), num_segments=1
+            ),
+            Array,
         )
         x = assert_type(jn.linen.PairNorm(length=2.0)(x, mask=mask), Array)
         x = assert_type(jn.linen.GroupNorm(num_groups=None, group_size=3)(x), Array)
         x, m = assert_type(jn.linen.PositionalNorm(use_scale=True)(x), tuple[Array, jn.Moments])
-        x = assert_type(jn.linen.BatchNorm(momentum=0.9, axis_name="data")(x + m.mean, use_running_average=not train, mask=mask), Array)
-        x = assert_type(jn.linen.SwitchableNorm(use_running_average=not train, feature_axes=-1)(x), Array)
+        x = assert_type(
+            jn.linen.BatchNorm(momentum=0.9, axis_name="data")(
+                x + m.mean, use_running_average=not train, mask=mask
+            ),
+            Array,
+        )
+        x = assert_type(
+            jn.linen.SwitchableNorm(use_running_average=not train, feature_axes=-1)(x), Array
+        )
         x = assert_type(jn.linen.WeightNorm(flax.linen.Dense(6), feature_axes=-1)(x), Array)
         return assert_type(jn.linen.SpectralNorm(flax.linen.Dense(6))(x, update_stats=train), Array)
 
@@ -120,10 +192,23 @@ class Networks(flax.linen.Module):
         assert_type(cell(start, x[:, 0]), tuple[Pair, Array])
         assert_type(jn.linen.LayerNormGRUCell(3, norm="rms")(h, x[:, 0]), tuple[Array, Array])
         assert_type(jn.linen.LayerNormSimpleCell(3, norm=None)(h, x[:, 0]), tuple[Array, Array])
-        carry, _ = assert_type(jn.linen.LSTM(3, num_layers=2, projection=2)(x, return_carry=True), tuple[Carry, Array])
-        y = assert_type(jn.linen.LSTM(3, num_layers=2, projection=2)(x, initial_carry=carry, return_carry=False), Array)
-        assert_type(jn.linen.GRU(3, bidirectional=True)(x, seq_lengths=np.array([5, 3, 1, 5])), Array | tuple[Carry, Array])
-        assert_type(jn.linen.SimpleRNN(3, return_carry=True)(x, init_key=key, time_major=True), Array | tuple[Carry, Array])
+        carry, _ = assert_type(
+            jn.linen.LSTM(3, num_layers=2, projection=2)(x, return_carry=True), tuple[Carry, Array]
+        )
+        y = assert_type(
+            jn.linen.LSTM(3, num_layers=2, projection=2)(
+                x, initial_carry=carry, return_carry=False
+            ),
+            Array,
+        )
+        assert_type(
+            jn.linen.GRU(3, bidirectional=True)(x, seq_lengths=np.array([5, 3, 1, 5])),
+            Array | tuple[Carry, Array],
+        )
+        assert_type(
+            jn.linen.SimpleRNN(3, return_carry=True)(x, init_key=key, time_major=True),
+            Array | tuple[Carry, Array],
+        )
         return y
 
 
@@ -133,16 +218,29 @@ def nnx_norms() -> None:
     assert_type(jn.nnx.LayerNorm(6, use_bias=False, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.RMSNorm(6, dtype="float32", rngs=rngs)(x, mask), Array)
     assert_type(jn.nnx.InstanceNorm(6, feature_axes=-1, rngs=rngs)(x), Array)
-    assert_type(jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1), Array)
+    assert_type(
+        jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1),
+        Array,
+    )
     assert_type(jn.nnx.PairNorm(6, length=2.0, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.GroupNorm(6, num_groups=None, group_size=3, rngs=rngs)(x), Array)
     assert_type(jn.nnx.GroupNorm(6, 2, epsilon=1e-5, rngs=rngs), jn.nnx.GroupNorm)
-    assert_type(jn.nnx.PositionalNorm(6, use_scale=True, dtype="float32", rngs=rngs)(x), tuple[Array, jn.Moments])
-    batch = assert_type(jn.nnx.BatchNorm(6, momentum=0.9, axis_name="data", rngs=rngs), jn.nnx.BatchNorm)
+    assert_type(
+        jn.nnx.PositionalNorm(6, use_scale=True, dtype="float32", rngs=rngs)(x),
+        tuple[Array, jn.Moments],
+    )
+    batch = assert_type(
+        jn.nnx.BatchNorm(6, momentum=0.9, axis_name="data", rngs=rngs), jn.nnx.BatchNorm
+    )
     assert_type(batch(x, use_running_average=True, mask=mask), Array)
     assert_type(jn.nnx.SwitchableNorm(6, feature_axes=-1, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.WeightNorm(flax.nnx.Linear(6, 2, rngs=rngs), rngs=rngs)(x), Array)
-    assert_type(jn.nnx.SpectralNorm(flax.nnx.Linear(6, 2, rngs=rngs), n_steps=2, rngs=rngs)(x, update_stats=True), Array)
+    assert_type(
+        jn.nnx.SpectralNorm(flax.nnx.Linear(6, 2, rngs=rngs), n_steps=2, rngs=rngs)(
+            x, update_stats=True
+        ),
+        Array,
+    )
 
 
 def nnx_networks() -> None:
@@ -151,13 +249,25 @@ def nnx_networks() -> None:
     start = assert_type(cell.initialize_carry((4, 6), rngs, jax.nn.initializers.ones), Pair)
     assert_type(cell(start, x[:, 0]), tuple[Pair, Array])
     assert_type(cell.parameters(), dict[str, Array])
-    assert_type(jn.nnx.LayerNormGRUCell(6, 3, norm="rms", rngs=rngs)(h, x[:, 0]), tuple[Array, Array])
-    assert_type(jn.nnx.LayerNormSimpleCell(6, 3, norm=None, rngs=rngs)(h, x[:, 0]), tuple[Array, Array])
-    layer = assert_type(jn.nnx.LSTM(6, 3, num_layers=2, projection=2, forget_bias=0.0, rngs=rngs), jn.nnx.LSTM)
+    assert_type(
+        jn.nnx.LayerNormGRUCell(6, 3, norm="rms", rngs=rngs)(h, x[:, 0]), tuple[Array, Array]
+    )
+    assert_type(
+        jn.nnx.LayerNormSimpleCell(6, 3, norm=None, rngs=rngs)(h, x[:, 0]), tuple[Array, Array]
+    )
+    layer = assert_type(
+        jn.nnx.LSTM(6, 3, num_layers=2, projection=2, forget_bias=0.0, rngs=rngs), jn.nnx.LSTM
+    )
     carry, _ = assert_type(layer(x, return_carry=True, deterministic=True), tuple[Carry, Array])
     assert_type(layer(x, initial_carry=carry, return_carry=False, rngs=rngs), Array)
-    assert_type(jn.nnx.GRU(6, 3, bidirectional=True, rngs=rngs)(x, seq_lengths=np.array([5, 3, 1, 5])), Array | tuple[Carry, Array])
-    assert_type(jn.nnx.SimpleRNN(6, 3, return_carry=True, rngs=rngs)(x, mask=x[..., 0] > 0), Array | tuple[Carry, Array])
+    assert_type(
+        jn.nnx.GRU(6, 3, bidirectional=True, rngs=rngs)(x, seq_lengths=np.array([5, 3, 1, 5])),
+        Array | tuple[Carry, Array],
+    )
+    assert_type(
+        jn.nnx.SimpleRNN(6, 3, return_carry=True, rngs=rngs)(x, mask=x[..., 0] > 0),
+        Array | tuple[Carry, Array],
+    )
 
 
 def linen_population(variables: dict[str, dict[str, Array]]) -> None:

@@ -21,7 +21,15 @@ from jaxnorm.data.sources.addresses import (
     names_in,
     version,
 )
-from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, ZARR_METADATA, Batch, Cut, Leaf, Masked, Reader
+from jaxnorm.data.sources.readers import (
+    PARQUET_SUFFIXES,
+    ZARR_METADATA,
+    Batch,
+    Cut,
+    Leaf,
+    Masked,
+    Reader,
+)
 from jaxnorm.data.trees import of_prefix, sizes_in
 
 __all__ = [
@@ -78,7 +86,8 @@ def masks(batch) -> dict[str, Any] | None:
 def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     """Return the leaves of a file that :func:`pieces` leaves out, and what each holds instead.
 
-    They hold no arrays of numbers, or coordinates of others, and the axes name the tree that they are in, not themselves.
+    They hold no arrays of numbers, or coordinates of others, and the axes name the tree that they
+    are in, not themselves.
 
     Raises:
       SourceError: the file is missing or damaged.
@@ -136,7 +145,11 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
     named = {name: leaf for name, leaf in leaves.items() if of_prefix(axes, name) is not None}
-    fitted = {name: leaf for name, leaf in named.items() if not leaf.unsupported and (name in axes or not leaf.is_coordinate)}
+    fitted = {
+        name: leaf
+        for name, leaf in named.items()
+        if not leaf.unsupported and (name in axes or not leaf.is_coordinate)
+    }
     if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
         if list(leaves) == [""]:
             way = f"give --pattern {axes[missing[0]]!r} without '{missing[0]}='"

@@ -79,7 +79,9 @@ class Parquet:
             if "Expected all lists to be of size" not in str(error):
                 raise
             said = f"{self.path} must hold no null among lists of a fixed size"
-            raise SourceError(f"{said}, which pyarrow cannot read. Write lists of any size.") from None
+            raise SourceError(
+                f"{said}, which pyarrow cannot read. Write lists of any size."
+            ) from None
 
     def _common_schema(self, first) -> Any:
         """The columns of all files, and the keys of the folders, which the first schema has."""

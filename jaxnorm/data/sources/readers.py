@@ -24,7 +24,9 @@ class Batch(dict):
 
     @classmethod
     def of(cls, found: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> "Batch":
-        """Return the batch of pairs: the values of each leaf, and their mask if something is missing."""
+        """Return the batch of pairs: the values of each leaf, and their mask if something is
+        missing.
+        """
         masks = {leaf: mask for leaf, (_, mask) in found.items() if mask is not None}
         return cls({leaf: values for leaf, (values, _) in found.items()}, masks)
 

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.data.sources.addresses import SourceError, is_folder, local, remote
-from jaxnorm.data.sources.readers import ZARR_METADATA, Batch, Cut, Leaf, cuts_of, leaf_of, nbytes, part, rows_of
+from jaxnorm.data.sources.readers import (
+    ZARR_METADATA,
+    Batch,
+    Cut,
+    Leaf,
+    cuts_of,
+    leaf_of,
+    nbytes,
+    part,
+    rows_of,
+)
 
 PACKED = ("scale_factor", "add_offset", "_Unsigned")  # by the conventions for Climate and Forecast
 MISSING = ("_FillValue", "missing_value")
@@ -23,7 +33,8 @@ class Zarr:
         found = {"": root} if hasattr(root, "chunks") else dict(_members(root))
         self.arrays = {name: Array(array) for name, array in found.items()}
         self.leaves = {
-            name: array.leaf._replace(is_coordinate=_dimensions(array.array) == [_last(name)]) for name, array in self.arrays.items()
+            name: array.leaf._replace(is_coordinate=_dimensions(array.array) == [_last(name)])
+            for name, array in self.arrays.items()
         }
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
@@ -173,7 +184,9 @@ def _opened(path: str) -> Any:
     try:
         return zarr.open(store, mode="r")
     except FileNotFoundError:
-        raise SourceError(f"{path} must be a Zarr: it holds no {', no '.join(ZARR_METADATA)}.") from None
+        raise SourceError(
+            f"{path} must be a Zarr: it holds no {', no '.join(ZARR_METADATA)}."
+        ) from None
 
 
 def _members(group, prefix: str = "") -> Iterator[tuple[str, Any]]:
