@@ -114,7 +114,10 @@ def test_types_are_those_of_what_runs(monkeypatch):
 
     monkeypatch.setattr(typing, "assert_type", check)
     names = runpy.run_path(str(USE))
+    newer = ["nnx_weight_norm"]  # what Flax has from 0.12.1 on
+    lacking = 0 if hasattr(flax.nnx, "WeightNorm") else len(newer)
     for name in (
+        *newer[lacking:],
         "statistics",
         "standardized",
         "norms",
@@ -136,7 +139,7 @@ def test_types_are_those_of_what_runs(monkeypatch):
         for node in ast.walk(ast.parse(USE.read_text()))
         if isinstance(node, ast.Call) and called(node) == "assert_type"
     ]
-    assert len(asserted) >= len(written) > 70
+    assert len(asserted) >= len(written) - lacking > 70
 
 
 def called(node):
