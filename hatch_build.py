@@ -27,9 +27,9 @@ LINKED = "-s -static-libstdc++ -Wl,--exclude-libs,ALL,--gc-sections"
 
 
 def load_compiler():
-    """jaxnorm/kernels/compiler.py, without importing jaxnorm, which needs JAX."""
+    """jaxnorm/kernels/cpu/compiler.py, without importing jaxnorm, which needs JAX."""
     spec = importlib.util.spec_from_file_location(
-        "compiler", ROOT / "jaxnorm" / "kernels" / "compiler.py"
+        "compiler", ROOT / "jaxnorm" / "kernels" / "cpu" / "compiler.py"
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -91,7 +91,7 @@ class Kernels(BuildHookInterface):
             self.app.display_warning(f"The wheel is pure, for {error}")
             return
         for path in (*libraries, *map(compiler.check_file, libraries)):
-            build_data["force_include"][str(path)] = f"jaxnorm/kernels/prebuilt/{path.name}"
+            build_data["force_include"][str(path)] = f"jaxnorm/kernels/cpu/prebuilt/{path.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_2_{max(map(glibc, libraries))}_{name}"
 

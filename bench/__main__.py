@@ -20,10 +20,9 @@ from bench import speed, speed_report
 from bench.peers import OTHERS, installed
 from bench.shapes import LARGE, SHAPES
 from bench.stamp import allocator, commit, versions
-from jaxnorm import kernels
 from jaxnorm.experiments import interrupts, report
 from jaxnorm.experiments.runs import carry_out, to_resume
-from jaxnorm.kernels import build
+from jaxnorm.kernels.cpu import build, loading
 
 HERE = Path(__file__).parent
 BOUNDS = HERE / "bounds.json"
@@ -64,7 +63,7 @@ def main() -> int:
         "platform": platform,
         "commit": commit(),
         "packages": versions(),
-        "native": kernels.built(),
+        "native": loading.built(),
         "imports": speed.imports(),
         "allocator": allocator(),
     }
@@ -104,7 +103,7 @@ def check(console: Console, write: bool) -> int:
     found = {}
     for case in speed.Settings().runs():
         for peer in ("jaxnorm, plain JAX", "jaxnorm"):
-            if peer == "jaxnorm" and not kernels.built():
+            if peer == "jaxnorm" and not loading.built():
                 continue
             numbers, _ = speed.counters(
                 speed.JAX_PEERS[peer]()[case.norm], *jax.eval_shape(partial(speed.arrays, case))
@@ -128,13 +127,13 @@ def check(console: Console, write: bool) -> int:
 
 
 def _build(console: Console) -> None:
-    if kernels.built():
+    if loading.built():
         return
     try:
         console.print(f"Built: {build.build()}", markup=False)
     except build.BuildError as error:
         console.print(f"Without kernels: {error}", markup=False)
-    kernels.built.cache_clear()
+    loading.built.cache_clear()
 
 
 def _some_of(known):

@@ -26,9 +26,9 @@ from rich.progress import track
 from bench.peers import wished
 from bench.speed import repeats_for, sample
 from bench.stamp import allocator, commit, in_front
-from jaxnorm import kernels
 from jaxnorm import linen as jn
 from jaxnorm.experiments.report import machine
+from jaxnorm.kernels.cpu import loading
 
 KEY = jax.random.key(0)
 
@@ -206,7 +206,7 @@ def main() -> None:
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]
     command = f"{in_front(allocator())}python -m bench.models --rounds {options.rounds} --out {options.out}"
-    facts = machine() | {"commit": commit(), "native": kernels.built(), "command": command}
+    facts = machine() | {"commit": commit(), "native": loading.built(), "command": command}
     results = {"machine": facts, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import jaxnorm as jn
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 
 EPSILON = 1e-5
 GROUPS = 32

@@ -29,8 +29,8 @@ from rich.progress import track
 import jaxnorm as jn
 from bench.speed import sample
 from bench.stamp import commit, versions
-from jaxnorm import kernels
 from jaxnorm.experiments.report import machine
+from jaxnorm.kernels.cpu import loading
 
 IN = 100
 TORCH = importlib.util.find_spec("torch") is not None
@@ -279,7 +279,7 @@ def main() -> None:
     packages = ", ".join(
         f"{name} {facts[name]}" for name in ("jax", "flax", "torch") if name in facts
     )
-    built = "kernels built" if kernels.built() else "no kernels"
+    built = "kernels built" if loading.built() else "no kernels"
     text = (
         f"LSTM layers, {facts['cores']} cores, {packages}, {built} (`{command}`).\n"
         + tables(rows)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxnorm import nnx as nnx
     from jaxnorm import online as online
     from jaxnorm import recurrent
-    from jaxnorm.engine.plan import Plan
+    from jaxnorm.core.plan import Plan
     from jaxnorm.graphs import graph_norm, pair_norm
     from jaxnorm.normalization import normalize, plan, standardize
     from jaxnorm.norms import (
@@ -58,7 +58,7 @@ __all__ = [
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
 _HOMES = (
     "options",
-    "engine.plan",
+    "core.plan",
     "statistics",
     "running",
     "normalization",

@@ -12,10 +12,10 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.blocks import blocks_along
+from jaxnorm.core.plan import Plan, forward, select
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
-from jaxnorm.engine.plan import NORM_KERNELS, Plan, forward, select
 from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
@@ -352,7 +352,8 @@ def with_running(
 
 
 def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Plan:
-    return select(implementation, NORM_KERNELS if spec.ordinary else {}, operands.x, spec, operands)
+    operation = "norm" if spec.ordinary else None
+    return select(implementation, operation, operands.x, spec, operands)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve, unsplit
+from jaxnorm.core.plan import find_stats, select
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import (
@@ -27,10 +28,9 @@ from jaxnorm.engine.groups import (
     spread_stats,
     total_weight,
 )
-from jaxnorm.engine.plan import find_stats
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
-from jaxnorm.engine.spec import Spec
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.keywords import with_hint
@@ -366,23 +366,31 @@ def into_frame(moments: Moments, frame: Frame) -> Moments:
     )
 
 
-@partial(jax.jit, static_argnums=0)
 def moments_of(
     spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array | None = None
 ) -> Moments:
-    """The Moments, of arguments that have been checked."""
+    """Return the Moments, of arguments that have been checked."""
+    operation = "moments" if spec.ordinary else None
+    plan = select(None, operation, x, spec, Operands(x, where, ids=ids))
+    return _moments_of(spec, plan.implementation, x, where, ids)
 
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _moments_of(
+    spec: Spec,
+    implementation: str,
+    x: jax.Array,
+    where: jax.Array | None,
+    ids: jax.Array | None,
+) -> Moments:
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        return from_stats(
-            spec, find_stats(spec, hide_split(spec, x, where), where, places=spec.places(ids))
-        )
+        x = hide_split(spec, x, where)
+        return from_stats(spec, find_stats(spec, x, where, implementation, spec.places(ids)))
 
-    return (
-        run(x, where, ids)
-        if ids is None
-        else sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
-    )
+    if ids is None:
+        return run(x, where, ids)
+    return sharded_by_compiler(run, stats_sharding(spec.reduction, x))(x, where, ids)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
+from jaxnorm.core.plan import find_stats, for_plain_jax, select
 from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
-from jaxnorm.engine.plan import find_stats, for_plain_jax, select
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import before_loops
@@ -99,7 +99,7 @@ def switchable_norm(
     if running is not None:
         running = applicable("running", running, x)
         running = like_batch(running, x.shape, features)
-    selected = select(implementation, {}, x).implementation
+    selected = select(implementation, None, x).implementation
     y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)
     return y, batch if running is None else running
 

@@ -20,9 +20,8 @@ from jax._src import compiler
 from recurrent_cases import small_chunks
 from selection import of_each
 
-from jaxnorm import kernels
-from jaxnorm.engine import plan
-from jaxnorm.kernels import build, libraries
+from jaxnorm.core import plan
+from jaxnorm.kernels.cpu import build, libraries, loading
 
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
 USUAL = compiler.get_compile_options
@@ -172,7 +171,7 @@ def library(tmp_path_factory):
     """The kernels, built once for this run unless they are already; without a compiler there are
     none to test.
     """
-    if kernels.built():
+    if loading.built():
         return libraries.library()
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -187,7 +186,7 @@ def library(tmp_path_factory):
 @pytest.fixture
 def use(library, forgotten, monkeypatch):
     """``use("native")`` chooses the implementation of calls that say none."""
-    monkeypatch.setattr(kernels, "built", lambda: True)
+    monkeypatch.setattr(loading, "built", lambda: True)
     return partial(monkeypatch.setenv, plan.VARIABLE)
 
 
@@ -199,7 +198,7 @@ def implementation(request, monkeypatch) -> str:
     """
     if request.param == "native":
         request.getfixturevalue("library")
-        monkeypatch.setattr(kernels, "built", lambda: True)
+        monkeypatch.setattr(loading, "built", lambda: True)
     if request.param == "reference":
         request.getfixturevalue("quick_compile")
     monkeypatch.setenv(plan.VARIABLE, request.param)

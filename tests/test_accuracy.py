@@ -16,7 +16,7 @@ from cases import BY_NAME, CASES, DISTINCT, KERNELS, KINDS, laws, long_sweep
 from oracle import worst
 
 import jaxnorm as jn
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 

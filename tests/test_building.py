@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from numpy.random import bit_generator
 
-from jaxnorm.kernels import build, libraries
 from jaxnorm.kernels.__main__ import main
+from jaxnorm.kernels.cpu import build, libraries
 
 SHARED = Path(bit_generator.__file__)  # some library
 COPIES = f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {SHARED} "$2"\n'

@@ -11,7 +11,7 @@ from cases import CASES, DISTINCT, HOST, KINDS, laws, long_sweep
 from derivatives import check_derivatives
 
 import jaxnorm as jn
-from jaxnorm.kernels.primitives import linear
+from jaxnorm.engine.primitives import linear
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ import pytest
 from numpy.random import bit_generator
 
 import jaxnorm as jn
-from jaxnorm import kernels
-from jaxnorm.engine import plan
-from jaxnorm.kernels import compiler, libraries
+from jaxnorm.core import plan
 from jaxnorm.kernels.__main__ import main
+from jaxnorm.kernels.cpu import compiler, libraries, loading
 
 SHARED = Path(bit_generator.__file__)  # some library
 
@@ -39,9 +38,9 @@ def found(tmp_path, monkeypatch):
     monkeypatch.setattr(libraries, "library", lambda folder=None: path)
     monkeypatch.delenv(plan.VARIABLE, raising=False)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    kernels.built.cache_clear()
+    loading.built.cache_clear()
     yield path
-    kernels.built.cache_clear()
+    loading.built.cache_clear()
 
 
 @pytest.fixture
@@ -178,7 +177,7 @@ class TestWheel:
             wheel / "cpu-x86-64-v3.so",
             wheel / "cpu-x86-64-v2.so",
         ]
-        assert kernels.built()
+        assert loading.built()
         assert loaded == [whole]
 
     def test_without_one_the_fastest_that_this_processor_can_run(
@@ -186,7 +185,7 @@ class TestWheel:
     ):
         whole.unlink()
         before = (wheel / PREBUILT[1]).stat().st_mtime_ns
-        assert kernels.built()
+        assert loading.built()
         assert loaded == [wheel / PREBUILT[1]]
         # nothing is written where jaxnorm is installed
         assert (wheel / PREBUILT[1]).stat().st_mtime_ns == before
@@ -203,12 +202,12 @@ class TestWheel:
             f"{path} is damaged: it has 5000 bytes, and {SIZE} were built" for path in paths[:count]
         )
         with pytest.warns(RuntimeWarning) as told:
-            assert kernels.built() == bool(intact)
+            assert loading.built() == bool(intact)
         instead = f"uses {intact}" if intact else "computes in plain JAX"
         assert [str(warning.message) for warning in told] == [
             f"jaxnorm {instead}, for {faults}; rebuild the kernels: python -m jaxnorm.kernels"
         ]
-        assert kernels.built() == bool(intact)  # and no second warning, which were an error
+        assert loading.built() == bool(intact)  # and no second warning, which were an error
         assert loaded == [intact] * bool(intact)
         assert main(["--status"], whole.parent) == (0 if intact else 1)
         words = (
@@ -226,7 +225,7 @@ class TestWheel:
         monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
         words = rf"for {whole} is refused by jaxlib \S+ \(its version \(0\.2\) is incompatible\); rebuild the kernels"
         with pytest.warns(RuntimeWarning, match=rf"jaxnorm uses {wheel / PREBUILT[1]}, {words}"):
-            assert kernels.built()
+            assert loading.built()
         assert loaded == [whole, wheel / PREBUILT[1]]
 
     def test_none_for_another_machine(self, wheel, monkeypatch):
@@ -246,7 +245,7 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
         ValueError, match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"
     ):
         jn.layer_norm(jnp.ones((2, 3)))
-    monkeypatch.setattr(kernels, "built", lambda: False)
+    monkeypatch.setattr(loading, "built", lambda: False)
     with pytest.raises(ValueError, match=r"must be built first: python -m jaxnorm\.kernels"):
         jn.standardize(jnp.ones((2, 3)), 1, implementation="native")
 
@@ -254,7 +253,7 @@ def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
 @pytest.mark.parametrize("built", [True, False])
 def test_switchable_norm_has_no_kernel(built, monkeypatch):
     """Built or not; where native is only the usual choice, it is left out."""
-    monkeypatch.setattr(kernels, "built", lambda: built)
+    monkeypatch.setattr(loading, "built", lambda: built)
     norm = partial(
         jn.switchable_norm, jnp.arange(24.0).reshape(2, 3, 4), jnp.zeros(3), jnp.zeros(3)
     )

@@ -11,7 +11,7 @@ from cases import BY_NAME, CASES, DISTINCT, KERNELS, KINDS, laws
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 
 JUNK = [np.nan, np.inf, -np.inf, 1e30]
 X_TO_WEIGH = np.arange(12, dtype=np.float32).reshape(4, 3) ** 2

@@ -15,8 +15,9 @@ from cases import BY_NAME, KERNELS, long_sweep
 from test_accuracy import HARD, check
 
 import jaxnorm as jn
+from jaxnorm import kernels
 from jaxnorm.axes import resolve
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.layout import find
 
@@ -254,20 +255,21 @@ def test_a_plan_says_what_runs_and_why(use):
 
 
 def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypatch):
-    """What a name added to NORM_KERNELS gives: it is asked first, refuses, and is refused by name."""
+    """What a family in front of the table gives: it is asked first, refuses, and is refused by
+    name.
+    """
     other = ModuleType("other_kernels")
     other.obstacle = lambda x, *arguments: "takes no rows"
     monkeypatch.setitem(sys.modules, "other_kernels", other)
-    modules = {"other": "other_kernels", **plan.NORM_KERNELS}
+    other_family = kernels.Family(("cpu",), {"norm": "other_kernels"})
     monkeypatch.setattr(plan, "known", lambda x: True)  # as on a single device
-    monkeypatch.setattr(plan, "NORM_KERNELS", modules)
-    monkeypatch.setattr(plan, "IMPLEMENTATIONS", (*plan.PLAIN, *modules))
+    monkeypatch.setattr(kernels, "TABLE", {"other": other_family, **kernels.TABLE})
     x, spec = jnp.ones((4, 6)), Spec(resolve("n [c]", (4, 6)), dtype=jnp.dtype("float32"))
     kernel = "a kernel takes these arguments"
-    assert plan.select(None, modules, x, spec, Operands(x)) == plan.Plan(
+    assert plan.select(None, "norm", x, spec, Operands(x)) == plan.Plan(
         "native", {"reference": kernel, "xla": kernel, "other": "takes no rows"}
     )
-    refused = plan.select(None, modules, x, spec, Operands(x, epsilon=x[0, 0]))
+    refused = plan.select(None, "norm", x, spec, Operands(x, epsilon=x[0, 0]))
     assert (refused.implementation, refused.others["other"], refused.others["native"]) == (
         "xla",
         "takes no rows",
@@ -276,7 +278,7 @@ def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypa
     with pytest.raises(
         ValueError, match=r"implementation='other' takes no rows\. Leave implementation out\."
     ):
-        plan.select("other", modules, x, spec, Operands(x))
+        plan.select("other", "norm", x, spec, Operands(x))
 
 
 # 1 / n times n is not 1 for some

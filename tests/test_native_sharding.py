@@ -12,10 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from test_native import arguments, close, with_gradients
 
 import jaxnorm as jn
-from jaxnorm import kernels
 from jaxnorm.axes import resolve
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.kernels.cpu import loading
 
 ROWS, WHOLE = PartitionSpec("data"), PartitionSpec()
 
@@ -40,7 +40,7 @@ def batch(x, scale, bias, **options):
 def _kernels(library, monkeypatch):
     """Built, and selected as they are for users."""
     monkeypatch.delenv(plan.VARIABLE, raising=False)
-    monkeypatch.setattr(kernels, "built", lambda: True)
+    monkeypatch.setattr(loading, "built", lambda: True)
     jax.clear_caches()  # what is selected belongs to no signature
 
 
@@ -241,7 +241,7 @@ def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
     choose = partial(
         plan.select,
         None,
-        plan.NORM_KERNELS,
+        "norm",
         x,
         Spec(resolve("n [c]", x.shape), dtype=x.dtype),
         Operands(x),
@@ -256,5 +256,5 @@ def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
         repr(choose())
         == "native\n  not reference: a kernel takes these arguments\n  not xla: a kernel takes these arguments"
     )
-    monkeypatch.setattr(kernels, "built", lambda: False)
+    monkeypatch.setattr(loading, "built", lambda: False)
     assert choose().implementation == "xla"

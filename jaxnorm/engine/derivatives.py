@@ -112,7 +112,7 @@ def _linear(recompute: bool) -> Callable:
     """The tangent as a primitive, whose transpose is the closed form: made on first use, since
     values alone do not need it.
     """
-    from jaxnorm.kernels.primitives import linear
+    from jaxnorm.engine.primitives import linear
 
     arguments_like = lambda r: Inputs(r.x, r.scale, r.bias)
     make = partial(
@@ -124,7 +124,8 @@ def _linear(recompute: bool) -> Callable:
         results_like=reference.tangent_like,
     )
     if recompute:
-        return make("jaxnorm_normalize_rows", transpose=backward_of_rows, elsewhere=backward)
+        by_platform = {"cpu": backward_of_rows}
+        return make("jaxnorm_normalize_rows", transpose=backward, kernels=by_platform)
     return make("jaxnorm_normalize", transpose=backward)
 
 

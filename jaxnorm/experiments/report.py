@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jaxnorm.kernels.libraries import cpu
+from jaxnorm.kernels.cpu.libraries import cpu
 
 RESULTS = "results.json"
 

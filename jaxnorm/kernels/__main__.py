@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jax
 
-from jaxnorm.engine import plan
-from jaxnorm.kernels import build, libraries
+from jaxnorm.core import plan
+from jaxnorm.kernels.cpu import build, libraries
 
 
 def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, overload
 
 import jax
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnorm import validation
+from jaxnorm.core.plan import select
 from jaxnorm.dtypes import compute_dtype, promoted
-from jaxnorm.engine.plan import select
 from jaxnorm.engine.sharding import sharded_by_compiler
+from jaxnorm.kernels import PLAIN, TABLE
 from jaxnorm.keywords import known_keywords
 from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
@@ -341,9 +343,7 @@ def _network(
     state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
     zoned = rates if any(rates) else None
-    plan = select(
-        implementation, {"native": "jaxnorm.recurrent.native"}, x, cell, params, segment_ids, zoned
-    )
+    plan = select(implementation, "lstm", x, cell, params, segment_ids, zoned)
     static = Static(cell, layout, zoned, plan.implementation, return_moments)
     state, outputs, found = _run(
         static, x, params, state, mask, segment_ids, table, given.key if zoned else None
@@ -359,11 +359,10 @@ def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
 
 
 def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
-    if implementation == "native":
-        from jaxnorm.recurrent import native  # as little is imported as is used
-
-        return partial(native.whole, layout.time_major)
-    return None if implementation == "reference" else scan.chunked
+    if implementation in PLAIN:
+        return None if implementation == "reference" else scan.chunked
+    module = import_module(TABLE[implementation].modules["lstm"])
+    return partial(module.whole, layout.time_major)
 
 
 @partial(jax.jit, static_argnums=0)

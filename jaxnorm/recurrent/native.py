@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnorm.engine.primitives import differentiable, linear, zeros
 from jaxnorm.engine.xla import separate
-from jaxnorm.kernels.native import like
+from jaxnorm.kernels.cpu.norm import like
 from jaxnorm.kernels.placement import WHOLE, sharded
-from jaxnorm.kernels.primitives import differentiable, linear, transposed_by_jax
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
 
@@ -151,6 +151,19 @@ def _forward(with_residuals: bool, facts: Facts, arguments):
         "JaxnormLstmForward", shapes, _arguments(facts, *arguments), _attributes(facts, state)
     )
     return facts.arranged(hs), c, *(rest if with_residuals else ())
+
+
+def _results_like(with_residuals: bool, facts: Facts, arguments):
+    """Arrays of the shapes and dtypes that :func:`_forward` returns."""
+    if facts.axes:
+        inner = partial(_results_like, with_residuals, facts._replace(axes=facts.axes - 1))
+        return jax.vmap(inner)(arguments)
+    weights, x, _, state = arguments[1:]
+    shapes = [(len(x), *state[1].shape), state[1].shape]
+    if with_residuals:
+        shapes += _residual_shapes(True, facts, weights, x, state)
+    leaves = jax.tree.leaves(arguments)
+    return tuple(zeros(shape, jnp.float32, *leaves) for shape in shapes)
 
 
 def _plain(with_residuals: bool, facts: Facts, arguments):
@@ -288,22 +301,20 @@ def _batched(facts, size):
     return facts._replace(axes=facts.axes + 1)
 
 
-_loop = differentiable(
-    "jaxnorm_native_lstm",
-    partial(_forward, False),
-    partial(_jvp, False),
-    _batched,
-    results=2,
-    elsewhere=partial(_plain, False),
-)
-_loop_with_residuals = differentiable(
-    "jaxnorm_native_lstm_with_residuals",
-    partial(_forward, True),
-    partial(_jvp, True),
-    _batched,
-    results=4,
-    elsewhere=partial(_plain, True),
-)
+def _primitive(name: str, with_residuals: bool, results: int):
+    return differentiable(
+        name,
+        partial(_plain, with_residuals),
+        partial(_jvp, with_residuals),
+        batched=_batched,
+        results=results,
+        results_like=partial(_results_like, with_residuals),
+        kernels={"cpu": partial(_forward, with_residuals)},
+    )
+
+
+_loop = _primitive("jaxnorm_native_lstm", False, 2)
+_loop_with_residuals = _primitive("jaxnorm_native_lstm_with_residuals", True, 4)
 
 
 def _arguments_like(residuals):
@@ -313,10 +324,9 @@ def _arguments_like(residuals):
 _apply_tangent = linear(
     "jaxnorm_native_lstm_tangent",
     _tangent,
-    _backward,
     like=_arguments_like,
     batched=_batched,
     results=2,
     results_like=_tangent_like,
-    elsewhere=transposed_by_jax(_tangent, _arguments_like),
+    kernels={"cpu": _backward},
 )

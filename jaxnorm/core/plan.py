@@ -11,17 +11,15 @@ import jax
 from jaxnorm import kernels
 from jaxnorm.axes import is_static, rough_product
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.kernels import libraries
+from jaxnorm.kernels import PLAIN, Family
 from jaxnorm.kernels.placement import known
 
-# plain JAX: without and with separate passes, joined axes and recomputed statistics
-PLAIN = ("reference", "xla")
-# The modules of implementations, which are loaded when one first runs. Kernels are considered in
-# this order.
-PLAIN_JAX, NORM_KERNELS = "jaxnorm.engine.derivatives", {"native": "jaxnorm.kernels.native"}
-IMPLEMENTATIONS = (*PLAIN, *NORM_KERNELS)
+# The module of plain JAX, loaded when it first runs: of "reference", and of "xla", which separates
+# passes, joins axes and recomputes statistics.
+PLAIN_JAX = "jaxnorm.engine.derivatives"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
+NOUNS: dict[str | None, str] = {"moments": "statistics alone", "lstm": "this network"}
 SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
 
 
@@ -47,35 +45,36 @@ class Plan:
         )
 
 
-def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arguments) -> Plan:
-    """Which implementation runs.
+def select(requested: str | None, operation: str | None, x: jax.Array, *arguments) -> Plan:
+    """Return which implementation runs.
 
     Args:
       requested: by the caller; None for the rule.
-      modules: of kernels, by the name of the implementation, each imported only if need be;
-        ``obstacle(x, *arguments)`` of one says in words why its kernels cannot take these, or None
-        if they can.
+      operation: a key of :attr:`jaxnorm.kernels.Family.modules`; None for what no kernel computes.
+        ``obstacle(x, *arguments)`` of a module says in words why its kernels cannot take these, or
+        None if they can.
       x: the data, whose shape and placement on devices are asked about.
+      *arguments: what the operation takes besides x.
 
     Raises:
       ValueError: an unknown name, or one that cannot take these arguments.
     """
-    if requested not in (None, *IMPLEMENTATIONS):
-        names = ", ".join(map(repr, IMPLEMENTATIONS[:-1]))
+    names = kernels.names()
+    if requested not in (None, *names):
+        listed = ", ".join(map(repr, names[:-1]))
         raise ValueError(
-            f"implementation must be None, {names} or {IMPLEMENTATIONS[-1]!r}: got {requested!r}."
+            f"implementation must be None, {listed} or {names[-1]!r}: got {requested!r}."
         )
     named = requested or from_environment()
     if named in PLAIN:
-        return _plan(
-            named,
-            f"implementation={named!r} is asked for"
-            if requested
-            else f"{VARIABLE}={named} asks for {named}",
-        )
+        asked = f"implementation={named!r} is asked for"
+        return _plan(named, asked if requested else f"{VARIABLE}={named} asks for {named}")
     reasons: dict[str, str] = {}
-    for name in NORM_KERNELS if named is None else (named,):
-        reason = (named is None and _left_aside(x)) or _obstacle(modules.get(name), x, arguments)
+    for name in kernels.TABLE if named is None else (named,):
+        family = kernels.TABLE[name]
+        reason = (named is None and _left_aside(family, x)) or _obstacle(
+            family, operation, x, arguments
+        )
         if not reason:
             return Plan(name, {**_plan(name, "a kernel takes these arguments").others, **reasons})
         if requested:
@@ -86,33 +85,27 @@ def select(requested: str | None, modules: Mapping[str, str], x: jax.Array, *arg
 
 def _plan(name: str, reason: str) -> Plan:
     """``reason`` is why nothing else runs."""
-    return Plan(name, {other: reason for other in IMPLEMENTATIONS if other != name})
+    return Plan(name, {other: reason for other in kernels.names() if other != name})
 
 
-def _left_aside(x: jax.Array) -> str | None:
-    """Why kernels are not considered at all."""
-    if (platform := jax.default_backend()) != "cpu":
-        return f"JAX runs on platform {platform}, and the kernels are for CPUs"
+def _left_aside(family: Family, x: jax.Array) -> str | None:
+    """Why kernels are not considered unless they are named."""
+    if (platform := jax.default_backend()) not in family.platforms:
+        own = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
+        written_for = " and ".join(own[each] for each in family.platforms)
+        return f"JAX runs on platform {platform}, and the kernels are for {written_for}"
     if is_static(x.shape) and not known(x):
         return "there are several devices, and x may lie on any of them"
-    return None
+    return family.only_by_name or None
 
 
-def _obstacle(module: str | None, x: jax.Array, arguments: tuple) -> str | None:
-    """Why the kernels of a module cannot take these arguments."""
-    if module is None:
-        return "has no kernel for this norm"
+def _obstacle(family: Family, operation: str | None, x: jax.Array, arguments: tuple) -> str | None:
+    """Why the kernels of a family cannot take these arguments."""
+    if operation is None or operation not in family.modules:
+        return f"has no kernel for {NOUNS.get(operation, 'this norm')}"
     if not is_static(x.shape):
         return f"takes no symbolic sizes: got {x.shape}"
-    if kernels.built():
-        return import_module(module).obstacle(x, *arguments)
-    path = libraries.library()
-    fault = libraries.fault(path)
-    return (
-        f"must be rebuilt, for {path} {fault}: {libraries.BUILD}"
-        if fault
-        else f"must be built first: {libraries.BUILD}"
-    )
+    return family.load() or import_module(family.modules[operation]).obstacle(x, *arguments)
 
 
 def forward(
@@ -124,11 +117,15 @@ def forward(
         return import_module(PLAIN_JAX).forward(
             for_plain_jax(spec, implementation, where, scale, bias), operands
         )
-    return import_module(NORM_KERNELS[implementation]).forward(spec, operands, moments=moments)
+    module = import_module(kernels.TABLE[implementation].modules["norm"])
+    return module.forward(spec, operands, moments=moments)
 
 
-def find_stats(spec: Spec, x, where, implementation: str = "xla", places=None) -> Any:
-    """The Stats, in plain JAX; of segments, if there are places."""
+def find_stats(spec: Spec, x, where, implementation: str, places=None) -> Any:
+    """The Stats, by what :func:`select` names; of segments, if there are places."""
+    if implementation not in PLAIN:
+        module = import_module(kernels.TABLE[implementation].modules["moments"])
+        return module.statistics(spec, x, where)
     return import_module(PLAIN_JAX).statistics(
         for_plain_jax(spec, implementation, where), x, where, places
     )
@@ -167,6 +164,7 @@ def from_environment() -> str | None:
       ValueError: an unknown name.
     """
     name = os.environ.get(VARIABLE, "").strip() or None
-    if name not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(IMPLEMENTATIONS)}: got {name!r}.")
+    if name not in (None, *kernels.names()):
+        listed = ", ".join(kernels.names())
+        raise ValueError(f"{VARIABLE} must be one of {listed}: got {name!r}.")
     return name

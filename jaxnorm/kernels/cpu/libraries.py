@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from jaxnorm.kernels.compiler import HEADERS, LEVELS, SOURCES, check_file, flags
+from jaxnorm.kernels.cpu.compiler import HEADERS, LEVELS, SOURCES, check_file, flags
 
 FLAGS = flags(platform.machine())
 KERNELS = tuple(

@@ -9,7 +9,7 @@ drops that of a custom_jvp where it takes apart a loop, and then cannot differen
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import jax
@@ -20,73 +20,78 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxnorm.engine.collectives import vary, varying_axes
 
+Kernels = Mapping[str, Callable]  # what runs on a platform of JAX: "cpu", "gpu" or "tpu"
+NONE: Kernels = {}  # plain JAX everywhere
+
 
 def linear(
     name: str,
     function: Callable,
-    transpose: Callable,
+    transpose: Callable | None = None,
+    *,
     like: Callable,
     batched: Callable,
-    *,
     results: int,
     results_like: Callable | None = None,
-    elsewhere: Callable | None = None,
+    kernels: Kernels = NONE,
 ) -> Callable:
-    """A callable ``(facts, residuals, arguments) -> results``, linear in the arguments.
+    """Return a callable ``(static, residuals, arguments) -> results``, linear in the arguments.
 
     Args:
       name: of the primitive.
-      function: what is called; facts are hashable, the others tuples of arrays or None.
-      transpose: ``(facts, residuals, cotangents of the results) -> cotangents of the arguments``,
-        whatever computes them. Of all results but the first a cotangent may be None, for 0.
+      function: what is called, in plain JAX; static arguments are hashable, the others tuples of
+        arrays or None.
+      transpose: ``(static, residuals, cotangents of the results) -> cotangents of the arguments``,
+        in plain JAX. Of all results but the first a cotangent may be None, for 0. Without it JAX
+        transposes the function.
       like: ``residuals -> arguments``, arrays of their shapes and dtypes.
-      batched: ``(facts, size) -> facts`` for arrays all of which have one more axis, of this size,
-        in front.
+      batched: ``(static, size) -> static`` for arrays all of which have one more axis, of this
+        size, in front.
       results: how many there are.
       results_like: as ``function``, with results of the same shapes and dtypes, for less to trace:
         reverse mode, which needs nothing else of the function, then takes less time to compile.
-      elsewhere: as ``transpose``, for platforms other than CPUs and for export; ``transpose`` then
-        runs on CPUs only.
+      kernels: what computes the transpose instead, by platform.
     """
-
     transposed = transposed_by_jax(function, like)
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
-    both = (
-        (forward, function, function, None, results_like),
-        (backward, transposed, transpose, elsewhere, None),
-    )
-    for primitive, plain, run, there, typed in both:
-        _define(primitive, run, there, batched, typed)
+
+    def cotangents_like(static, residuals, cotangents):
+        varying = frozenset().union(*map(varying_axes, jax.tree.leaves((residuals, cotangents))))
+        return jax.tree.map(lambda a: vary(a, varying), like(residuals))
+
+    _define(forward, function, batched, results_like)
+    _define(backward, transpose or transposed, batched, kernels and cotangents_like, kernels)
+    for primitive, plain in ((forward, function), (backward, transposed)):
         ad.primitive_jvps[primitive] = partial(_jvp, primitive, partial(_flat, plain))
     ad.primitive_transposes[forward] = partial(_transpose, backward, 1)
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
 
-    def call(facts, residuals, arguments):
+    def call(static, residuals, arguments):
         stored, given = jax.tree.flatten(residuals)
         leaves, taken = jax.tree.flatten(arguments)
         varying = frozenset().union(*map(varying_axes, (*stored, *leaves)))
-        static = {
-            "facts": facts,
+        trees = {
+            "static": static,
             "given": given,
             "taken": taken,
             "made": jax.tree.structure((0,) * results),
         }
-        return tuple(forward.bind(*stored, *(vary(a, varying) for a in leaves), **static))
+        return tuple(forward.bind(*stored, *(vary(a, varying) for a in leaves), **trees))
 
     return call
 
 
 def transposed_by_jax(function: Callable, like: Callable) -> Callable:
-    """``(facts, residuals, cotangents of the results) -> cotangents of the arguments``, of what
+    """``(static, residuals, cotangents of the results) -> cotangents of the arguments``, of what
     :func:`linear` takes.
     """
 
-    def transposed(facts, residuals, cotangents):
+    def transposed(static, residuals, cotangents):
         def shown(arguments):
             return [
                 result
                 for result, of in zip(
-                    function(facts, residuals, arguments), cotangents, strict=True
+                    function(static, residuals, arguments), cotangents, strict=True
                 )
                 if of is not None
             ]
@@ -102,46 +107,48 @@ def differentiable(
     name: str,
     function: Callable,
     tangent: Callable,
-    batched: Callable,
     *,
+    batched: Callable,
     results: int,
-    elsewhere=None,
+    results_like: Callable | None = None,
+    kernels: Kernels = NONE,
 ) -> Callable:
-    """A callable ``(facts, arguments) -> results`` that has this derivative.
+    """Return a callable ``(static, arguments) -> results`` that has this derivative.
 
     Args:
       name: of the primitive.
-      function: what is called; facts are hashable, the arguments a tuple of arrays or None, the
-        results a tuple of arrays.
-      tangent: ``(facts, arguments, tangents of the arguments) -> (results, tangents of the
+      function: what is called, in plain JAX; static arguments are hashable, the arguments a tuple
+        of arrays or None, the results a tuple of arrays.
+      tangent: ``(static, arguments, tangents of the arguments) -> (results, tangents of the
         results)``.
       batched: as for :func:`linear`.
       results: how many there are.
-      elsewhere: as ``function``, for platforms other than CPUs and for export; ``function`` then
-        runs on CPUs only.
+      results_like: as for :func:`linear`.
+      kernels: what computes the results instead, by platform.
     """
     primitive = Primitive(name)
-    adapted = lambda f: f and (lambda facts, _, arguments: f(facts, arguments))
-    _define(primitive, adapted(function), adapted(elsewhere), batched)
+    adapted = lambda f: f and (lambda static, _, arguments: f(static, arguments))
+    by_platform = {platform: adapted(kernel) for platform, kernel in kernels.items()}
+    _define(primitive, adapted(function), batched, adapted(results_like), by_platform)
 
-    def jvp(primals, tangents, *, facts, taken, **trees):
+    def jvp(primals, tangents, *, static, taken, **trees):
         filled = [
             _zero(p) if isinstance(t, ad.Zero) else t
             for p, t in zip(primals, tangents, strict=True)
         ]
         return tuple(
-            map(jax.tree.leaves, tangent(facts, taken.unflatten(primals), taken.unflatten(filled)))
+            map(jax.tree.leaves, tangent(static, taken.unflatten(primals), taken.unflatten(filled)))
         )
 
     ad.primitive_jvps[primitive] = jvp
 
-    def call(facts, arguments):
+    def call(static, arguments):
         leaves, taken = jax.tree.flatten(arguments)
         none = jax.tree.structure(())
         return tuple(
             primitive.bind(
                 *leaves,
-                facts=facts,
+                static=static,
                 given=none,
                 taken=taken,
                 made=jax.tree.structure((0,) * results),
@@ -151,38 +158,47 @@ def differentiable(
     return call
 
 
-# beside the facts, the trees of residuals, arguments and results
-STATIC = ("facts", "given", "taken", "made")
+# besides static arguments, the trees of residuals, arguments and results
+STATIC = ("static", "given", "taken", "made")
 
 
-def _define(primitive, function, elsewhere, batched, typed=None):
-    run = jax.jit(partial(_flat, function), static_argnames=STATIC)
-    other = jax.jit(partial(_flat, elsewhere), static_argnames=STATIC) if elsewhere else run
+def zeros(shape: tuple[int, ...], dtype, *arrays: jax.Array) -> jax.Array:
+    """Return zeros that vary over the mesh axes over which any of the arrays varies."""
+    return vary(jnp.zeros(shape, dtype), frozenset().union(*map(varying_axes, arrays)))
+
+
+def _define(primitive, function, batched, results_like=None, kernels: Kernels = NONE):
+    flat = lambda f: jax.jit(partial(_flat, f), static_argnames=STATIC)
+    plain, bind = flat(function), jax.jit(primitive.bind, static_argnames=STATIC)
     primitive.multiple_results = True
     # its steps are no steps of the caller's, to be looked at one by one for NaN
-    primitive.def_impl(jax.disable_jit(False)(run))
-    primitive.def_abstract_eval(
-        partial(_types, jax.jit(partial(_flat, typed), static_argnames=STATIC) if typed else run)
-    )
-    here, there = (mlir.lower_fun(f, multiple_results=True) for f in (run, other))
-    mlir.register_lowering(primitive, there)
-    if elsewhere:
-        mlir.register_lowering(primitive, partial(_unless_exported, here, there), platform="cpu")
+    primitive.def_impl(jax.disable_jit(False)(bind if kernels else plain))
+    typed = flat(results_like) if results_like else plain
+    primitive.def_abstract_eval(partial(_types, typed))
+    elsewhere = mlir.lower_fun(plain, multiple_results=True)
+    mlir.register_lowering(primitive, elsewhere)
+    for platform, kernel in kernels.items():
+        there = mlir.lower_fun(flat(kernel), multiple_results=True)
+        lowering = partial(_unless_exported, there, elsewhere)
+        mlir.register_lowering(primitive, lowering, platform=platform)
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
 
-def _unless_exported(here, there, context, *arrays, **static):
-    """What is exported may run where there are no kernels, and JAX exports no calls of any."""
+def _unless_exported(kernel, plain, context, *arrays, **trees):
+    """Lower to the kernel, but where a program is exported to plain JAX.
+
+    It may run where there are no kernels, and JAX exports no calls of any.
+    """
     exported = context.module_context.lowering_parameters.for_export
-    return (there if exported else here)(context, *arrays, **static)
+    return (plain if exported else kernel)(context, *arrays, **trees)
 
 
-def _flat(function, *leaves, facts, given, taken, made):
+def _flat(function, *leaves, static, given, taken, made):
     residuals, arguments = (
         given.unflatten(leaves[: given.num_leaves]),
         taken.unflatten(leaves[given.num_leaves :]),
     )
-    results, places = function(facts, residuals, arguments), made.unflatten(range(made.num_leaves))
+    results, places = function(static, residuals, arguments), made.unflatten(range(made.num_leaves))
     shown = jax.tree.map(
         lambda place, result: None if place is None else result,
         places,
@@ -192,8 +208,8 @@ def _flat(function, *leaves, facts, given, taken, made):
     return jax.tree.leaves(shown)
 
 
-def _types(flat, *types, **static):
-    return jax.make_jaxpr(partial(flat, **static))(*types).out_avals
+def _types(flat, *types, **trees):
+    return jax.make_jaxpr(partial(flat, **trees))(*types).out_avals
 
 
 def _zero(a):
@@ -204,18 +220,18 @@ def _zero(a):
     )
 
 
-def _jvp(primitive, plain, primals, tangents, **static):
-    count = static["given"].num_leaves
-    results = primitive.bind(*primals, **static)
+def _jvp(primitive, plain, primals, tangents, **trees):
+    count = trees["given"].num_leaves
+    results = primitive.bind(*primals, **trees)
     filled = [
         _zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)
     ]
     if all(isinstance(t, ad.Zero) for t in tangents[:count]):
-        return results, primitive.bind(*primals[:count], *filled[count:], **static)
-    return results, jax.jvp(partial(plain, **static), primals, tuple(filled))[1]
+        return results, primitive.bind(*primals[:count], *filled[count:], **trees)
+    return results, jax.jvp(partial(plain, **trees), primals, tuple(filled))[1]
 
 
-def _transpose(other, needed, cotangents, *leaves, facts, given, taken, made):
+def _transpose(other, needed, cotangents, *leaves, static, given, taken, made):
     """Runs the other primitive. Cotangents that are zero are passed as None, but for the first
     ``needed`` ones, which must be arrays.
     """
@@ -229,15 +245,15 @@ def _transpose(other, needed, cotangents, *leaves, facts, given, taken, made):
     varying = frozenset().union(*map(varying_axes, (*residuals, *shown)))
     shown = [vary(c, varying) for c in shown]
     return [None] * given.num_leaves + list(
-        other.bind(*residuals, *shown, facts=facts, given=given, taken=made, made=taken)
+        other.bind(*residuals, *shown, static=static, given=given, taken=made, made=taken)
     )
 
 
-def _batch(primitive, batched, leaves, axes, *, facts, **trees):
+def _batch(primitive, batched, leaves, axes, *, static, **trees):
     size = next(a.shape[axis] for a, axis in zip(leaves, axes, strict=True) if axis is not None)
     whole = [
         jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
         for a, axis in zip(leaves, axes, strict=True)
     ]
-    results = primitive.bind(*whole, facts=batched(facts, size), **trees)
+    results = primitive.bind(*whole, static=batched(static, size), **trees)
     return results, [0] * len(results)

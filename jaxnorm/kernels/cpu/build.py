@@ -10,8 +10,8 @@ from pathlib import Path
 
 import jax
 
-from jaxnorm.kernels.compiler import BuildError, Tell, check_file, compile_kernels, write_check
-from jaxnorm.kernels.libraries import (
+from jaxnorm.kernels.cpu.compiler import BuildError, Tell, check_file, compile_kernels, write_check
+from jaxnorm.kernels.cpu.libraries import (
     FLAGS,
     FOLDER,
     DamagedError,

@@ -1,0 +1,1 @@
+"""The core: what every norm is made of, above the engine and the kernels."""

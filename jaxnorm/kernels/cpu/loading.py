@@ -1,0 +1,43 @@
+"""Makes the library of CPU kernels known to JAX, once."""
+
+import warnings
+from functools import lru_cache
+
+from jaxnorm.kernels.cpu import libraries
+
+
+def load() -> str | None:
+    """Load the CPU kernels; return None, or why there are none, as words that follow a name."""
+    if built():
+        return None
+    path = libraries.library()
+    fault = libraries.fault(path)
+    if fault:
+        return f"must be rebuilt, for {path} {fault}: {libraries.BUILD}"
+    return f"must be built first: {libraries.BUILD}"
+
+
+@lru_cache
+def built() -> bool:
+    """Return whether there are CPU kernels; if so, make them known to JAX.
+
+    Warns of libraries that are damaged, and tries the next.
+    """
+    faults, taken = [], None
+    for path in libraries.candidates():
+        try:
+            libraries.load(path)
+        except libraries.DamagedError as error:
+            faults.append(f"{path} {error}")
+        else:
+            taken = path
+            break
+    if faults:
+        instead = f"uses {taken}" if taken else "computes in plain JAX"
+        warnings.warn(
+            f"jaxnorm {instead}, for {' and '.join(faults)}; rebuild the kernels: "
+            f"{libraries.BUILD}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return taken is not None

@@ -1,0 +1,148 @@
+"""Norms by the CPU kernels of forward.cc and backward.cc."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm.axes import unsplit
+from jaxnorm.engine import reference
+from jaxnorm.engine.groups import hide
+from jaxnorm.engine.reference import Stats
+from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of
+
+DTYPES = ("float32", "bfloat16")
+# of the bytes of a group: where its statistics are more than that, backward recomputes them
+RESIDUALS = 1 / 20
+WIDEST = 16384  # channels, where groups have several positions
+CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel are less than 1 %
+
+
+def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
+    """Return why the kernels cannot take these arguments, in words; None if they can."""
+    layout = layout_of(x, spec, operands, DTYPES)
+    if isinstance(layout, str):
+        return layout
+    if layout.p > 1 and layout.g * layout.d > WIDEST:
+        return f"reduces no such axes: {spec.axes} of {spec.reduction.split_shape}"
+    return None
+
+
+def _recompute(static: Static, x: jax.Array) -> bool:
+    """Whether backward recomputes the statistics. Not where moments are asked for in units of a
+    power: it might be another.
+    """
+    informative = static.informative(x)
+    group_bytes = static.layout.p * static.layout.d * x.dtype.itemsize
+    large = sum(np.compress(informative, (4, 4, 4, 1))) > RESIDUALS * group_bytes
+    return large and not (static.moments and informative[3])
+
+
+def _shape_and_stats(static: Static) -> dict[str, dict]:
+    """The attributes of every kernel: structs Shape and StatsOptions."""
+    lowest_power = np.int64(-(2**63) if static.lowest_power is None else static.lowest_power)
+    return {
+        "shape": {name: np.int64(getattr(static.layout, name)) for name in ("p", "g", "d")},
+        "stats": {"centered": static.spec.centered, "lowest_power": lowest_power},
+    }
+
+
+def _attributes(static: Static) -> dict[str, dict]:
+    """The attributes of a kernel that applies statistics, struct Rule among them."""
+    values = {name: np.float64(getattr(static.spec, name)) for name in ("epsilon", "correction")}
+    rule = {**values, "epsilon_in_std": static.spec.epsilon_in == "std"}
+    return {**_shape_and_stats(static), "rule": rule}
+
+
+def _forward(static: Static, arguments) -> Found:
+    """Output and statistics. With many positions a kernel computes the statistics alone: XLA fuses
+    the rest with what follows.
+    """
+    (x, scale, bias, where), arrays = arguments, [a for a in arguments if a is not None]
+    per_group = static.stats_shape(x)
+    many = static.layout.p * x.dtype.itemsize > CHANNEL
+    wanted = many or static.moments or not _recompute(static, x)
+    sizes = [
+        math.prod(per_group) if informative and wanted else 1
+        for informative in static.informative(x)
+    ]
+    results = [like((size,), jnp.float32, *arrays) for size in sizes]
+    expanded = lambda a: jnp.broadcast_to(
+        a.reshape(per_group if a.size > 1 else (1,) * x.ndim), per_group
+    )
+    if many:
+        call = jax.ffi.ffi_call("JaxnormStatistics", results, vmap_method="broadcast_all")
+        found = call(flat(x), mask_or_none(where), **_shape_and_stats(static))
+        stats = list(map(expanded, found))
+        return Found(_applied(static, arguments, stats), *stats)
+    output = like((x.size,), static.spec.dtype, *arrays)
+    call = jax.ffi.ffi_call("JaxnormForward", [output, *results], vmap_method="broadcast_all")
+    y, *found = call(*map(flat, (x, scale, bias)), mask_or_none(where), **_attributes(static))
+    return Found(y, *map(expanded, found))
+
+
+def _applied(static: Static, arguments, found) -> jax.Array:
+    """The output, by a loop over all channels of a position, with the statistics of their groups."""
+    per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], static.layout.d)) for a in found]
+    x, scale, bias, pivot, offset, var, power = (
+        a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel)
+    )
+    where = arguments[3]
+    where = None if where is None else where.reshape(*where.shape[:-2], 1)
+    spec = replace(static.spec, reduction=unsplit(x.shape, (x.ndim - 2,)))
+    stats = Stats(static.frame(spec, pivot, power, where), offset, var)
+    return hide(reference.apply(spec, hide(x, where), stats, scale, bias), where)
+
+
+def _backward(static: Static, residuals, cotangents):
+    """The gradients by x, scale and bias."""
+    (x, pivot, offset, var, power, scale, where), (dy, *dstats) = residuals, cotangents
+    doffset, dvar = (ABSENT if a is None else a for a in dstats)
+    arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
+    results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
+    call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
+    results = call(
+        *arguments,
+        mask_or_none(where),
+        **_attributes(static),
+        recompute=_recompute(static, x),
+    )
+    return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
+
+
+forward = NormKernels(
+    "jaxnorm_native",
+    forward={"cpu": _forward},
+    backward={"cpu": _backward},
+    recompute=_recompute,
+).forward
+
+
+def flat(a: jax.Array) -> jax.Array:
+    """``(..., N, P, G, D)`` as the kernels take it: in one axis, which needs no copy, whatever
+    layout XLA gives to axes of size one.
+
+    But with the channels, G and D, as an axis of their own where there are others: XLA computes
+    what it fuses with x in the shape that is passed, and would find the channel of each element, of
+    a bias for example, by a division.
+    """
+    channels = math.prod(a.shape[-2:])
+    return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
+
+
+def mask_or_none(where: jax.Array | None) -> jax.Array | np.ndarray:
+    """The mask as the kernels take it: an array without elements where there is none."""
+    return np.zeros(0, np.bool_) if where is None else where.reshape(-1)
+
+
+def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
+    """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself
+    has it of a sum.
+    """
+    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)
+    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

@@ -1,0 +1,336 @@
+"""What all kernels of norms share: which arrays they take, and their ties to the plain formulas.
+
+A kernel computes the output and the statistics of each group, or the gradients of both. The rest is
+here, once for all families: arrays are split and laid out as ``(N, P, G, D)``, devices get their
+part, forward mode and derivatives of higher order come from the formulas of engine/reference.py,
+and where there is no kernel for a platform, or none may be called, those formulas run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm.axes import unsplit
+from jaxnorm.engine import reference
+from jaxnorm.engine.groups import Frame, count_elements, hide
+from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
+from jaxnorm.engine.reference import Inputs, Residuals, Stats
+from jaxnorm.engine.sharding import split_sharding
+from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.kernels import placement
+from jaxnorm.kernels.layout import Layout, find
+from jaxnorm.kernels.placement import fitted, on_device, sharded
+
+# instead of one value for each group: residuals that are recomputed
+ABSENT = np.zeros((1, 1, 1, 1), np.float32)
+
+
+def layout_of(x: jax.Array, spec: Spec, operands: Operands, dtypes: Sequence[str]) -> Layout | str:
+    """Return the layout of what a kernel is given, or in words why no kernel takes it.
+
+    Args:
+      x: the data.
+      spec: of the norm.
+      operands: x and the other arrays.
+      dtypes: the names of those that x and the output may have.
+    """
+    _, where, scale, bias, *_ = operands
+    if spec.axis_name is not None:
+        return "takes no axis_name"
+    if where is not None and where.dtype != jnp.bool_:
+        return f"takes no weights, but a boolean mask: got {where.dtype}"
+    if operands.epsilon is not None:
+        return "takes no traced epsilon"
+    given = dict.fromkeys((str(x.dtype), str(spec.dtype)))
+    if not given.keys() <= set(dtypes):
+        return f"takes and gives {' and '.join(dtypes)}: got {', '.join(given)}"
+    if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
+        return "takes no complex scale or bias"
+    if found := placement.obstacle(x):
+        return found
+    reduction, sizes = on_device(spec.reduction, x), spec.reduction.split_shape
+    if reduction is None:
+        spread = jax.typeof(x).sharding.spec
+        return f"reduces no axes that devices share: {spec.axes} of {sizes}, sharded {spread}"
+    shapes = [spec.reduction.fit(a.shape) for a in (scale, bias) if a is not None]
+    layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
+    if layout is None:
+        return f"reduces no such axes: {spec.axes} of {sizes}"
+    if where is not None:
+        shape = fitted(reduction, spec.reduction.fit(where.shape))
+        if layout.mask(reduction.split_shape, shape) is None:
+            return (
+                f"takes no mask that differs from channel to channel: got shape {where.shape} "
+                f"for x of shape {x.shape}"
+            )
+    return layout
+
+
+@dataclass(frozen=True)
+class Static:
+    """The static arguments of a kernel.
+
+    Attributes:
+      layout: the four axes ``(N, P, G, D)``; groups are reduced over P and D.
+      rank: of x, without axes that it is mapped over.
+      spec: epsilon, correction and the like. Its reduction is not used: the layout says where the
+        groups lie.
+      lowest_power: the least exponent that x is scaled down by; None where it needs no scaling.
+      moments: whether the statistics are asked for.
+      recompute: ``recompute(static, x)``, whether backward recomputes the statistics.
+    """
+
+    layout: Layout
+    rank: int
+    spec: Spec
+    lowest_power: int | None
+    moments: bool
+    recompute: Callable
+
+    def arranged(self, x: jax.Array) -> jax.Array:
+        """x as ``(..., N, P, G, D)``. Outside of the primitives it keeps its shape: no copy, where
+        NaN behind a mask would be seen.
+        """
+        return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
+
+    def stats_shape(self, x: jax.Array) -> tuple[int, ...]:
+        """The shape of the statistics of arranged x: one element for each group."""
+        return (*x.shape[:-3], 1, self.layout.g, 1)
+
+    def spec_of(self, shape: tuple[int, ...]) -> Spec:
+        """The spec of an array ``(..., N, P, G, D)``."""
+        return replace(self.spec, reduction=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
+
+    def frame(
+        self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None
+    ) -> Frame:
+        """The frame, for :meth:`spec_of` or for channels joined to one axis, whose groups are
+        reduced over the positions alone.
+        """
+        count: Any = float(self.layout.p * self.layout.d)
+        if where is not None:
+            count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32)
+            count = count * self.layout.d
+        return Frame(
+            count,
+            None if self.lowest_power is None else power,
+            pivot if self.spec.centered else None,
+            where,
+        )
+
+    def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
+        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is
+        smaller than the precision of x.
+        """
+        centered = self.spec.centered
+        return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
+
+
+class Found(NamedTuple):
+    """What a forward kernel returns: the output, and for each group what the reference finds."""
+
+    y: jax.Array
+    pivot: jax.Array | None  # None stands for zeros
+    offset: jax.Array | None
+    var: jax.Array
+    power: jax.Array | None
+
+
+def always_keep(static: Static, x: jax.Array) -> bool:
+    """Never recompute the statistics in backward."""
+    return False
+
+
+class NormKernels:
+    """The kernels of a family for norms, tied to the plain formulas.
+
+    Args:
+      name: of the primitives, different for each family.
+      forward: by platform ``(static, (x, scale, bias, where)) -> Found``, of arranged arrays: x
+        ``(..., N, P, G, D)``, scale and bias ``(..., N or 1, 1, G, D)`` in float32, where ``(..., N
+        or 1, P, 1, 1)`` or None. What a mask hides may be anything in x, and is 0 in y. An axis of
+        vmap stands in front of all of them.
+      backward: by platform ``(static, (x, pivot, offset, var, power, scale, where), (dy, doffset,
+        dvar)) -> (dx, dscale, dbias)``; statistics that are not :meth:`Static.informative`, or are
+        to be recomputed, have one element; gradients of statistics may be None, for 0. Where a
+        platform has none, the plain formula runs.
+      recompute: whether backward recomputes the statistics, see :class:`Static`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        forward: Kernels,
+        backward: Kernels = NONE,
+        recompute: Callable[[Static, jax.Array], bool] = always_keep,
+    ):
+        self._recompute = recompute
+        self._standardize = differentiable(
+            name,
+            _plain,
+            self._jvp,
+            batched=_batched,
+            results=5,
+            results_like=_results_like,
+            kernels={platform: partial(_of_kernel, each) for platform, each in forward.items()},
+        )
+        self._apply_tangent = linear(
+            f"{name}_tangent",
+            _tangent,
+            _plain_backward,
+            like=lambda residuals: (residuals[0], residuals[-2], residuals[-2]),
+            batched=_batched,
+            results=3,
+            results_like=_tangent_like,
+            kernels={p: partial(_backward_of_kernel, each) for p, each in backward.items()},
+        )
+
+    def forward(self, spec: Spec, operands: Operands, *, moments: bool) -> tuple:
+        """Return the output and, if asked for, the Stats, where :func:`layout_of` finds a layout;
+        mask, scale and bias split and sharded as x is.
+        """
+        x, *params = operands[:4]
+        if not sharded(x):
+            y, found = self._on_each(spec, moments, x, *params)
+        else:
+            reduction = on_device(spec.reduction, x)
+            assert reduction is not None
+            of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, params))
+            of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)
+            own = replace(spec, reduction=reduction)
+            on_each = lambda x, params: self._on_each(own, moments, x, *params)
+            specs = jax.tree.map(
+                lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats))
+            )
+            y, found = jax.shard_map(
+                on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1]
+            )(x, params)
+        if found is None or operands.where is None:
+            return y, found
+        count = count_elements(spec, operands.where, None).astype(jnp.float32)
+        return y, found._replace(frame=found.frame._replace(n=count, where=operands.where))
+
+    def _on_each(
+        self, spec: Spec, moments: bool, x, where, scale, bias
+    ) -> tuple[jax.Array, Stats | None]:
+        """The output and the Stats of the part of x that a device has."""
+        layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
+        assert layout is not None
+        full = (
+            jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params)
+            for a, value in ((scale, 1), (bias, 0))
+        )
+        scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
+        lowest = spec.lowest_power(x.dtype)
+        static = Static(layout, x.ndim, spec, lowest, moments, self._recompute)
+        if where is not None:
+            where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape))
+            where = where.reshape(-1, layout.p, 1, 1)
+        y, *found = self._standardize(static, (x, scale, bias, where))
+        if not moments:
+            return y, None
+        pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
+        return y, Stats(static.frame(spec, pivot, power, None)._replace(n=None), offset, var)
+
+    def _jvp(self, static: Static, arguments, tangents):
+        x, scale, _, where = arguments
+        y, pivot, offset, var, power = self._standardize(static, arguments)
+        frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
+        found = zip((frame[0], offset, var, frame[1]), static.informative(x), strict=True)
+        keeps = not static.recompute(static, x)
+        residuals = (
+            a if informative and keeps else ABSENT.astype(a.dtype) for a, informative in found
+        )
+        dy, doffset, dvar = self._apply_tangent(static, (x, *residuals, scale, where), tangents[:3])
+        return (y, pivot, offset, var, power), (
+            dy,
+            jnp.zeros_like(pivot),
+            doffset,
+            dvar,
+            jnp.zeros_like(power),
+        )
+
+
+def _batched(static: Static, size: int) -> Static:
+    return static  # any axes may stand before those of x
+
+
+def _results_like(static: Static, arguments):
+    """Arrays of the shapes and dtypes that :func:`_plain` returns."""
+    x, leaves = arguments[0], jax.tree.leaves(arguments)
+    stats = zeros(static.stats_shape(static.arranged(x)), jnp.float32, *leaves)
+    return zeros(x.shape, static.spec.dtype, *leaves), stats, stats, stats, stats
+
+
+def _of_kernel(kernel: Callable, static: Static, arguments):
+    """What a forward kernel finds in arguments as they are given."""
+    given, *params = arguments
+    x = static.arranged(given)
+    y, *found = kernel(static, (x, *params))
+    shape = static.stats_shape(x)
+    zero = lambda a: zeros(shape, jnp.float32, *jax.tree.leaves(arguments)) if a is None else a
+    return y.reshape(given.shape), *map(zero, found)
+
+
+def _plain(static: Static, arguments):
+    """The same in plain JAX."""
+    given, scale, bias, where = arguments
+    x = hide(static.arranged(given), where)
+    y, (frame, offset, var) = reference.forward(static.spec_of(x.shape), x, where, scale, bias)
+    found = (
+        jnp.zeros_like(var) if a is None else a.astype(jnp.float32)
+        for a in (frame.pivot, offset, var, frame.power)
+    )
+    return hide(y, where).reshape(given.shape), *found
+
+
+def _plain_residuals(static: Static, residuals) -> tuple[Spec, Residuals]:
+    """The residuals of plain JAX from those of the kernel."""
+    x, pivot, offset, var, power, scale, where = residuals
+    x = hide(static.arranged(x), where)
+    spec = static.spec_of(x.shape)
+    if static.recompute(static, x):
+        return spec, Residuals(x, reference.statistics(spec, x, where), scale, scale)
+    offset_is_known = static.informative(x)[1] or not static.spec.centered
+    offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else None
+    stats = Stats(static.frame(spec, pivot, power, where), offset, var)
+    return spec, Residuals(x, stats, scale, scale)
+
+
+def _tangent(static: Static, residuals, arguments):
+    """The tangents of output, offset and variance, in plain JAX."""
+    (given, *params), where = arguments, residuals[-1]
+    dx = hide(static.arranged(given), where)
+    dy, *dstats = reference.tangent(*_plain_residuals(static, residuals), Inputs(dx, *params))
+    return hide(dy, where).reshape(given.shape), *dstats
+
+
+def _tangent_like(static: Static, residuals, arguments):
+    """Arrays of the shapes and dtypes that :func:`_tangent` returns."""
+    given, *params = arguments
+    dy, *dstats = reference.tangent_like(
+        *_plain_residuals(static, residuals), Inputs(static.arranged(given), *params)
+    )
+    return dy.reshape(given.shape), *dstats
+
+
+def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents):
+    """The transpose of :func:`_tangent`, by a kernel."""
+    (x, *rest), (dy, *dstats) = residuals, cotangents
+    arranged = (static.arranged(x), *rest)
+    dx, *dparams = kernel(static, arranged, (static.arranged(dy), *dstats))
+    return dx.reshape(x.shape), *dparams
+
+
+def _plain_backward(static: Static, residuals, cotangents):
+    """The same in plain JAX."""
+    (given, *dstats), where = cotangents, residuals[-1]
+    dy = hide(static.arranged(given), where)
+    dx, *params = reference.backward(*_plain_residuals(static, residuals), (dy, *dstats))
+    return hide(dx, where).reshape(given.shape), *params

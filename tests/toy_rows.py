@@ -1,0 +1,80 @@
+"""A small family of kernels: layer and RMS norm of rows in float32, in Pallas, interpreted.
+
+It is the example of CONTRIBUTING.md, *A new kernel*.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jaxnorm.engine.reference import summed_like
+from jaxnorm.kernels.norm import Found, NormKernels, layout_of
+
+
+def obstacle(x, spec, operands):
+    """Return why the kernels cannot take these arguments, in words; None if they can."""
+    layout = layout_of(x, spec, operands, ("float32",))
+    if isinstance(layout, str):
+        return layout
+    if layout.p > 1 or layout.g > 1:
+        return f"takes rows alone: got {spec.axes} of {spec.reduction.split_shape}"
+    if operands.where is not None:
+        return "takes no mask"
+    if spec.correction or spec.epsilon_in == "std" or spec.lowest_power(x.dtype) is not None:
+        return "takes neither correction, epsilon_in='std', full_range nor a tiny epsilon"
+    return None
+
+
+def rows(run, x, others, widths):
+    """Run a program for each row of arrays that broadcast against x; results have these widths."""
+    arrays = [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1])) for a in (x, *others)]
+    arrays = [a.reshape(-1, a.shape[-1]) for a in arrays]
+    block = lambda width: pl.BlockSpec((1, width), lambda row: (row, 0))
+    results = pl.pallas_call(
+        run,
+        grid=(len(arrays[0]),),
+        in_specs=[block(a.shape[-1]) for a in arrays],
+        out_specs=[block(width) for width in widths],
+        out_shape=[jax.ShapeDtypeStruct((len(arrays[0]), w), jnp.float32) for w in widths],
+        interpret=True,
+    )(*arrays)
+    return [a.reshape(*x.shape[:-1], a.shape[-1]) for a in results]
+
+
+def forward_of_row(spec, x, scale, bias, y, pivot, offset, var):
+    mean = partial(jnp.mean, axis=-1, keepdims=True)
+    pivot[...] = mean(x[...]) if spec.centered else jnp.zeros_like(pivot)
+    u = x[...] - pivot[...]
+    offset[...] = mean(u) if spec.centered else jnp.zeros_like(offset)
+    var[...] = mean(u**2) - offset[...] ** 2
+    y[...] = (u - offset[...]) * jax.lax.rsqrt(var[...] + spec.epsilon) * scale[...] + bias[...]
+
+
+def backward_of_row(spec, x, pivot, offset, var, dy, scale, doffset, dvar, dx, dscale):
+    mean = partial(jnp.mean, axis=-1, keepdims=True)
+    deviation, r = x[...] - pivot[...] - offset[...], jax.lax.rsqrt(var[...] + spec.epsilon)
+    g, slope = dy[...] * scale[...], 2 * dvar[...] / x.shape[-1]
+    slope = slope - r**3 * mean(g * deviation)
+    shift = doffset[...] / x.shape[-1] - r * mean(g) if spec.centered else 0.0
+    dx[...] = g * r + shift + slope * deviation
+    dscale[...] = dy[...] * deviation * r
+
+
+def forward(static, arguments):
+    x, scale, bias, _ = arguments
+    run = partial(forward_of_row, static.spec)
+    return Found(*rows(run, x, (scale, bias), (x.shape[-1], 1, 1, 1)), power=None)
+
+
+def backward(static, residuals, cotangents):
+    (x, pivot, offset, var, _, scale, _), (dy, doffset, dvar) = residuals, cotangents
+    zero = lambda a: jnp.zeros_like(var) if a is None else a
+    others = (pivot, offset, var, dy, scale, zero(doffset), zero(dvar))
+    dx, dscale = rows(partial(backward_of_row, static.spec), x, others, (x.shape[-1],) * 2)
+    return dx, summed_like(scale, dscale), summed_like(scale, dy)
+
+
+by_platform = {"forward": {"cpu": forward}, "backward": {"cpu": backward}}
+forward = NormKernels("toy_rows", **by_platform).forward
