@@ -1,7 +1,8 @@
 """How fast the norms are, beside everyone else's.
 
     python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--platform PLATFORM]
-    [--resume] python -m bench --check
+                    [--resume]
+    python -m bench --check
 
 The first measures and writes results.json, a table and pictures; the second compares counters,
 which do not vary from run to run, with bench/bounds.json.
@@ -87,10 +88,8 @@ def main() -> int:
     (options.out / "README.md").write_text(text)
     files = speed_report.plot(options.out, results)
     console.print(speed_report.summary(results), markup=False)
-    console.print(
-        "Written: "
-        f"{', '.join(str(path) for path in (options.out / report.RESULTS, options.out / 'README.md', *files))}"
-    )
+    written = (options.out / report.RESULTS, options.out / "README.md", *files)
+    console.print(f"Written: {', '.join(str(path) for path in written)}")
     return 0
 
 
@@ -152,7 +151,7 @@ def _some_of(known):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     usual = speed.Settings()
     add(

@@ -141,7 +141,10 @@ def main() -> None:
     (folder / "accuracy.json").write_text(
         json.dumps({"machine": machine(), "shape": SHAPE, "means": MEANS, "rows": plain}, indent=1)
     )
-    intro = "Largest error of output / gradient, relative, by mean/std of float32 input (python -m bench.accuracy).\n\n"
+    intro = (
+        "Largest error of output / gradient, relative, "
+        "by mean/std of float32 input (python -m bench.accuracy).\n\n"
+    )
     (folder / "accuracy.md").write_text(intro + table(rows))
     print(table(rows))
 

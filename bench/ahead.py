@@ -1,8 +1,10 @@
 """What norms cost an accelerator, as counted in programs compiled for one ahead of time, which
 takes none.
 
-    pip install 'jax[tpu]'; python -m bench.ahead tpu pip install --no-deps jax-cuda12-plugin
-    jax-cuda12-pjrt nvidia-cuda-nvcc-cu12 nvidia-nvjitlink-cu12; python -m bench.ahead gpu
+    pip install 'jax[tpu]'
+    python -m bench.ahead tpu
+    pip install --no-deps jax-cuda12-{plugin,pjrt} nvidia-{cuda-nvcc,nvjitlink}-cu12
+    python -m bench.ahead gpu
 
 write bench/results/tpu.json and tpu.md, gpu.json and gpu.md. Arrays are larger than what is kept
 beside the cores, so that each pass over one is a transfer.
@@ -17,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is none to be asked about
@@ -43,13 +46,15 @@ TEXT = """# What norms cost a {name}
 
 Compiled for that processor, not run on one.
 
-Bytes between its memory and its cores in sizes of x, for the output / the output and all gradients: a norm that keeps nothing of x
-beside the cores reads it once for its statistics and once for the output that it writes, which makes 3; for gradients it reads x and
-the cotangent twice more and writes the gradient, 8, or 7 where output and gradient are made at once.
+Bytes between its memory and its cores in sizes of x, for the output / the output and all gradients:
+a norm that keeps nothing of x beside the cores reads it once for its statistics and once for the
+output that it writes, which makes 3; for gradients it reads x and the cotangent twice more and
+writes the gradient, 8, or 7 where output and gradient are made at once.
 
 {passes}
 
-The same where the output is one program and the gradients are another, given what the first keeps for it:
+The same where the output is one program and the gradients are another, given what the first keeps
+for it:
 
 {apart}
 
@@ -57,8 +62,8 @@ The same where the output is one program and the gradients are another, given wh
 
 {cost}
 
-Over {chips} of them, output and all gradients of x that is sharded along its first / last axis: collectives, which are all-reduces
-unless another is named.
+Over {chips} of them, output and all gradients of x that is sharded along its first / last axis:
+collectives, which are all-reduces unless another is named.
 
 {collectives}
 """
@@ -68,13 +73,17 @@ PEERS = tuple(peer for peer in JAX_PEERS if peer != "jaxnorm" and installed(peer
 H100 = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
-  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  core_count: 132 fpus_per_core: 128
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84942979072
 }
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H100 80GB HBM3"
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
@@ -230,7 +239,7 @@ def page(command: str, target: Target, facts: dict, rows: list[dict]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.ahead", description=__doc__.split("\n")[0]
+        prog="python -m bench.ahead", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("target", choices=tuple(TARGETS), help="a TPU v5e, or an NVIDIA H100")
     parser.add_argument(
@@ -248,8 +257,8 @@ def main() -> int:
         devices = topologies.get_topology_desc(**target.topology).devices
     except (RuntimeError, ValueError) as error:
         how = next(
-            line.strip().split("; ")[0]
-            for line in __doc__.split("\n")
+            before.strip()
+            for before, line in pairwise(__doc__.split("\n"))
             if line.endswith(f"bench.ahead {options.target}")
         )
         print(f"bench.ahead: no compiler for a {options.target} ({how}): {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ def loss_of(model: Network, images, labels):
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.flat_regions", description=__doc__.splitlines()[0]
+        prog="python -m bench.flat_regions", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("--data-dir", help="folder of mnist.npz")
     data = mnist(parser.parse_args().data_dir)

@@ -42,7 +42,7 @@ KERNELS, PLAIN, FLAX, WITHOUT = "kernels", "plain JAX", "flax", "kernels, no mas
 
 
 def mask_of(kind: str, shape: tuple[int, ...]) -> jax.Array:
-    """False where something is masked out: an argument of what is measured, not a constant in it."""
+    """False where something is masked out: an argument of the program, not a constant in it."""
     rng = np.random.default_rng(0)
     if kind == "padding":
         ends = rng.uniform(1 - 2 * HIDDEN, 1, (shape[0], 1)) * shape[1]
@@ -108,7 +108,7 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.masks", description=__doc__.splitlines()[0]
+        prog="python -m bench.masks", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("--rounds", type=int, default=15, help="samples of each; 15 by default")
     rounds = parser.parse_args().rounds
@@ -125,9 +125,10 @@ def main() -> None:
     )
     text = f"""# Norms beside a mask
 
-`python -m bench.masks --rounds {rounds}`: output and gradients in turn in one process, medians; {facts["cores"]} cores
-({facts["processor"]}), jax {facts["jax"]}, flax {facts["flax"]}, commit {commit()}. Three tenths are masked out: by "padding" the ends
-of sequences or the rows of images, by "positions" single ones at random, by "elements" single elements, which no kernel takes. Times
+`python -m bench.masks --rounds {rounds}`: output and gradients in turn in one process, medians;
+{facts["cores"]} cores ({facts["processor"]}), jax {facts["jax"]}, flax {facts["flax"]}, commit
+{commit()}. Three tenths are masked out: by "padding" the ends of sequences or the rows of images,
+by "positions" single ones at random, by "elements" single elements, which no kernel takes. Times
 are ratios: below 1 ours is faster. Flax's are the modules of linen, with `mask=`.
 
 {table(rows)}

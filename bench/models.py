@@ -182,21 +182,27 @@ def table(rows: list[dict]) -> str:
 
 
 BOUND = """
-Times are medians. Ratios are medians, and quartiles, of those within each round: above 1, Flax's norms take longer. The last column is
-what would be gained if norms took no time.
+Times are medians. Ratios are medians, and quartiles, of those within each round: above 1, Flax's
+norms take longer. The last column is what would be gained if norms took no time.
 """
 
 
 def page(results: dict) -> str:
     facts = results["machine"]
     cores = f"{facts['cores']} cores ({facts['processor']})"
-    packages = f"jax {facts['jax']}, flax {facts['flax']}, {cores}, kernels {'built' if facts['native'] else 'not built'}"
-    return f"Whole models (`{facts['command']}`; {packages}, commit {facts['commit']}).\n\n{table(results['rows'])}{BOUND}"
+    packages = (
+        f"jax {facts['jax']}, flax {facts['flax']}, {cores}, "
+        f"kernels {'built' if facts['native'] else 'not built'}"
+    )
+    return (
+        f"Whole models (`{facts['command']}`; {packages}, commit {facts['commit']}).\n\n"
+        f"{table(results['rows'])}{BOUND}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.models", description=__doc__.splitlines()[0]
+        prog="python -m bench.models", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("--rounds", type=int, default=21, help="measured rounds, 21 by default")
     parser.add_argument(
@@ -205,7 +211,10 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     rows = [measure(name, options.rounds, console) for name in MODELS]
-    command = f"{in_front(allocator())}python -m bench.models --rounds {options.rounds} --out {options.out}"
+    command = (
+        f"{in_front(allocator())}python -m bench.models --rounds {options.rounds} --out "
+        f"{options.out}"
+    )
     facts = machine() | {"commit": commit(), "native": loading.built(), "command": command}
     results = {"machine": facts, "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -218,7 +218,7 @@ def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--gib", type=float, default=4.0)
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument(

@@ -32,7 +32,10 @@ def page(name: str, finding: Finding) -> str:
         shown = "\n\n".join([report.markdown(results), *(f"![]({picture})" for picture in files)])
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     unit = results.get("loss", "cross entropy")
-    facts = f"{seeds}; losses: {unit}; {machine['cores']} cores, jax {machine['jax']}, flax {machine['flax']}"
+    facts = (
+        f"{seeds}; losses: {unit}; {machine['cores']} cores, jax {machine['jax']}, "
+        f"flax {machine['flax']}"
+    )
     return (
         f"# {finding.title}\n\n**The claim.** {finding.claim}\n\n**Here.** {finding.verdict}\n\n"
         f"`{finding.command} --out bench/results/{name}`\n({facts})\n\n{shown}\n"

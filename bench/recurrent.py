@@ -240,16 +240,18 @@ def tables(rows: list[dict]) -> str:
 
 
 LIMIT = """
-With a norm the backward pass recomputes the recurrent products, one of four of their size, rather than keep 4 H floats for every
-step and sequence as Flax and PyTorch do (see the temporaries); without one, and from 256 features on, the kernels keep them. At 512
-features and 128 sequences products are nearly everything: `jaxnorm none` takes less time there than XLA does for the products alone.
-Each time is of a call that follows one of its own, which is not counted, as steps of a training do.
+With a norm the backward pass recomputes the recurrent products, one of four of their size, rather
+than keep 4 H floats for every step and sequence as Flax and PyTorch do (see the temporaries);
+without one, and from 256 features on, the kernels keep them. At 512 features and 128 sequences
+products are nearly everything: `jaxnorm none` takes less time there than XLA does for the products
+alone. Each time is of a call that follows one of its own, which is not counted, as steps of a
+training do.
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.recurrent", description=__doc__.splitlines()[0]
+        prog="python -m bench.recurrent", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument(
         "--shapes",

@@ -145,7 +145,7 @@ def collectives(text: str) -> list[tuple[str, int]]:
     """The kind and the bytes of each collective of a compiled program: those of its results, on one
     device.
 
-    >>> collectives("  %sums = (f32[8]{0}, f32[4,2]{1,0}) all-reduce(%a, %b), channel_id=1, to_apply=%add")
+    >>> collectives("  %sums = (f32[8]{0}, f32[4,2]{1,0}) all-reduce(%a, %b), to_apply=%add")
     [('all-reduce', 64)]
     """
     found = re.findall(rf"^\s*(?:ROOT )?%\S+ = (.*?){COLLECTIVE.pattern}", text, re.MULTILINE)
@@ -252,15 +252,17 @@ TEXT = """# Collectives of a training step over several devices
 
 `{command}`: jax {jax}, flax {flax}, {cores} cores, commit {commit}.
 
-How many collectives a compiled program has, and the bytes of their results on each device, for the output (with the new running
-statistics) and for a step (which sums the gradients of the parameters over devices, in every model). Exact: read from the program.
-XLA joins sums that do not wait for each other into one collective.
+How many collectives a compiled program has, and the bytes of their results on each device, for the
+output (with the new running statistics) and for a step (which sums the gradients of the parameters
+over devices, in every model). Exact: read from the program. XLA joins sums that do not wait for
+each other into one collective.
 
 {counts}
 
-Time of a step (`jit`) of the same batch over host devices, relative to one device: the median of {rounds} interleaved rounds. These
-devices are threads that share {cores} cores with each other and with other work, and hand sums over in memory: the ratios show
-that cost on one machine, and nothing of an interconnect. The two ResNets without norms are the same program: by what their rows differ,
+Time of a step (`jit`) of the same batch over host devices, relative to one device: the median of
+{rounds} interleaved rounds. These devices are threads that share {cores} cores with each other and
+with other work, and hand sums over in memory: the ratios show that cost on one machine, and nothing
+of an interconnect. The two ResNets without norms are the same program: by what their rows differ,
 others differ too.
 
 {times}
@@ -269,7 +271,7 @@ others differ too.
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.scaling", description=__doc__.splitlines()[0]
+        prog="python -m bench.scaling", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("--rounds", type=int, default=11, help="measured rounds, 11 by default")
     parser.add_argument(

@@ -187,7 +187,10 @@ def imports() -> dict[str, float]:
     """Seconds to import each package in a process of its own, jax among them."""
     found = {}
     for package in ("jax", "jaxnorm", "flax.linen"):
-        code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
+        code = (
+            f"import time; t = time.perf_counter(); import {package}; "
+            "print(time.perf_counter() - t)"
+        )
         times = [
             float(
                 subprocess.run(

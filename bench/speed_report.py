@@ -118,7 +118,10 @@ def goals(results: dict) -> str:
     ]
     for ours, norms, kind, measure, other, most in GOALS:
         whose = f", {PLAIN}" if ours == PLAIN else ""
-        what = f"{', '.join(norms)}{whose}: {TITLES.get(kind, TITLES['gradients']).lower()}, {MEASURES[measure]} / {other}"
+        what = (
+            f"{', '.join(norms)}{whose}: {TITLES.get(kind, TITLES['gradients']).lower()}, "
+            f"{MEASURES[measure]} / {other}"
+        )
         beyond = (
             below_copies(results, kind, measure, other, most)
             if measure in ("ms", "cpu_ms") and kind in COPIES
@@ -195,9 +198,10 @@ def _counter_goals(cases: dict[str, dict], ours: str) -> list[str]:
 
 
 PAGES = """
-- Arrays of 16 MiB and more: PyTorch's allocator keeps the outputs' pages, where XLA's go back to the system or not, by what
-  ran before (page faults below), though the kernels ask for large ones; who is ahead there changes with it from run to
-  run. [With an allocator that keeps them](../speed-pages/README.md)."""
+- Arrays of 16 MiB and more: PyTorch's allocator keeps the outputs' pages, where XLA's go back to
+  the system or not, by what ran before (page faults below), though the kernels ask for large ones;
+  who is ahead there changes with it from run to run.
+  [With an allocator that keeps them](../speed-pages/README.md)."""
 
 
 def missed(results: dict) -> str:
@@ -211,29 +215,34 @@ def missed(results: dict) -> str:
         return ""
     values = list(moved.values())
     pages = "" if results.get("allocator") else PAGES
-    return f"""- Against Flax: output and gradients have to read x twice, the cotangent once, and write two arrays, 2.5 times what a copy
-  moves. Ours take {np.median(values):.2f} times that long in the median ({min(values):.2f} to {max(values):.2f}):
-  they are bound by memory. Where Flax itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer
-  bytes, not a faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of the output in the
-  cache for what follows, which takes a kernel of more than the norm.
-- 32x7x7x512: groups of 49 elements. Mean and variance of a group are 8 bytes next to 98 of data in bfloat16: instead of storing them
-  the kernels of instance norm recompute them for the gradients, in one reading with the sums for these. Switchable norm, which has no
-  kernel, merges and blends 16384 of them in some 80 small loops.
-- Not in XLA's count of temporaries is what kernels allocate while they run: 16 bytes per channel and example of instance and group
-  norm (at 32x7x7x512 0.08 of x, in bfloat16 twice as much).
-- Norms over many positions leave their output to XLA, which inside a model fuses it with what follows into one loop and stores
-  a quarter less ([whole models](../models.md)); alone, batch norm is the slower for it at some shapes.
-- Plain JAX: of rows XLA makes one loop for the output, and one for each gradient. Over channels every sum is a
-  pass over x, and there is one more than in a one-pass norm: that is the price of the accuracy. There every pass
-  recomputes the cast and the shift of what it reads, instead of storing them; in group norm statistics are spread over channels
-  for that. What it takes longer to compile than Flax is
-  tracing, of batch and group norm about half of it: the derivative and its transpose, which Flax leaves to JAX, are written down. Next: the
-  types of the tangent without tracing it.{pages}
-- Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA (slower alone, in models
-  no faster beyond the noise); float32 sums for long rows (narrow ones take twice as long); the
-  steps of the gradients of several rows in turn, as for their output (1.09 of the time in float32); reading from last to first, so
-  that the next pass begins with what is in the cache (0.98 to 1.03 of the time at seven shapes); gradients of scale and bias
-  added up by several threads (0.94 to 1.07); kernels for switchable norm, more C++ than one rare norm is worth."""
+    return f"""- Against Flax: output and gradients have to read x twice, the cotangent once, and
+  write two arrays, 2.5 times what a copy moves. Ours take {np.median(values):.2f} times that long
+  in the median ({min(values):.2f} to {max(values):.2f}): they are bound by memory. Where Flax
+  itself is no more than three times slower, 0.3 and 0.35 of its time would need fewer bytes, not a
+  faster loop: copies of the bytes take longer than that (last column). Next: keeping the rows of
+  the output in the cache for what follows, which takes a kernel of more than the norm.
+- 32x7x7x512: groups of 49 elements. Mean and variance of a group are 8 bytes next to 98 of data in
+  bfloat16: instead of storing them the kernels of instance norm recompute them for the gradients,
+  in one reading with the sums for these. Switchable norm, which has no kernel, merges and blends
+  16384 of them in some 80 small loops.
+- Not in XLA's count of temporaries is what kernels allocate while they run: 16 bytes per channel
+  and example of instance and group norm (at 32x7x7x512 0.08 of x, in bfloat16 twice as much).
+- Norms over many positions leave their output to XLA, which inside a model fuses it with what
+  follows into one loop and stores a quarter less ([whole models](../models.md)); alone, batch norm
+  is the slower for it at some shapes.
+- Plain JAX: of rows XLA makes one loop for the output, and one for each gradient. Over channels
+  every sum is a pass over x, and there is one more than in a one-pass norm: that is the price of
+  the accuracy. There every pass recomputes the cast and the shift of what it reads, instead of
+  storing them; in group norm statistics are spread over channels for that. What it takes longer to
+  compile than Flax is tracing, of batch and group norm about half of it: the derivative and its
+  transpose, which Flax leaves to JAX, are written down. Next: the types of the tangent without
+  tracing it.{pages}
+- Tried and dropped: gradients over channels by XLA from statistics by kernels, and all of it by XLA
+  (slower alone, in models no faster beyond the noise); float32 sums for long rows (narrow ones take
+  twice as long); the steps of the gradients of several rows in turn, as for their output (1.09 of
+  the time in float32); reading from last to first, so that the next pass begins with what is in the
+  cache (0.98 to 1.03 of the time at seven shapes); gradients of scale and bias added up by several
+  threads (0.94 to 1.07); kernels for switchable norm, more C++ than one rare norm is worth."""
 
 
 def _goal(

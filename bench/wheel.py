@@ -1,8 +1,8 @@
 """How fast the kernels in a wheel are, which are compiled for a level of processors, beside those
 built on the spot, for this one.
 
-    pip install build && python -m build --wheel && python -m bench.wheel
-    dist/jaxnorm-*-manylinux*.whl
+    pip install build && python -m build --wheel
+    python -m bench.wheel dist/jaxnorm-*-manylinux*.whl
 
 All are called through the same installed wheel, in processes in turn, which are started anew for
 every sitting, since where the memory of a process lies makes a difference to large arrays. The
@@ -133,7 +133,10 @@ def ratios(cases: list[dict], way: str) -> np.ndarray:
 
 def summary(ratios: np.ndarray) -> str:
     middle, mean = np.median(ratios), np.exp(np.log(ratios).mean())
-    return f"median {middle:.3f}, geometric mean {mean:.3f}, at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases"
+    return (
+        f"median {middle:.3f}, geometric mean {mean:.3f}, "
+        f"at most 1.05 in {(ratios <= 1.05).sum()} of {len(ratios)} cases"
+    )
 
 
 def page(results: dict) -> str:
@@ -147,9 +150,9 @@ def page(results: dict) -> str:
     return (
         f"""# Kernels of a wheel beside those built on the spot
 
-`{results["command"]}`: {machine["processor"]}, {machine["cores"]} cores, jax {machine["jax"]}, commit {results["commit"]}.
-Milliseconds, medians of {results["sittings"]} sittings of {results["rounds"]} rounds, in which all take turns; ratios are medians of the
-sittings'.
+`{results["command"]}`: {machine["processor"]}, {machine["cores"]} cores, jax {machine["jax"]},
+commit {results["commit"]}. Milliseconds, medians of {results["sittings"]} sittings of
+{results["rounds"]} rounds, in which all take turns; ratios are medians of the sittings'.
 
 - The wheel's to those built here: {summary(own)}.
 - Those built here to themselves, in another process: {summary(again)}.
@@ -164,7 +167,7 @@ sittings'.
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.wheel", description=__doc__.split("\n", 1)[0]
+        prog="python -m bench.wheel", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument(
         "wheel", type=Path, nargs="?", default=Path(), help="a wheel with kernels for this machine"

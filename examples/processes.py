@@ -1,10 +1,14 @@
 """Trains one small network with batch norm over several processes, to the parameters that one
 process reaches with the whole batch.
 
-    python examples/processes.py --processes 2                               # on this machine; compares with one process
-    python examples/processes.py --processes 2 --shares 64,64 64,20 64,0     # examples of each process, by step: the rest is padding
-    python examples/processes.py --processes 2 --checkpoint runs/processes   # saves, and goes on from there when run again
-    python examples/processes.py --pod --checkpoint gs://bucket/folder       # on every host of a pod slice, the same command
+    # on this machine; compares with one process
+    python examples/processes.py --processes 2
+    # examples of each process, by step: the rest is padding
+    python examples/processes.py --processes 2 --shares 64,64 64,20 64,0
+    # saves, and goes on from there when run again
+    python examples/processes.py --processes 2 --checkpoint runs/processes
+    # on every host of a pod slice, the same command
+    python examples/processes.py --pod --checkpoint gs://bucket/folder
 
 ``launch`` stands in for a launcher of several machines; ``train`` is what runs on a pod slice as it
 is.
@@ -373,7 +377,7 @@ def run_here(options: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    made = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = made.add_argument
     add("--processes", type=int, default=2, help="how many, on this machine; 2 by default")
     add(

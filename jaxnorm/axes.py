@@ -266,7 +266,10 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
         raise report(f"every {token} must be closed: this one is not.", column)
     for before, after in itertools.chain(*map(itertools.pairwise, axes)):
         if before.reduced and not after.reduced:
-            message = f"within ( ) reduction axes must stand last: {after.name!r} follows one. Reshape or transpose the array first."
+            message = (
+                f"within ( ) reduction axes must stand last: {after.name!r} follows one. "
+                "Reshape or transpose the array first."
+            )
             raise report(message, after.column)
     return [items for items in axes if items]
 

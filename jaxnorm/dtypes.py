@@ -24,7 +24,7 @@ def complex_beside(dtype: DTypeLike, array: ArrayLike) -> jnp.dtype:
 
 
 def needs_power(dtype: DTypeLike) -> bool:
-    """Whether squares of elements of this dtype overflow in the dtype of the statistics: bfloat16."""
+    """Whether squares of numbers of this dtype overflow in the dtype of statistics: bfloat16."""
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
 
 

@@ -68,9 +68,10 @@ def graph_norm(
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> nodes, ids = jnp.array([[1.0], [3.0], [5.0], [5.0]]), jnp.array([0, 0, 1, 1])
-    >>> jn.graph_norm(nodes, jnp.ones(1), segments=ids, num_segments=2, epsilon=0.0)[:, 0].tolist()
+    >>> options = {"segments": ids, "num_segments": 2, "epsilon": 0.0}
+    >>> jn.graph_norm(nodes, jnp.ones(1), **options)[:, 0].tolist()
     [-1.0, 1.0, 0.0, 0.0]
-    >>> jn.graph_norm(nodes, jnp.zeros(1), segments=ids, num_segments=2, epsilon=0.0)[2:, 0].tolist()
+    >>> jn.graph_norm(nodes, jnp.zeros(1), **options)[2:, 0].tolist()
     [1.0, 1.0]
     """
     x = validation.floating(x)

@@ -179,8 +179,8 @@ def standardize(
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.standardize(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]", epsilon=0.0).tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
-    >>> ids = jnp.array([0, 1, 0, 1])
-    >>> jn.standardize(jnp.array([1.0, 10.0, 3.0, 30.0]), "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
+    >>> packed, ids = jnp.array([1.0, 10.0, 3.0, 30.0]), jnp.array([0, 1, 0, 1])
+    >>> jn.standardize(packed, "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
     [-1.0, -1.0, 1.0, 1.0]
     """
     own = {
@@ -322,7 +322,7 @@ def norm_over_with_moments(
 def norm_over(
     x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own
 ) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules call this."""
+    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules use it."""
     return fused(*norm_operands(x, reduction, features, options, **own))
 
 
@@ -346,7 +346,7 @@ def norm_operands(
 def with_running(
     x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options
 ) -> jax.Array:
-    """Batch norm in evaluation: running statistics and parameters of the shape of the feature axes."""
+    """Batch norm in evaluation: statistics and parameters of the shape of the feature axes."""
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
 

@@ -2,7 +2,7 @@
 
     batch      "[n h w] c"          instance   "n [h w] c"
     layer      "n h w [c]"          group      "n [h w] (g [c])"
-    rms        layer, not centered  positional layer over the channels, "n h w [c]", with its Moments
+    rms        layer, not centered  positional "n h w [c]", with its Moments
     switchable a blend of instance, layer and batch (switchable.py)
 
 Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of
@@ -307,7 +307,8 @@ def instance_norm(
       ValueError: no spatial axis; axes, mask or parameters that do not fit.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
-    >>> jn.instance_norm(jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]]), epsilon=0.0)[..., 0].tolist()
+    >>> x = jnp.array([[[1.0], [3.0]], [[10.0], [30.0]]])
+    >>> jn.instance_norm(x, epsilon=0.0)[..., 0].tolist()
     [[-1.0, 1.0], [-1.0, 1.0]]
     >>> packed, ids = jnp.array([[1.0], [3.0], [10.0], [30.0]]), jnp.array([0, 0, 1, 1])
     >>> jn.instance_norm(packed, segments=ids, num_segments=2, epsilon=0.0)[..., 0].tolist()

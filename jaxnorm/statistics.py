@@ -210,7 +210,8 @@ def moments(
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.moments(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]").var.tolist()
     [[1.0], [4.0]]
-    >>> jn.moments(jnp.array([1.0, 3.0, 7.0]), "[n]", segments=jnp.array([0, 0, 2]), num_segments=3).mean.tolist()
+    >>> packed, ids = jnp.array([1.0, 3.0, 7.0]), jnp.array([0, 0, 2])
+    >>> jn.moments(packed, "[n]", segments=ids, num_segments=3).mean.tolist()
     [2.0, 0.0, 7.0]
     """
     x = validation.floating(x)

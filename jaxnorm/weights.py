@@ -113,7 +113,8 @@ def spectral_norm(
       ValueError: a kernel of rank below 2, a ``u`` that does not fit, ``n_steps`` below 1.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
-    >>> kernel, u, sigma = jn.spectral_norm(jnp.diag(jnp.array([3.0, 1.0])), jnp.array([[1.0, 0.0]]))
+    >>> kernel, u = jnp.diag(jnp.array([3.0, 1.0])), jnp.array([[1.0, 0.0]])
+    >>> kernel, u, sigma = jn.spectral_norm(kernel, u)
     >>> round(float(sigma), 5)
     3.0
     """

@@ -133,7 +133,7 @@ def with_options(get: Callable, more: list, *args, **given):
 
 @contextmanager
 def optimized():
-    """Within it machine code is as users have it; before and after, what was compiled is forgotten."""
+    """Within it machine code is as users have it; before and after, all compiled is forgotten."""
     jax.clear_caches()
     with compiled(quickly=False):
         yield

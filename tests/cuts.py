@@ -286,7 +286,7 @@ for family in ("linen", "nnx"):
 
 @dataclass(frozen=True)
 class Piece:
-    """A group, and the truth of it: positions ``at`` of one input, of which those ``shown`` count."""
+    """A group, and its truth: positions ``at`` of one input, of which those ``shown`` count."""
 
     name: str
     row: int

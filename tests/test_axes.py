@@ -129,7 +129,10 @@ def test_parameters_may_have_the_rank_of_x(rng):
 @pytest.mark.parametrize("shape", [(4, 8), (3, 8), (4, 4, 8), (3, 4, 4), (1, 1, 8), (1, 8)])
 def test_parameters_of_another_rank_are_refused_whatever_the_sizes(norm, shape):
     """A scale (heads, d) is not one of examples where there are as many heads as examples."""
-    message = r"scale must have the shape of the feature axes, \(8,\), .* such as \(4, 1, 1, 8\) for one scale for each example"
+    message = (
+        r"scale must have the shape of the feature axes, \(8,\), .* "
+        r"such as \(4, 1, 1, 8\) for one scale for each example"
+    )
     with pytest.raises(ValueError, match=message):
         norm(jnp.ones((4, 3, 4, 8)), scale=jnp.ones(shape))
 

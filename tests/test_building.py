@@ -74,9 +74,8 @@ def test_it_tells_what_it_does(folder, compiler, capsys):
     assert main([], folder) == 0
     first, *compiled, last = capsys.readouterr().out.splitlines()
     count = len(libraries.SOURCES)
-    assert (
-        first
-        == f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about half a minute"
+    assert first == (
+        f"Building the CPU kernels with {os.environ['CXX']}: {count} files, in about half a minute"
     )
     lines = [
         re.fullmatch(r" +\d+ s: (\S+) compiled, (\d) of (\d)", line).groups() for line in compiled

@@ -1,4 +1,4 @@
-"""What docs/from/flax.md says of Flax, asked of Flax; tests/test_flax.py has signatures and dtypes."""
+"""What docs/from/flax.md says of Flax, asked of Flax; test_flax.py has signatures and dtypes."""
 
 import warnings
 

@@ -226,7 +226,10 @@ def test_a_picture_that_cannot_be_written_does_not_cost_the_table(tmp_path, monk
     shown = capsys.readouterr()
     assert "digits, dense, batch 32, 1 epoch, 1 seed" in shown.out
     assert "Written" not in shown.out
-    message = f"jaxnorm: {tmp_path / 'curves.png'} cannot be written (No space left on device): make room, or pass another --out.\n"
+    message = (
+        f"jaxnorm: {tmp_path / 'curves.png'} cannot be written (No space left on device): "
+        "make room, or pass another --out.\n"
+    )
     assert shown.err == message
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
@@ -261,7 +264,10 @@ def test_what_goes_on_is_said_as_a_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(engine, "train", interrupted)
     out = str(tmp_path / "with space")
     arguments = [*SMALL, "--norms", "none,layer", "--out", out]
-    told = f"Stopped. 0 of 2 runs are in {out}/results.json. This goes on:\njaxnorm {' '.join(arguments[:-1])} '{out}' --resume\n"
+    told = (
+        f"Stopped. 0 of 2 runs are in {out}/results.json. This goes on:\n"
+        f"jaxnorm {' '.join(arguments[:-1])} '{out}' --resume\n"
+    )
     assert main(arguments) == 130
     assert capsys.readouterr().out == told
     assert main([*arguments, "--resume"]) == 130
@@ -461,7 +467,10 @@ def test_a_damaged_file_is_told_in_one_line(kind, tmp_path, capsys):
     assert (
         main(["compare", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
     )
-    told = f"jaxnorm: {tmp_path}/mnist.npz is damaged or incomplete: delete it, and download it again.\n"
+    told = (
+        f"jaxnorm: {tmp_path}/mnist.npz is damaged or incomplete: delete it, "
+        "and download it again.\n"
+    )
     assert capsys.readouterr().err == told
 
 
@@ -476,7 +485,10 @@ def test_a_file_of_objects_is_another_file(tmp_path, capsys):
     assert (
         main(["compare", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "o")]) == 1
     )
-    told = "must hold arrays of numbers: x_train holds Python objects. Is it another file of that name?\n"
+    told = (
+        "must hold arrays of numbers: x_train holds Python objects. "
+        "Is it another file of that name?\n"
+    )
     assert capsys.readouterr().err == f"jaxnorm: {tmp_path}/mnist.npz {told}"
 
 

@@ -166,7 +166,7 @@ def of_moments(moments, fold, truths):
 
 
 def of_running(running, truths):
-    """Blended once, from 0 and 1, by a momentum of 0.9; of what is empty or not finite they stay."""
+    """Blended once, from 0 and 1, by a momentum of 0.9; of what is empty or not finite: kept."""
     for piece in truths:
         known = piece.is_finite and piece.count > 0
         mean, var = (0.1 * piece.mean, 0.9 + 0.1 * piece.var) if known else (0.0, 1.0)

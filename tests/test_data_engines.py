@@ -222,7 +222,9 @@ class TestDask:
 
         with pytest.raises(
             ValueError,
-            match="arrays must be equally long along the first axis that is reduced: 'b' has 3 of 4",
+            match=(
+                "arrays must be equally long along the first axis that is reduced: 'b' has 3 of 4"
+            ),
         ):
             fit({"a": da.ones((4, 2)), "b": da.ones((3, 2))})
 

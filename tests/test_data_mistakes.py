@@ -24,12 +24,14 @@ WRONG = {
     "every must be an integer >= 1: got 0.": lambda: Normalizer.fit([X], state="s.json", every=0),
     "axes must name at least one leaf: got {}.": lambda: Normalizer({}),
     "axes must name at least one leaf: got {'a': None}.": lambda: Normalizer({"a": None}),
-    "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 1) after (1, 3).": lambda: (
-        FITTED.merge(Normalizer.fit([{"a": X, "b": X[:, :1]}]))
-    ),
-    "leaf '0': an array must have an axis to reduce: got one number. Lists are trees; make one an array, np.asarray(list).": (
-        lambda: Normalizer.fit([[1.0, 2.0]])
-    ),
+    (
+        "leaf 'b' must keep its shape but for the reduction axes: "
+        "got statistics of shape (1, 1) after (1, 3)."
+    ): lambda: FITTED.merge(Normalizer.fit([{"a": X, "b": X[:, :1]}])),
+    (
+        "leaf '0': an array must have an axis to reduce: got one number. Lists are trees; "
+        "make one an array, np.asarray(list)."
+    ): lambda: Normalizer.fit([[1.0, 2.0]]),
     "leaf 'a': dtype must be floating point: got int32.": lambda: FITTED.normalize(
         {"a": X}, dtype=np.int32
     ),
@@ -95,7 +97,7 @@ def test_one_feature_is_none_too_many(tmp_path, capsys):
 
 @pytest.mark.parametrize("tree", [lambda x: x, lambda x: {"a": x}], ids=["array", "dict"])
 def test_fitting_is_not_traced(tree):
-    """JAX's own error says where the array was traced; it is a TypeError with the name of the leaf."""
+    """JAX's own error says where the array was traced: a TypeError with the name of the leaf."""
     jax = pytest.importorskip("jax")
     with pytest.raises(TypeError, match="traced array") as caught:
         jax.jit(lambda x: Normalizer().update(tree(x)).moments)(np.ones(3, np.float32))

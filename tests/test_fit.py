@@ -168,7 +168,10 @@ def test_features_that_are_not_finite_are_counted(arrays, capsys):
     x[0, 0], x[1, 2] = np.nan, np.inf
     np.save("nan.npy", x)
     assert fit("nan.npy") == 1
-    says = "jaxnorm: 2 features of the array (0, 2) hold NaN or Inf, and have no mean. --skip-nan leaves out elements that are NaN.\n"
+    says = (
+        "jaxnorm: 2 features of the array (0, 2) hold NaN or Inf, and have no mean. "
+        "--skip-nan leaves out elements that are NaN.\n"
+    )
     assert said(capsys).endswith(says)
 
 
@@ -218,7 +221,11 @@ import sys, time
 from jaxnorm import __main__
 from jaxnorm.data import sources
 sources.PIECE, read, seconds = 1000, sources.Piece.read, iter({} or [0] * 9)
-sources.Piece.read = lambda piece: (print("read", flush=True), time.sleep(next(seconds)), read(piece))[-1]
+def slowly(piece):
+    print("read", flush=True)
+    time.sleep(next(seconds))
+    return read(piece)
+sources.Piece.read = slowly
 sys.argv = ["jaxnorm", "fit", "a.npy", *{}]
 sys.exit(__main__.main())
 """
@@ -269,7 +276,10 @@ WRONG = {
         or np.savez("b.npz", x=arrays["state"], y=arrays["label"])
         or ["a.npz", "b.npz"]
     ),
-    "all files must have the same features: the statistics have shape (1, 3) in a.npy, (1, 2) in b.npy.": lambda arrays: (
+    (
+        "all files must have the same features: the statistics have shape (1, 3) in a.npy, "
+        "(1, 2) in b.npy."
+    ): lambda arrays: (
         np.save("a.npy", arrays["state"])
         or np.save("b.npy", arrays["state"][:, :2])
         or ["a.npy", "b.npy"]
@@ -297,7 +307,9 @@ USAGE = {
         "--pattern",
         "x=[n]",
     ],
-    "--size must give the size of a name in a --pattern: got g=3, patterns '[n] f'.": lambda arrays: [
+    (
+        "--size must give the size of a name in a --pattern: got g=3, patterns '[n] f'."
+    ): lambda arrays: [
         "a.npy",
         "--pattern",
         "[n] f",

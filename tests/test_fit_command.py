@@ -331,7 +331,10 @@ def test_a_file_replaced_by_one_of_the_same_size_is_refused(x, reading, capsys):
     reading.up_to(None)
     capsys.readouterr()
     assert fit("a.npy", "b.npy", "--out", "stats.json", "--resume") == 1
-    said = "jaxnorm: files must be as they were when the fit was interrupted: b.npy has changed since. Leave --resume out"
+    said = (
+        "jaxnorm: files must be as they were when the fit was interrupted: "
+        "b.npy has changed since. Leave --resume out"
+    )
     assert capsys.readouterr().err.startswith(said)
     assert Path(states()[0]).read_bytes() == kept
     assert reading.done == []
@@ -656,7 +659,10 @@ def test_a_safetensors_file_of_something_else_is_named(capsys):
 
 def test_the_help_lists_both_commands():
     for missing in ("()", "('optax', 'sklearn', 'matplotlib')"):
-        code = f"import sys, importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda n, *a: None if n in {missing} else find(n, *a)\n"
+        code = (
+            "import sys, importlib.util as u\nfind = u.find_spec\n"
+            f"u.find_spec = lambda n, *a: None if n in {missing} else find(n, *a)\n"
+        )
         code += (
             "sys.argv = ['jaxnorm', '--help']\nfrom jaxnorm.__main__ import main\nsys.exit(main())"
         )

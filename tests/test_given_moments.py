@@ -1,4 +1,4 @@
-"""Normalizing by Moments that are given: as constants of a program, as arguments, and of nothing."""
+"""Normalizing by given Moments: as constants of a program, as arguments, and of nothing."""
 
 from functools import partial
 

@@ -322,7 +322,8 @@ sys.modules["jax"] = sys.modules["flax"] = None
 import numpy as np
 from jaxnorm import host
 from jaxnorm.data import Normalizer
-found = host.merge(host.moments(np.array([[1.0, 2.0], [3.0, 6.0]]), "[n] c"), host.moments(np.array([[2, 4]]), 0)).merge("n [c]")
+one, other = np.array([[1.0, 2.0], [3.0, 6.0]]), np.array([[2, 4]])
+found = host.merge(host.moments(one, "[n] c"), host.moments(other, 0)).merge("n [c]")
 assert (found.count.item(), found.mean.item()) == (6, 3), found
 assert Normalizer.fit([np.array([[1.0], [3.0]])]).normalize(np.array([[3.0]])).item() == 1
 """

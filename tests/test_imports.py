@@ -135,7 +135,7 @@ def loaded():
 
 
 def test_importing_the_library_loads_jax_and_itself_only():
-    """jax.experimental.checkify and, before JAX 0.8, jax.export are the modules that come with it."""
+    """jax.experimental.checkify and, before JAX 0.8, jax.export are modules that come with it."""
     _, new, *_ = loaded()
     assert "jaxnorm.norms" in new
     assert {module for module in new if not module.startswith("jaxnorm")} == set()
@@ -160,11 +160,17 @@ STATEMENTS = product(
     ("module", "statement"), long_sweep(STATEMENTS, quick=[("linen", "jaxnorm.{0}.LayerNorm")])
 )
 def test_without_flax_its_modules_alone_are_missing(module, statement):
-    code = f"import sys; sys.modules['flax'] = None; import jaxnorm; from jaxnorm import *; {statement.format(module)}"
+    code = (
+        "import sys; sys.modules['flax'] = None; import jaxnorm; from jaxnorm import *; "
+        f"{statement.format(module)}"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    said = f"ImportError: jaxnorm.{module} needs flax, which is not installed: pip install 'jaxnorm[flax]'."
+    said = (
+        f"ImportError: jaxnorm.{module} needs flax, which is not installed: "
+        "pip install 'jaxnorm[flax]'."
+    )
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, said)
     assert "During handling" not in result.stderr
 
@@ -198,7 +204,7 @@ def test_every_public_name_is_documented():
     ids=lambda module: module.__name__,
 )
 def test_public_functions_name_their_options(module):
-    """In their own signatures, or in NormOptions; only the sizes of a pattern come by any keyword."""
+    """In their own signatures, or in NormOptions; only sizes of a pattern come by any keyword."""
     typed = {"sizes": int, "options": Unpack[jaxnorm.NormOptions]}
     for name in module.__all__:
         if inspect.isfunction(function := getattr(module, name)) and name != "plan":

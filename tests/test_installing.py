@@ -99,7 +99,9 @@ def test_a_repository(colab):
 def test_what_is_neither_an_address_nor_a_wheel(colab, address):
     with pytest.raises(
         SystemExit,
-        match=f"ADDRESS must be an address that begins with .* in .whl: it is '{address}'. Correct it",
+        match=(
+            f"ADDRESS must be an address that begins with .* in .whl: it is '{address}'. Correct it"
+        ),
     ):
         colab(address)
 

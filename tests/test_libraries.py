@@ -51,7 +51,10 @@ def whole(found, monkeypatch):
 
 
 SIZE = SHARED.stat().st_size
-LACKS = "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormLstmForward, JaxnormLstmBackward"
+LACKS = (
+    "lacks JaxnormForward, JaxnormStatistics, JaxnormBackward, JaxnormLstmForward, "
+    "JaxnormLstmBackward"
+)
 DAMAGED = {
     "cut short": (
         lambda path: os.truncate(path, 5000),
@@ -223,7 +226,10 @@ class TestWheel:
                 raise jax.errors.JaxRuntimeError("its version (0.2) is incompatible")
 
         monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-        words = rf"for {whole} is refused by jaxlib \S+ \(its version \(0\.2\) is incompatible\); rebuild the kernels"
+        words = (
+            rf"for {whole} is refused by jaxlib \S+ \(its version \(0\.2\) is incompatible\); "
+            rf"rebuild the kernels"
+        )
         with pytest.warns(RuntimeWarning, match=rf"jaxnorm uses {wheel / PREBUILT[1]}, {words}"):
             assert loading.built()
         assert loaded == [whole, wheel / PREBUILT[1]]
@@ -316,7 +322,10 @@ class TestStatus:
             other.with_suffix(".json").write_text(
                 json.dumps({**libraries.facts(), "processor": "", **change})
             )
-        words = f"Not active: {other} is built for {words}, to be rebuilt with python -m jaxnorm.kernels.\n"
+        words = (
+            f"Not active: {other} is built for {words}, to be rebuilt with python -m "
+            "jaxnorm.kernels.\n"
+        )
         assert self.told(tmp_path, capsys) == (1, words)
 
     @pytest.mark.parametrize(

@@ -232,9 +232,9 @@ def test_a_plan_says_what_runs_and_why(use):
         )
         text = jax.jit(partial(jn.standardize, axes="n (g [c])", g=2, **options)).lower(x).as_text()
         assert ("Jaxnorm" in text) == (name == "native")
-    assert (
-        repr(found)
-        == f"xla\n  not reference: it takes as long or longer, for the same result\n  not native: {reason}"
+    assert repr(found) == (
+        "xla\n  not reference: it takes as long or longer, for the same result\n"
+        f"  not native: {reason}"
     )
     for other, name in (("reference", "xla"), ("xla", "reference")):
         use(name)
@@ -255,9 +255,7 @@ def test_a_plan_says_what_runs_and_why(use):
 
 
 def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypatch):
-    """What a family in front of the table gives: it is asked first, refuses, and is refused by
-    name.
-    """
+    """A family in front of the table: it is asked first, refuses, and is refused by name."""
     other = ModuleType("other_kernels")
     other.obstacle = lambda x, *arguments: "takes no rows"
     monkeypatch.setitem(sys.modules, "other_kernels", other)

@@ -35,7 +35,7 @@ def _kernels(use):
 
 @pytest.fixture
 def gates_from(monkeypatch):
-    """``gates_from(features)``: networks without a norm keep their gates from so many features on."""
+    """``gates_from(features)``: networks without a norm keep gates from so many features on."""
 
     def choose(features):
         monkeypatch.setattr(native, "WIDE", features)
@@ -257,7 +257,7 @@ def test_either_order_of_axes_gives_the_same(case, rng):
 
 @pytest.mark.parametrize("time_major", [False, True])
 def test_sequences_are_read_as_they_lie(time_major, rng):
-    """Outputs need no memory beside them but for the kernels: nothing as large as x is transposed."""
+    """Outputs need no memory beside them but for kernels: nothing as large as x is transposed."""
     case, shape = Case("lstm"), (64, 64, FEATURES)
     run = jax.jit(
         lambda x, params: case.call(x, params, time_major=time_major, implementation="native")[1]

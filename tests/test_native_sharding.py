@@ -252,9 +252,9 @@ def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
         "  not native: there are several devices, and x may lie on any of them",
     ]
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    assert (
-        repr(choose())
-        == "native\n  not reference: a kernel takes these arguments\n  not xla: a kernel takes these arguments"
+    assert repr(choose()) == (
+        "native\n  not reference: a kernel takes these arguments\n"
+        "  not xla: a kernel takes these arguments"
     )
     monkeypatch.setattr(loading, "built", lambda: False)
     assert choose().implementation == "xla"

@@ -175,7 +175,8 @@ def test_second_order_through_a_loop(name, rng, use):
     given = arguments(rng, (*(min(size, 8) for size in shape[:-1]), 8))
 
     def second_order(x, scale, bias, direction):
-        step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)  # noqa: E731  # no row comes near a constant
+        # no row comes near a constant
+        step = lambda x, _: (jnp.sin(norm(x, scale, bias)) + 0.5 * x, None)
         gradient = jax.jit(jax.grad(lambda x: (jax.lax.scan(step, x, None, 3)[0] ** 2).sum()))
         return jax.jvp(gradient, (x,), (direction,))[1]
 

@@ -305,7 +305,10 @@ def test_norms_of_weights_equal_flax_and_leave_the_layer_alone(name, rng):
 @pytest.mark.parametrize("name", ["WeightNorm", "SpectralNorm"])
 def test_a_norm_of_weights_that_flax_lacks_says_which_flax_has_it(name):
     norm = getattr(jn_nnx, name) if OLDER else type(name, (Absent,), {})
-    message = f"jaxnorm.nnx.{name} needs Flax 0.12.1 or newer, which has the class: Flax {flax.__version__} is installed."
+    message = (
+        f"jaxnorm.nnx.{name} needs Flax 0.12.1 or newer, which has the class: "
+        f"Flax {flax.__version__} is installed."
+    )
     with pytest.raises(ImportError, match=re.escape(message)):
         norm(linear(), rngs=nnx.Rngs(1))
 

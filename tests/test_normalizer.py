@@ -352,15 +352,17 @@ WRONG = {
     ).update({"a": X}),
     "a batch must hold an array": lambda: Normalizer().update({}),
     "every batch must have the same leaves: ['b'] is not in all.": lambda: FITTED.update({"a": X}),
-    "leaf 'b' must keep its shape but for the reduction axes: got statistics of shape (1, 2) after (1, 3).": lambda: (
-        FITTED.update({"a": X, "b": X[:, :2]})
-    ),
+    (
+        "leaf 'b' must keep its shape but for the reduction axes: "
+        "got statistics of shape (1, 2) after (1, 3)."
+    ): lambda: FITTED.update({"a": X, "b": X[:, :2]}),
     "leaf 'a': axes must lie in [-1, 1) for an array of rank 1": lambda: Normalizer(1).update(
         {"a": X[0]}
     ),
-    "a': x must be floating point or integer: got <U1. Leave it out: name the leaves to fit, axes={'b': 0}.": lambda: (
-        FITTED.update({"a": np.array(["x"]), "b": X})
-    ),
+    (
+        "a': x must be floating point or integer: got <U1. Leave it out: name the leaves to fit, "
+        "axes={'b': 0}."
+    ): lambda: FITTED.update({"a": np.array(["x"]), "b": X}),
     "got datetime64[D]. Cast it to numbers, or leave it out: name the leaves to fit": lambda: (
         FITTED.update({"a": X.astype("datetime64[D]"), "b": X})
     ),
@@ -375,9 +377,10 @@ WRONG = {
     "the tree must hold a leaf that was fitted: got [''], fitted ['a', 'b'].": lambda: (
         FITTED.normalize(X)
     ),
-    "leaf 'a': the statistics must broadcast against x without growing it: they have shape (1, 3), x has shape (4, 2).": lambda: (
-        FITTED.normalize({"a": X[:, :2]})
-    ),
+    (
+        "leaf 'a': the statistics must broadcast against x without growing it: "
+        "they have shape (1, 3), x has shape (4, 2)."
+    ): lambda: FITTED.normalize({"a": X[:, :2]}),
     "clip must be a finite number > 0: got 0.": lambda: FITTED.normalize({"a": X}, clip=0),
     "floor must be a finite number > 0: got -1.": lambda: FITTED.normalize({"a": X}, floor=-1),
     "merge takes a Normalizer: got int.": lambda: FITTED.merge(3),

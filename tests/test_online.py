@@ -213,9 +213,9 @@ def test_under_vmap(rng):
         for i in range(4):
             assert_is(jax.tree.map(lambda a: a[i], apart[name]), leaf[i])  # noqa: B023
             assert_is(
-                jax.tree.map(lambda a: a[i], together[name]),
+                jax.tree.map(lambda a: a[i], together[name]),  # noqa: B023
                 np.reshape(leaf, (24, *leaf.shape[2:])),
-            )  # noqa: B023
+            )
 
 
 def test_normalize_and_back(rng):

@@ -137,7 +137,7 @@ PACKED = [(case, reverse) for case in FEW[:3] for reverse in (False, True)]
 
 @pytest.mark.parametrize(("case", "reverse"), long_sweep(PACKED, quick=PACKED[1:2]), ids=str)
 def test_packed_segments(case, reverse, rng):
-    """Three sequences, of the lengths above, and padding in one row; padding may carry any number."""
+    """Three sequences, of the lengths above, and padding in one row; padding may be any number."""
     x, params = sequences(rng, 1, 14), case.params()
     ids = np.array([4, 4, 4, 4, 4, 0, 2, 0, 2, 7, 7, 7, 7, 7])
     taken = ids > 0

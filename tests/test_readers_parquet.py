@@ -125,7 +125,10 @@ def test_lists_of_lists_have_axes():
 
 
 def test_lists_of_several_lengths_are_refused_in_words():
-    said = "must hold lists of one length in 'x': there are lengths {}. Pad them, or leave the column out."
+    said = (
+        "must hold lists of one length in 'x': there are lengths {}. Pad them, "
+        "or leave the column out."
+    )
     write({"x": [[1.0, 2.0], [3.0], [4.0, 5.0]]})
     assert refused("a.parquet") == f"a.parquet {said.format('1, 2')}"
     write({"x": [[1.0, 2.0]] * 6 + [[1.0]] * 3})  # in another row group

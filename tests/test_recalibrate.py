@@ -252,7 +252,10 @@ def test_errors(rng, ordinary_promotion):
     for call in (partial(jnn.recalibrate, Net(), variables), partial(jnnx.recalibrate, model)):
         with pytest.raises(
             TypeError,
-            match=r"batches must be an iterable of batches: got one array, of shape .* Put it in a list\.",
+            match=(
+                r"batches must be an iterable of batches: got one array, "
+                r"of shape .* Put it in a list\."
+            ),
         ):
             call(parts[0])
     with pytest.raises(ValueError, match="variables must have running statistics"):
@@ -398,7 +401,10 @@ def test_frozen_norms_are_recalibrated_where_all_are_or_they_are_named(ordinary_
     assert (other.frozen.mean[...].tolist(), other.early.mean[...].tolist()) == ([2.0], [0.0])
     with pytest.raises(
         ValueError,
-        match=r"only must name norms with running statistics, by their paths from the top: got 'block' for early, frozen, late\.",
+        match=(
+            r"only must name norms with running statistics, by their paths from the top: "
+            r"got 'block' for early, frozen, late\."
+        ),
     ):
         jnnx.recalibrate(other, parts, only="block")
     with pytest.raises(

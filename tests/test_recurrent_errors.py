@@ -262,7 +262,7 @@ def test_a_broken_sequence_stays_alone(rng):
 
 
 def test_large_offsets_of_the_input_kernel(rng):
-    """Rows of the kernel with a common offset of 1e4: centered before the product, nothing is lost."""
+    """Rows of the kernel with an offset of 1e4: centered before the product, nothing is lost."""
     case = Case("lstm")
     x, params = sequences(rng, 3, 4), case.params()
     shifted = params | {"input_kernel": params["input_kernel"] + 1e4}
@@ -371,7 +371,10 @@ def test_a_carry_of_another_structure(carry):
     given = {"array": part, "one layer": ((part, part),), "no directions": (part, part)}[carry]
     made = nnx.GRU(X.shape[-1], 4, num_layers=2, bidirectional=True, rngs=Rngs(0))
     network = linen.GRU(4, num_layers=2, bidirectional=True)
-    wanted = "initial_carry must be a tuple of 2 layers, for each a pair, of both directions: got PyTreeDef"
+    wanted = (
+        "initial_carry must be a tuple of 2 layers, for each a pair, of both directions: "
+        "got PyTreeDef"
+    )
     for run in (
         lambda: network.init(jax.random.key(0), X, initial_carry=given),
         lambda: made(X, initial_carry=given),

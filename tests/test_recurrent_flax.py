@@ -274,7 +274,7 @@ def test_without_a_norm_dtypes_are_those_of_flax(kind, flavour):
     ("kind", "wanted"), [("lstm", jnp.float32), ("gru", jnp.float32), ("rnn", jnp.bfloat16)]
 )
 def test_without_a_norm_values_of_bfloat16_are_flax(kind, wanted, rng):
-    """A float32 state of an LSTM or GRU stays one, and so do the outputs; nothing but x is rounded."""
+    """A float32 state of an LSTM or GRU stays one, and so do outputs; nothing but x is rounded."""
     x = sequences(rng, 2, 6)
     carry = jax.tree.map(
         lambda part: part.astype(wanted),

@@ -225,7 +225,10 @@ def test_an_interrupt_that_is_dropped_or_turned_into_an_error_ends_a_command(lin
     """By Python within callbacks of its garbage collector; by modules written in C, while they are
     imported.
     """
-    code = f"import signal, time\nfrom jaxnorm.experiments.interrupts import command\ndef run():{lines}\nraise SystemExit(command(run))"
+    code = (
+        "import signal, time\nfrom jaxnorm.experiments.interrupts import command\n"
+        f"def run():{lines}\nraise SystemExit(command(run))"
+    )
     found = ended(sys.executable, "-c", code)
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 

@@ -155,7 +155,7 @@ def test_gradients_of_segments_long_enough_for_partial_sums(rng):
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, K - 1), min_size=150, max_size=150), st.sampled_from([0, 1e3, 1e6]))
 def test_however_it_is_cut(ids, offset):
-    """The segments of any cut have the Moments of their elements, and merge to those of the whole."""
+    """Segments of any cut have the Moments of their elements, and merge to those of the whole."""
     x = (np.random.default_rng(2).standard_normal((150, C)) + offset).astype(np.float32)
     ids = np.array(ids)
     found = jn.moments(x, "[n] c", segments=ids, num_segments=K)
@@ -629,7 +629,7 @@ def test_segments_of_positions_without_elements(masked):
 
 @pytest.mark.slow
 def test_groups_of_devices_of_unequal_sizes(rng):
-    """Output, gradient and Moments of each segment are those of the rows of its group of devices."""
+    """Output, gradient and Moments of a segment are those of the rows of its group of devices."""
     groups = [[0, 3, 5], [1, 2], [4], [6, 7]]
     x, where, ids = (
         rng.standard_normal((8, 6, 3)).astype(np.float32),

@@ -91,8 +91,11 @@ def over(microbatches):
 def cut(bounds):
     bounds = [0, *bounds, BATCH]
     return over(
-        lambda batch: [jax.tree.map(lambda leaf: leaf[i:j], batch) for i, j in pairwise(bounds)]
-    )  # noqa: B023
+        lambda batch: [
+            jax.tree.map(lambda leaf: leaf[i:j], batch)  # noqa: B023
+            for i, j in pairwise(bounds)
+        ]
+    )
 
 
 def with_gradients(loss, params, batch):
@@ -144,7 +147,7 @@ def test_lists_of_unequal_microbatches(bounds, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 4, 8])
 def test_stacked_microbatches_with_masks(parts, rng):
-    """Microbatches of 24 / parts examples, of which each has another number, and the rest is NaN."""
+    """Microbatches of 24 / parts examples, of which each has another number; the rest is NaN."""
     params, batch = weights(rng), draw(rng)
     taken = np.arange(BATCH) % (BATCH // parts) <= np.arange(BATCH) // (BATCH // parts) * 3 // parts
     batch["taken"] = jnp.asarray(taken)
@@ -214,9 +217,11 @@ def test_memory_is_that_of_a_microbatch(rng, usual_compile_of_class):
 
     full = temporaries(at_once)
     taken = [
-        temporaries(over(lambda b: jax.tree.map(lambda a: a.reshape(k, -1, *a.shape[1:]), b)))
+        temporaries(
+            over(lambda b: jax.tree.map(lambda a: a.reshape(k, -1, *a.shape[1:]), b))  # noqa: B023
+        )
         for k in (2, 8)
-    ]  # noqa: B023
+    ]
     assert [size / full < bound for size, bound in zip(taken, (0.65, 0.25), strict=True)] == [
         True
     ] * 2, (taken, full)

@@ -315,7 +315,10 @@ def test_split_axes_that_are_explicitly_sharded(name, rng):
             else:
                 with pytest.raises(
                     ValueError,
-                    match="an axis that is explicitly sharded must be split into a multiple of its devices",
+                    match=(
+                        "an axis that is explicitly sharded must be split into a multiple "
+                        "of its devices"
+                    ),
                 ):
                     jax.jit(norm, static_argnums=1)(placed, groups)
 

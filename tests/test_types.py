@@ -45,9 +45,8 @@ def run(checker):
     """What a checker reports: file, line, message. Where it runs, jaxnorm is found where it is
     installed.
     """
-    files = (
-        [USE.name, WRONG.name] if checker == "mypy" else []
-    )  # basedpyright: what lies beside its options
+    # basedpyright: what lies beside its options
+    files = [USE.name, WRONG.name] if checker == "mypy" else []
     command = [sys.executable, "-m", checker, *COMMANDS[checker], *files]
     result = subprocess.run(command, cwd=TYPED, capture_output=True, text=True, check=False)
     # found errors: 0 is none, others are of the checker's own

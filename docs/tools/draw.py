@@ -79,8 +79,14 @@ def svg(inside: np.ndarray, names: tuple[str, str, str]) -> str:
     x0, x1 = c * LEFT[0] - 36, n * RIGHT[0] + 30
     y0, y1 = (n * RIGHT + c * LEFT)[1] - 4, p * DOWN[1] + 8
     box = f"{x0:g} {y0:g} {x1 - x0:g} {y1 - y0:g}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" width="{x1 - x0:g}" height="{y1 - y0:g}">'
-    style = f"<style>path{{stroke:{LINE};stroke-width:.6}}text{{font:13px sans-serif;fill:{INK}}}</style>"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" '
+        f'width="{x1 - x0:g}" height="{y1 - y0:g}">'
+    )
+    style = (
+        f"<style>path{{stroke:{LINE};stroke-width:.6}}"
+        f"text{{font:13px sans-serif;fill:{INK}}}</style>"
+    )
     return "\n".join([head, style, *top, *right, *left, *labels, "</svg>", ""])
 
 

@@ -111,7 +111,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Make links between files of the repository links between pages, and rank pages in the search."""
+    """Make links between files into links between pages, and rank pages in the search."""
     boost = next(
         (boost for folder, boost in BOOSTS.items() if page.file.src_uri.startswith(folder)), 1
     )

@@ -190,7 +190,10 @@ def _with_masks(
 
 def _announce(state: Unfinished, resume_command: str) -> None:
     if state.held:
-        said = f"{state.path} holds {state.held} of {state.total} pieces of an interrupted fit, which this one begins anew"
+        said = (
+            f"{state.path} holds {state.held} of {state.total} pieces of an interrupted fit, "
+            "which this one begins anew"
+        )
         print(
             f"jaxnorm: {said}.\nIt is kept until this fit has come as far. To go on with it: "
             f"{resume_command}",
@@ -206,7 +209,10 @@ def _announce(state: Unfinished, resume_command: str) -> None:
 
 def _how_to_go_on(state: Unfinished, resume_command: str) -> str:
     if state.held:
-        return f"Stopped. {state.held} of {state.total} pieces are in {state.path}. This goes on:\n{resume_command}"
+        return (
+            f"Stopped. {state.held} of {state.total} pieces are in {state.path}. This goes on:\n"
+            f"{resume_command}"
+        )
     return f"Stopped before the first of {state.total} pieces was done. Run the same command."
 
 
@@ -335,9 +341,14 @@ def _check_out(path: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm fit",
-        description="Fits mean, deviation, minimum and maximum of the features of a data set larger than memory, in one pass.",
-        epilog="Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' --out stats.safetensors. "
-        "Then: jaxnorm show stats.safetensors",
+        description=(
+            "Fits mean, deviation, minimum and maximum of the features of a data set larger than "
+            "memory, in one pass."
+        ),
+        epilog=(
+            "Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' "
+            "--out stats.safetensors. Then: jaxnorm show stats.safetensors"
+        ),
     )
     add = parser.add_argument
     add(
@@ -346,7 +357,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILES",
         help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
     )
-    help_pattern = "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; by default the first axis"
+    help_pattern = (
+        "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; "
+        "by default the first axis"
+    )
     add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
     add(
         "--size",
@@ -356,7 +370,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=SIZE",
         help="the size of a split axis in a pattern",
     )
-    help_where = "the array MASK_KEY of the same files, boolean or weights, says which elements of KEY count; its axes are the first of KEY's"
+    help_where = (
+        "the array MASK_KEY of the same files, boolean or weights, "
+        "says which elements of KEY count; its axes are the first of KEY's"
+    )
     add(
         "--where",
         action="append",

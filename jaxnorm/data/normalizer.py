@@ -56,7 +56,9 @@ class Normalizer:
 
     >>> import numpy as np
     >>> from jaxnorm.data import Normalizer
-    >>> batches = [{"image": np.full((2, 4, 4, 3), i, np.uint8), "state": np.ones((2, 5)), "label": np.zeros(2)} for i in (0, 2)]
+    >>> images = [np.full((2, 4, 4, 3), i, np.uint8) for i in (0, 2)]
+    >>> rest = {"state": np.ones((2, 5)), "label": np.zeros(2)}
+    >>> batches = [{"image": image, **rest} for image in images]
     >>> fitted = Normalizer.fit(batches, {"image": "[n h w] c", "state": "[n] f"})
     >>> fitted.moments["image"].mean.ravel().tolist(), fitted.max["image"].ravel().tolist()
     ([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
@@ -324,7 +326,10 @@ class Normalizer:
         return new
 
     def __repr__(self) -> str:
-        return f"Normalizer({self._described()}: {self.batches} batches, leaves {sorted(self._state.summaries)})"
+        return (
+            f"Normalizer({self._described()}: {self.batches} batches, "
+            f"leaves {sorted(self._state.summaries)})"
+        )
 
     # within --------------------------------------------------------------------------------------
 

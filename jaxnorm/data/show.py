@@ -170,9 +170,11 @@ def _failed(text: str, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm show",
-        description="Prints count, mean, deviation, minimum and maximum of each leaf in a file of statistics, for its features "
-        "(of more than 20, the first, the last, and those that are not finite) and for all of them "
-        "together.",
+        description=(
+            "Prints count, mean, deviation, minimum and maximum of each leaf in a file of "
+            "statistics, for its features (of more than 20, the first, the last, and those that "
+            "are not finite) and for all of them together."
+        ),
     )
     parser.add_argument(
         "stats", type=Path, metavar="STATS", help="what `jaxnorm fit` or Normalizer.save wrote"

@@ -51,7 +51,7 @@ def normalize(
 def denormalize(
     y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype
 ) -> Any:
-    """``y * max(deviation, floor) + mean``; an integer dtype has the nearest number that it holds."""
+    """``y * max(deviation, floor) + mean``; an integer dtype gets the nearest number it holds."""
     xp, y, wide, own = _opened(y, dtype)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
     scaled = y.astype(wide).reshape(shape) * fit.deviation

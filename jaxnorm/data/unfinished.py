@@ -72,7 +72,7 @@ class Unfinished:
         self.path.unlink(missing_ok=True)
 
     def _held(self) -> int:
-        """Return how many pieces a state holds: 0 if the files have changed, or it cannot be read."""
+        """Return how many pieces a state holds: 0 if files have changed, or it cannot be read."""
         try:
             return self.resumed().batches
         except (SourceError, ValueError, OSError):

@@ -47,7 +47,7 @@ def across(collective, value, axis_name):
 
 
 def number_of_devices(axis_name) -> int | jax.Array:
-    """How many devices share statistics with this one: a traced number where groups differ in size."""
+    """How many devices share statistics with this one: traced where groups differ in size."""
     if not isinstance(axis_name, AxisGroups):
         return across(lax.psum, 1, axis_name)
     sizes = {device: len(group) for group in axis_name.groups for device in group}

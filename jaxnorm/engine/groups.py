@@ -362,7 +362,7 @@ def _rstd_jvp(spec, primals, tangents):
 
 
 def _sqrt(var: jax.Array) -> jax.Array:
-    """The root, with a finite derivative at 0, since JAX before 0.12 loses the rule above in loops."""
+    """The root, with a finite derivative at 0: JAX before 0.12 loses the rule above in loops."""
     return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
 
 

@@ -2,8 +2,10 @@
 
 Elements that share statistics form a group. In every group::
 
-    u      = x / 2**power - pivot        power: for what would leave the range of squares; pivot: the mean, as one number
-    offset = mean(u)                     what the rounding of the pivot left over: nothing is lost to a large mean
+    u      = x / 2**power - pivot        power: for what would leave the range of squares;
+                                         pivot: the mean, as one number
+    offset = mean(u)                     what the rounding of the pivot left over:
+                                         nothing is lost to a large mean
     var    = mean(u**2) - offset**2
     y      = (u - offset) * rstd * scale + bias,      rstd = 1 / sqrt(var + epsilon)
 

@@ -113,7 +113,7 @@ class Segments:
         return math.prod(self.rows) * self.number
 
     def _flat(self, values: jax.Array, size: int) -> jax.Array:
-        """Moves the axis of positions, or of segments, to the front, joined with those of the rows."""
+        """Moves the axis of positions, or of segments, to the front, joined with the rows' axes."""
         if not self.rows:
             shape = (*values.shape[: self.axis], size, *values.shape[self.axis + 1 :])
             return jnp.moveaxis(jnp.broadcast_to(values, shape), self.axis, 0)

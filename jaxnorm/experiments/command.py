@@ -76,7 +76,10 @@ def _explain(options: argparse.Namespace, console: Console, resume_command: str)
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm",
-        description="Normalization for JAX and Flax: the statistics of data sets, and experiments on real data.",
+        description=(
+            "Normalization for JAX and Flax: the statistics of data sets, "
+            "and experiments on real data."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -87,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
-        description="Trains the same network once per norm, variant, batch size and seed, and shows which normalization helps where.\n\n"
+        description=(
+            "Trains the same network once per norm, variant, batch size and seed, "
+            "and shows which normalization helps where.\n\n"
+        )
         + "\n".join(f"  {name:<18}{task.summary}" for name, task in TASKS.items()),
         epilog="Defaults by task:\n"
         + "\n".join(
@@ -174,11 +180,12 @@ def _add_explain(commands) -> None:
     add = commands.add_parser(
         "explain",
         help="measure why norms help",
-        description="Trains LeNet with each norm after its convolutions, by plain gradient descent, and measures on the way: the loss "
-        "along the gradient, the drift of the layers' inputs and gradients, what scaling the "
-        "weights does, and the blend that "
-        "switchable norm learns at several batch sizes. Writes four pictures and a paragraph for "
-        "each.",
+        description=(
+            "Trains LeNet with each norm after its convolutions, by plain gradient descent, and "
+            "measures on the way: the loss along the gradient, the drift of the layers' inputs and "
+            "gradients, what scaling the weights does, and the blend that switchable norm learns "
+            "at several batch sizes. Writes four pictures and a paragraph for each."
+        ),
     ).add_argument
     images, places = ("digits", "mnist"), [place for place in PLACES if place != "dense"]
     norms = [norm for norm in CONV if norm != explain.BLEND]

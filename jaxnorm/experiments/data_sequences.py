@@ -127,7 +127,7 @@ def text(folder: str | None = None) -> Dataset:
 
 
 def ended(values: np.ndarray, lengths: np.ndarray, time: int) -> np.ndarray:
-    """Sequences that stand one after the other, ``(n, time, features)``, NaN where they have ended."""
+    """Sequences that stand one after the other, ``(n, time, features)``, NaN from their ends on."""
     x, there = cut(values, lengths, time)
     return np.where(there[..., None], x, np.nan).astype(np.float32)
 

@@ -112,7 +112,7 @@ def explain(
 
 
 def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) -> dict:
-    """The probes at so many moments of a training; of switchable norm the weights that it learned."""
+    """The probes at so many moments of a training; of switchable norm the weights it learned."""
     model = LeNet(run.norm, run.variant, run.momentum)
     steps = len(data.train_inputs) // run.batch_size * run.epochs
     every = max(1, steps // snapshots)

@@ -171,7 +171,10 @@ def table(results: dict) -> Table:
     settings = results["settings"]
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
     result = Table(
-        title=f"{described(settings)}, {settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}, {seeds}",
+        title=(
+            f"{described(settings)}, {settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}, "
+            f"{seeds}"
+        ),
         caption=_caption(results),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -283,7 +286,7 @@ def markdown(results: dict) -> str:
 
 
 def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
-    """The runs of all seeds by variant, batch size and norm, in the order in which they were made."""
+    """The runs of all seeds by variant, batch size and norm, in the order they were made in."""
     result: dict[tuple[str, int, str], list[dict]] = {}
     for run in runs:
         result.setdefault((run["variant"], run["batch_size"], run["norm"]), []).append(run)

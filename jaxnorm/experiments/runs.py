@@ -78,7 +78,10 @@ def carry_out(
                 if not console.is_terminal:
                     console.print(f"{name}: {summarize(found)}")
     except KeyboardInterrupt:
-        stopped = f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}. This goes on:"
+        stopped = (
+            f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}. "
+            "This goes on:"
+        )
         # to be copied
         console.print(f"{stopped}\n{resume_command}", soft_wrap=True, markup=False, highlight=False)
         raise

@@ -1,4 +1,4 @@
-"""What the functions of NumPy accept; the errors say what those of :mod:`jaxnorm.validation` say."""
+"""What the functions of NumPy accept; errors say what those of :mod:`jaxnorm.validation` say."""
 
 import math
 

@@ -136,7 +136,7 @@ class _Arrange:
         centered: bool,
         extremes: bool,
     ) -> tuple:
-        """Return count, mean in two words, squared deviations, minimum and maximum of each group."""
+        """Return each group's count, mean in two words, squared deviations, minimum, maximum."""
         axis = 0 if self.elements_first else 1
         w = None if where is None else self.matrix("w", where[tile])
         exact = centered and beyond_float64(x[tile])

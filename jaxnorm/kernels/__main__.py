@@ -16,7 +16,10 @@ def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) ->
     parser = argparse.ArgumentParser(
         prog=libraries.BUILD,
         description="Builds jaxnorm's kernels for this CPU, which takes about half a minute.",
-        epilog="Exit status: 0 if they are built, or active; 1 if they cannot be built, or are not active; 130 if interrupted.",
+        epilog=(
+            "Exit status: 0 if they are built, or active; 1 if they cannot be built, "
+            "or are not active; 130 if interrupted."
+        ),
     )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
@@ -72,10 +75,16 @@ def _lacking(folder: Path) -> str | None:
     if libraries.usable(folder):
         return None
     if damaged := libraries.candidates(folder):
-        return f"{' and '.join(f'{path} {libraries.fault(path)}' for path in damaged)}, to be rebuilt with {libraries.BUILD}"
+        return (
+            f"{' and '.join(f'{path} {libraries.fault(path)}' for path in damaged)}, "
+            f"to be rebuilt with {libraries.BUILD}"
+        )
     for other in libraries.others(folder):
         if other.suffix == ".so":
-            return f"{other} is built for {libraries.purpose(other)}, to be rebuilt with {libraries.BUILD}"
+            return (
+                f"{other} is built for {libraries.purpose(other)}, "
+                f"to be rebuilt with {libraries.BUILD}"
+            )
     return f"never built in {folder}, which {libraries.BUILD} does"
 
 

@@ -121,7 +121,8 @@ class RMSNorm(nn.RMSNorm):
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
-    >>> nn.RMSNorm().init_with_output(jax.random.key(0), jnp.array([[3.0, -3.0]]))[0].round(3).tolist()
+    >>> y, _ = nn.RMSNorm().init_with_output(jax.random.key(0), jnp.array([[3.0, -3.0]]))
+    >>> y.round(3).tolist()
     [[1.0, -1.0]]
     """
 
@@ -235,7 +236,9 @@ class GraphNorm(nn.InstanceNorm):
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
     >>> nodes, ids = jnp.array([[1.0], [3.0], [10.0], [30.0]]), jnp.array([0, 0, 1, 1])
-    >>> y, variables = nn.GraphNorm().init_with_output(jax.random.key(0), nodes, segments=ids, num_segments=2)
+    >>> y, variables = nn.GraphNorm().init_with_output(
+    ...     jax.random.key(0), nodes, segments=ids, num_segments=2
+    ... )
     >>> y[:, 0].round(3).tolist(), sorted(variables["params"])
     ([-1.0, 1.0, -1.0, 1.0], ['bias', 'mean_scale', 'scale'])
     """

@@ -1,4 +1,4 @@
-"""Running statistics of a whole batch from its microbatches, and of a population from its batches."""
+"""Running statistics of a batch from its microbatches, and of a population from its batches."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -48,7 +48,8 @@ def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str,
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
-    >>> norm, parts = nn.BatchNorm(momentum=0.0, use_running_average=False), [jnp.array([[1.0], [2.0]]), jnp.array([[6.0]])]
+    >>> norm = nn.BatchNorm(momentum=0.0, use_running_average=False)
+    >>> parts = [jnp.array([[1.0], [2.0]]), jnp.array([[6.0]])]
     >>> variables = nn.accumulate(norm.init(jax.random.key(0), parts[0]))
     >>> for x in parts:
     ...     y, updated = norm.apply(variables, x, mutable=["batch_stats", "batch_moments"])
@@ -159,7 +160,8 @@ def recalibrate(
     >>> from jaxnorm import linen as nn
     >>> norm, batches = nn.BatchNorm(), [jnp.array([[1.0], [2.0]]), jnp.array([[6.0]])]
     >>> variables = norm.init(jax.random.key(0), batches[0], use_running_average=False)
-    >>> nn.recalibrate(norm, variables, batches, use_running_average=False)["batch_stats"]["mean"].tolist()
+    >>> variables = nn.recalibrate(norm, variables, batches, use_running_average=False)
+    >>> variables["batch_stats"]["mean"].tolist()
     [3.0]
     """
     found = population(

@@ -398,7 +398,8 @@ class GRU(_Layer):
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
-    >>> nn.GRU(4, bidirectional=True).init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    >>> model = nn.GRU(4, bidirectional=True)
+    >>> model.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
     (2, 5, 8)
     """
 
@@ -414,7 +415,8 @@ class SimpleRNN(_Layer):
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
-    >>> nn.SimpleRNN(4, num_layers=2).init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
+    >>> model = nn.SimpleRNN(4, num_layers=2)
+    >>> model.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
     (2, 5, 4)
     """
 

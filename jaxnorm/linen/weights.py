@@ -60,7 +60,8 @@ class SpectralNorm(nn.SpectralNorm):
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
     >>> norm = nn.SpectralNorm(flax.linen.Dense(1, kernel_init=flax.linen.initializers.ones))
-    >>> y, _ = norm.init_with_output(jax.random.key(0), jnp.array([[2.0, 0.0, 0.0, 0.0]]), update_stats=False)
+    >>> x = jnp.array([[2.0, 0.0, 0.0, 0.0]])
+    >>> y, _ = norm.init_with_output(jax.random.key(0), x, update_stats=False)
     >>> y.round(3).tolist()
     [[1.0]]
     """
@@ -104,7 +105,7 @@ class SpectralNorm(nn.SpectralNorm):
 
 
 def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any], **options):
-    """Calls ``module.layer_instance`` with its parameters replaced by ``transform(path, value)``."""
+    """Calls ``module.layer_instance``, its parameters replaced by ``transform(path, value)``."""
 
     def trans_in(variables):
         def leaf(path, value):

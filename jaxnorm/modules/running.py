@@ -47,7 +47,7 @@ def nothing(mean: jax.Array, var: jax.Array) -> Collected:
 
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
-    """Adds one more microbatch, whose Moments have the shape of the running ``mean`` and ``var``."""
+    """Adds one more microbatch, whose Moments have the shape of running ``mean`` and ``var``."""
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
     begun = old.count > 0

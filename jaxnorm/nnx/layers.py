@@ -233,7 +233,8 @@ class GroupNorm(nnx.GroupNorm):
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
     >>> from jaxnorm import nnx
-    >>> nnx.GroupNorm(4, num_groups=2, rngs=Rngs(0))(jnp.array([[1.0, 3.0, 10.0, 30.0]])).round(3).tolist()
+    >>> norm = nnx.GroupNorm(4, num_groups=2, rngs=Rngs(0))
+    >>> norm(jnp.array([[1.0, 3.0, 10.0, 30.0]])).round(3).tolist()
     [[-1.0, 1.0, -1.0, 1.0]]
     """
 
@@ -323,7 +324,8 @@ class PairNorm(flax_versions.InstanceNorm):
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
     >>> from jaxnorm import nnx
-    >>> nnx.PairNorm(2, length=2.0, rngs=Rngs(0))(jnp.array([[3.0, 0.0], [-3.0, 0.0]])).round(3).tolist()
+    >>> norm = nnx.PairNorm(2, length=2.0, rngs=Rngs(0))
+    >>> norm(jnp.array([[3.0, 0.0], [-3.0, 0.0]])).round(3).tolist()
     [[2.0, 0.0], [-2.0, 0.0]]
     """
 

@@ -1,4 +1,4 @@
-"""Running statistics of a whole batch from its microbatches, and of a population from its batches."""
+"""Running statistics of a batch from its microbatches, and of a population from its batches."""
 
 from collections.abc import Iterable
 from contextlib import contextmanager

@@ -51,7 +51,8 @@ class WeightNorm(flax_versions.WeightNorm):
     >>> from flax.nnx import Linear, Rngs
     >>> from jaxnorm import nnx
     >>> layer = Linear(4, 1, kernel_init=jax.nn.initializers.ones, rngs=Rngs(0))
-    >>> nnx.WeightNorm(layer, rngs=Rngs(0))(jnp.array([[2.0, 0.0, 0.0, 0.0]])).tolist(), float(layer.kernel[0, 0])
+    >>> y = nnx.WeightNorm(layer, rngs=Rngs(0))(jnp.array([[2.0, 0.0, 0.0, 0.0]]))
+    >>> y.tolist(), float(layer.kernel[0, 0])
     ([[1.0]], 1.0)
     """
 

@@ -151,9 +151,9 @@ def _each(function, params, found: list[Moments], microbatches):
         )
         outputs = _loop(partial(function, params, found), stacked)
         results |= {
-            number: jax.tree.map(lambda leaf: leaf[place], outputs)
+            number: jax.tree.map(lambda leaf: leaf[place], outputs)  # noqa: B023
             for place, number in enumerate(numbers)
-        }  # noqa: B023
+        }
     return [results[number] for number in range(len(microbatches))]
 
 

@@ -191,8 +191,10 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
       ValueError: momentum outside [0, 1]; a step below 1 (a traced one counts as 1).
 
     >>> from jaxnorm import online
-    >>> [round(float(online.debiased(0.9, step)), 3) for step in (1, 2, 3)], round(float(online.debiased(1.0, 4)), 3)
-    ([0.0, 0.474, 0.631], 0.75)
+    >>> [round(float(online.debiased(0.9, step)), 3) for step in (1, 2, 3)]
+    [0.0, 0.474, 0.631]
+    >>> round(float(online.debiased(1.0, 4)), 3)
+    0.75
     """
     step = validation.check_values(
         validation.as_array(step, "step"),

@@ -89,7 +89,8 @@ def update(
     >>> state = returns.update(returns.init(jnp.zeros(1)), rewards, done, gamma=0.5)
     >>> state.current.tolist(), round(float(state.moments.mean), 4)  # of 1, 0.5 + 2 and 3
     ([3.0], 2.1667)
-    >>> state = returns.update(state, jnp.array([100.0]), jnp.array([False]), weights=jnp.array([False]))
+    >>> no = jnp.array([False])
+    >>> state = returns.update(state, jnp.array([100.0]), no, weights=no)
     >>> state.current.tolist(), float(state.moments.count)
     ([0.0], 3.0)
     """
@@ -161,7 +162,8 @@ def normalize(
 
     >>> import jax.numpy as jnp
     >>> from jaxnorm.online import returns
-    >>> state = returns.update(returns.init(jnp.zeros(2)), jnp.array([0.0, 8.0]), jnp.array([False, False]))
+    >>> rewards, done = jnp.array([0.0, 8.0]), jnp.array([False, False])
+    >>> state = returns.update(returns.init(jnp.zeros(2)), rewards, done)
     >>> returns.normalize(jnp.array([8.0]), state, epsilon=0.0).tolist()
     [2.0]
     """

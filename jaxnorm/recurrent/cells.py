@@ -3,7 +3,8 @@
 A cell turns parameters into *weights* once (:meth:`Cell.weights`), then for each step
 
     a = h @ recurrent_kernel                the driver, the only product in the loop
-    state = cell.step(weights, a, xg, ...)  what follows it; xg = cell.inputs(weights, x), for all steps at once
+    state = cell.step(weights, a, xg, ...)  what follows it; xg = cell.inputs(weights, x), for all
+                                            steps at once
 
 Centering is part of the weights where it can be: a - mean(a) = h (W - row means of W), so that the
 statistics of a layer norm are one reduction.

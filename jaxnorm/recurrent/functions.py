@@ -145,13 +145,15 @@ def gru(
     """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z,
     n.
 
-    ============  ==============================================================================================
-    ba2016        r, z = sigmoid(LN(W_h h) + LN(W_x x) + b), n = tanh(LN(U_x x) + b_n + r (LN(U_h h) + b_h)):
+    ============  ==================================================================================
+    ba2016        r, z = sigmoid(LN(W_h h) + LN(W_x x) + b),
+                  n = tanh(LN(U_x x) + b_n + r (LN(U_h h) + b_h)):
                   r and z share their statistics (Ba, Kiros & Hinton 2016, supplement)
     sum           r, z = sigmoid(LN(W_h h + W_x x) + b), n = tanh(LN(U_x x + r U_h h) + b_n)
     gate          the same, r and z with statistics of their own
-    norm=None     r, z = sigmoid(W_h h + W_x x + b), n = tanh(U_x x + b_n + r (U_h h + b_h)): Flax's GRUCell
-    ============  ==============================================================================================
+    norm=None     r, z = sigmoid(W_h h + W_x x + b), n = tanh(U_x x + b_n + r (U_h h + b_h)):
+                  Flax's GRUCell
+    ============  ==================================================================================
 
     b_h is the leaf ``recurrent_bias`` (H,). Arguments and errors as for :func:`lstm`; ``initial``
     is h.
@@ -210,14 +212,15 @@ def lstm(
 
     ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
 
-    ============  ===================================================================================================
-    ba2016        a = LN(W_h h) + LN(W_x x) + b, s = LN(c') (Ba, Kiros & Hinton 2016, arXiv 1607.06450, eqs. 20-22)
+    ============  ==================================================================================
+    ba2016        a = LN(W_h h) + LN(W_x x) + b, s = LN(c')
+                  (Ba, Kiros & Hinton 2016, arXiv 1607.06450, eqs. 20-22)
     sum           a = LN(W_h h + W_x x) + b over all four gates, s = c' (Sonnet's LSTM)
-    gate          the same, each gate with statistics of its own, and c' = s = LN(...) is carried (TensorFlow's
-                  LayerNormBasicLSTMCell)
+    gate          the same, each gate with statistics of its own, and c' = s = LN(...) is carried
+                  (TensorFlow's LayerNormBasicLSTMCell)
     carried_cell  as ba2016, but c' = s is carried (TensorFlow Addons; PyTorch's fastrnns)
     norm=None     a = W_h h + W_x x + b, s = c'
-    ============  ===================================================================================================
+    ============  ==================================================================================
 
     Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same
     without centering (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans
@@ -402,7 +405,7 @@ def _whole(static: Static, x, params, state, mask, segment_ids, table, key) -> t
 def step(
     name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon
 ) -> State:
-    """One step of the named cell, of any norm but that over the batch: what the modules' cells do."""
+    """One step of the named cell, of any norm but one over the batch: what modules' cells do."""
     cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))

@@ -1,4 +1,4 @@
-"""Layers of networks on top of each other, in one or both directions: what the Flax modules share."""
+"""Layers of networks on top of each other, in one or both directions: shared by Flax modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -200,7 +200,7 @@ def _run(
 
 
 def structured(carries: Sequence[Sequence[Any]]):
-    """Carries as users see them: a single one plain, both directions as a pair, layers as a tuple."""
+    """Carries as users see them: one as it is, both directions as a pair, layers as a tuple."""
     layers = [tuple(cells) if len(cells) > 1 else cells[0] for cells in carries]
     return tuple(layers) if len(layers) > 1 else layers[0]
 

@@ -33,7 +33,10 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     """
     if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
         projection = ", a projection" if "projection" in params else ""
-        return f"takes an LSTM without batch norm and projection: got {cell.name}, norm={cell.norm!r}{projection}"
+        return (
+            f"takes an LSTM without batch norm and projection: got {cell.name}, "
+            f"norm={cell.norm!r}{projection}"
+        )
     if any(other is not None for other in others):
         return "takes no segment_ids and no zoneout"
     if any(map(sharded, (x, *params.values()))):
@@ -62,7 +65,7 @@ class Facts(NamedTuple):
 def whole(
     time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> tuple[State, State]:
-    """All steps in one call, of arrays that lie with time first in memory, or with sequences first."""
+    """All steps in one call, of arrays that lie in memory with time or with sequences first."""
     assert isinstance(cell, LSTM)
     kernels = [
         jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")
@@ -124,7 +127,7 @@ def _names(cell: LSTM) -> tuple[str, ...]:
 def _arguments(
     facts: Facts, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> list[jax.Array]:
-    """What both kernels take; a vector that the cell does not use, or that is left out, is 1 or 0."""
+    """What both kernels take; a vector that the cell does not use, or is left out, is 1 or 0."""
     cell, hidden, packed = facts.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
     vectors = [

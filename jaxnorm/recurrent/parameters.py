@@ -100,7 +100,8 @@ def init_rnn(
     ``projection``.
 
     >>> import jax, jaxnorm as jn
-    >>> {name: p.shape for name, p in jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum").items()}
+    >>> params = jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum")
+    >>> {name: leaf.shape for name, leaf in params.items()}
     {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
     """
     start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
@@ -167,7 +168,7 @@ def init_lstm(
       The leaves, of which those apply that the norm and its placement use; blocks in the order i,
       f, g, o:
 
-      =================  ==========  =================================================================
+      =================  ==========  ===========================================================
       input_kernel       (D, 4H)     W_x
       recurrent_kernel   (H, 4H)     W_h; (R, 4H) with a projection
       bias               (4H,)       b, the only one of the gates
@@ -177,7 +178,7 @@ def init_lstm(
       cell_scale         (H,)        gain of c (ba2016, gate, carried_cell)
       cell_bias          (H,)        shift of c (the same; not with RMS norm)
       projection         (H, R)      h = (o tanh(...)) projection
-      =================  ==========  =================================================================
+      =================  ==========  ===========================================================
 
     >>> import jax, jaxnorm as jn
     >>> params = jn.recurrent.init_lstm(jax.random.key(0), 3, 2, forget_bias=1.0)

@@ -128,7 +128,7 @@ def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
 def start_state(
     names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype
 ) -> tuple[jax.Array, ...]:
-    """The state before the first step, ``(batch, features)`` each; zeros where ``initial`` is None."""
+    """The state before the first step, ``(batch, features)`` each; zeros if ``initial`` is None."""
     size = math.prod(layout.batch)
     if initial is None:
         return tuple(jnp.zeros((size, width), dtype) for width in features)

@@ -42,7 +42,10 @@ class _CompilerError(Exception):
 
 def flags(machine: str, march: str = "native") -> str:
     """A compiler's."""
-    common = f"-std=c++17 -O3 -march={march} -fopenmp-simd -fno-math-errno -fno-trapping-math -shared -fPIC"
+    common = (
+        f"-std=c++17 -O3 -march={march} -fopenmp-simd -fno-math-errno -fno-trapping-math "
+        "-shared -fPIC"
+    )
     if machine in ("x86_64", "AMD64"):
         # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
         return f"{common} -mprefer-vector-width=512"
@@ -70,7 +73,7 @@ def candidates() -> tuple[str, ...]:
 
 
 def target() -> str:
-    """What the first compiler found makes code for, as x86_64-linux-gnu; empty where there is none."""
+    """What the first compiler found makes code for, as x86_64-linux-gnu; empty if there is none."""
     for compiler in candidates():
         if not reason_against(compiler.split()[0]):
             answer = subprocess.run(
@@ -129,7 +132,8 @@ def reason_against(program: str) -> str | None:
         return None
     if os.path.dirname(program) and Path(program).is_dir():
         return f"CXX={program} is a folder, not a compiler"
-    return f"{program}: {'permission denied' if os.path.dirname(program) and Path(program).exists() else 'not found'}"
+    there = os.path.dirname(program) and Path(program).exists()
+    return f"{program}: {'permission denied' if there else 'not found'}"
 
 
 def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int], None]) -> None:
@@ -182,7 +186,10 @@ def _kill(process: subprocess.Popen) -> None:
 def _reason(compiler: str, status: int, log: Path) -> str:
     """Why a compiler failed."""
     if status < 0:
-        return f"{compiler} was killed by signal {-status}{' (out of memory?)' if status == -9 else ''}"
+        return (
+            f"{compiler} was killed by signal "
+            f"{-status}{' (out of memory?)' if status == -9 else ''}"
+        )
     lines = [line[:200] for line in log.read_text(errors="replace").strip().splitlines()]
     line = next((line for line in lines if "error" in line), f"failed with status {status}")
     return f"{compiler}: {line}{' (out of memory?)' if 'Killed' in line else ''}"
