@@ -85,7 +85,7 @@ def _forward(static: Static, arguments) -> Found:
 
 
 def _applied(static: Static, arguments, found) -> jax.Array:
-    """The output, by a loop over all channels of a position, with the statistics of their groups."""
+    """The output, by a loop over all channels of a position, with their statistics."""
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], static.layout.d)) for a in found]
     x, scale, bias, pivot, offset, var, power = (
         a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel)
