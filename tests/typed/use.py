@@ -234,17 +234,17 @@ def nnx_norms() -> None:
     )
     assert_type(batch(x, use_running_average=True, mask=mask), Array)
     assert_type(jn.nnx.SwitchableNorm(6, feature_axes=-1, rngs=rngs)(x, mask=mask), Array)
+
+
+def nnx_weights() -> None:
+    rngs = flax.nnx.Rngs(0)
+    assert_type(jn.nnx.WeightNorm(flax.nnx.Linear(6, 2, rngs=rngs), rngs=rngs)(x), Array)
     assert_type(
         jn.nnx.SpectralNorm(flax.nnx.Linear(6, 2, rngs=rngs), n_steps=2, rngs=rngs)(
             x, update_stats=True
         ),
         Array,
     )
-
-
-def nnx_weight_norm() -> None:
-    rngs = flax.nnx.Rngs(0)
-    assert_type(jn.nnx.WeightNorm(flax.nnx.Linear(6, 2, rngs=rngs), rngs=rngs)(x), Array)
 
 
 def nnx_networks() -> None:
