@@ -12,9 +12,8 @@ from jax.typing import ArrayLike
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
 from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, abs_squared, times
-from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import reduce_axes
 from jaxnorm.features import aligned, spatial_axes
 from jaxnorm.keywords import by_keyword
 from jaxnorm.normalization import norm_over
@@ -188,7 +187,7 @@ def pair_norm(
     )
 
 
-def _leave_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
+def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Stats:
     """The mean less what remains of it is subtracted, and the square of what remains belongs to the
     mean square.
     """
@@ -197,6 +196,6 @@ def _leave_of_mean(spec: Spec, stats: Stats, remaining: jax.Array) -> Stats:
     return Stats(frame, offset - mean, var + abs_squared(mean))
 
 
-def _sum_over_channels(spec: Spec, stats: Stats, _: None) -> Stats:
+def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
     """The squared lengths of nodes: all channels have one power of two."""
-    return stats._replace(var=reduce_axes(stats.var, spec.power_axes))
+    return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.power_axes))

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxnorm import validation
 from jaxnorm.axes import Axes, Reduction, resolve
 from jaxnorm.blocks import blocks_along
-from jaxnorm.core.plan import Plan, forward, select
+from jaxnorm.core.plan import Plan, forward, select, usual_loops
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
@@ -374,7 +374,7 @@ def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
     def run(operands: Operands, moments: Moments) -> jax.Array:
-        operands = split_operands(spec, operands)
+        operands, loops = split_operands(spec, operands), usual_loops(spec)
         dtype = compute_dtype(operands.x.dtype)
         fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))
         n, var = (fitted(leaf).astype(real_dtype(dtype)) for leaf in (moments.count, moments.var))
@@ -387,7 +387,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         known = (n > 0) | (var > 0)  # Moments of nothing have no deviation to divide by
         stats = stats._replace(frame=stats.frame._replace(n=jnp.where(n > 0, n, UNCOUNTED)))
         applied = lambda own: (
-            jax.checkpoint(partial(apply, spec))(own.x, stats, own.scale, own.bias, known),
+            jax.checkpoint(partial(apply, loops))(own.x, stats, own.scale, own.bias, known),
             None,
         )
         return masked(spec, operands, applied)[0]

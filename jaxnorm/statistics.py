@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, resolve, unsplit
-from jaxnorm.core.plan import find_stats, select
+from jaxnorm.core.plan import find_stats, select, usual_loops
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import (
@@ -287,7 +287,7 @@ def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
     return beyond(
         add_words(
-            words_of_count(count_elements(spec, where, frame.places), (), count.dtype),
+            words_of_count(count_elements(usual_loops(spec), where, frame.places), (), count.dtype),
             (),
             spec.axis_name,
         ),
@@ -422,7 +422,8 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     shape = jnp.broadcast_shapes(summed, *map(jnp.shape, words))
     words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
-    spread = partial(spread_stats, spec, places=places)
+    loops = usual_loops(spec)
+    spread = partial(spread_stats, loops, places=places)
     whole = add_words(
         words,
         spec.whole_axes,
@@ -435,7 +436,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     def averages(*values: jax.Array) -> list[jax.Array]:
         return across(
             lax.psum,
-            [over_groups(spec, hide(a, weight) * share.astype(a.dtype), places) for a in values],
+            [over_groups(loops, hide(a, weight) * share.astype(a.dtype), places) for a in values],
             spec.axis_name,
         )
 

@@ -12,11 +12,11 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
-from jaxnorm.core.plan import find_stats, for_plain_jax, select
+from jaxnorm.core.plan import find_stats, loops_for, select, usual_loops
 from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import before_loops
 from jaxnorm.features import spatial_axes
 from jaxnorm.keywords import by_keyword
 from jaxnorm.normalization import fused, norm_operands, split_operands
@@ -117,15 +117,15 @@ def _switchable(
 ):
     x, where, scale, bias, *_ = split_operands(spec, operands)
     x = hide_split(spec, x, where)
-    spec = for_plain_jax(spec, implementation, where)
-    frame = find_frame(replace(spec, centered=False), x, where)
-    norm = jax.checkpoint(partial(_blended, implementation, spec, features, spatial))
+    loops = loops_for(spec, implementation, where)
+    frame = find_frame(loops.of(replace(spec, centered=False)), x, where)
+    norm = jax.checkpoint(partial(_blended, implementation, loops, features, spatial))
     return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
 
 
 def _blended(
     implementation: str,
-    spec: Spec,
+    loops: PlainLoops,
     features,
     spatial,
     x,
@@ -143,12 +143,13 @@ def _blended(
     Means are blended as differences from their mean, so that no digits are lost to what all have in
     common.
     """
-    u, own = elements(spec, x, frame), Spec(unsplit(x.shape, spatial))
+    spec = loops.spec
+    u, own = elements(loops, x, frame), Spec(unsplit(x.shape, spatial))
     own_frame, offset, var = find_stats(own, u, where, implementation)
     n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
     axis_name = spec.axis_name if running is None else None
     whole = Spec(unsplit(pivot.shape, tuple(range(x.ndim))), axis_name)
-    origin = jnp.asarray(find_frame(whole, pivot, None if where is None else n).pivot)
+    origin = jnp.asarray(find_frame(usual_loops(whole), pivot, None if where is None else n).pivot)
     frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
     running = None if running is None else into_frame(running, frame)
     layer, batch = (
@@ -167,10 +168,10 @@ def _blended(
         weight.astype(u.dtype) * (instance.mean - part.mean)
         for weight, part in zip(mean_weights[1:], (layer, batch), strict=True)
     )
-    r = rstd(spec, frame, var)
+    r = rstd(loops, frame, var)
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
     own = replace(own, dtype=spec.dtype)
-    scale, bias = before_loops(times(gain, scale)), before_loops(plus(times(shift, scale), bias))
+    scale, bias = map(loops.before, (times(gain, scale), plus(times(shift, scale), bias)))
     y = fused(own, Operands(u, where, scale, bias), implementation)
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))

@@ -200,33 +200,29 @@ def test_a_variance_of_nan_shows_where_epsilon_is_added_to_its_root():
     assert np.isnan(jn.normalize(jnp.ones((1, 2)), unknown, epsilon_in="std")).all()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_transpose_is_traced_once(elsewhere):
-    """Not once more for the program that it becomes part of, nor for platforms that are not asked
-    for.
-    """
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_a_transpose_is_traced_once(by_kernel):
+    """Not once more for the program that it becomes part of, nor where a kernel computes it."""
     traced = []
 
     def doubled(name):
-        def function(facts, residuals, arguments):
+        def function(static, residuals, arguments):
             traced.append(name)
             return (2 * arguments[0],)
 
         return function
 
-    like, batched = lambda _: (jax.ShapeDtypeStruct((3,), jnp.float32),), lambda facts, size: facts
-    there = doubled("elsewhere") if elsewhere else None
     twice = linear(
-        f"twice_{elsewhere}",
+        f"twice_{by_kernel}",
         doubled("function"),
         doubled("transpose"),
-        like,
-        batched,
+        like=lambda _: (jnp.zeros(3),),
+        batched=lambda static, size: static,
         results=1,
-        elsewhere=there,
+        kernels={"cpu": doubled("kernel")} if by_kernel else {},
     )
     with jax.default_device(HOST[0]):
         slope = jax.jit(jax.grad(lambda x: twice(None, (), (x,))[0].sum()))(jnp.arange(3.0))
     np.testing.assert_array_equal(slope, [2.0, 2.0, 2.0])
-    assert traced.count("transpose") == 1
-    assert "elsewhere" not in traced
+    assert traced.count("transpose") == (not by_kernel)
+    assert traced.count("kernel") == by_kernel

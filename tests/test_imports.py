@@ -20,9 +20,10 @@ ROOT = Path(jaxnorm.__file__).parent
 # Each layer may import those before it.
 LAYERS = [
     ["axes", "validation", "dtypes", "options"],
-    ["keywords", "host", "engine.collectives", "engine.segments", "engine.sharding", "engine.xla"],
+    ["keywords", "host", "engine.collectives", "engine.segments", "engine.sharding"],
     ["engine.spec", "engine.words"],
-    ["engine.groups"],
+    ["engine.loops"],
+    ["engine.groups", "engine.xla"],
     ["engine.reference"],
     ["engine.primitives"],
     ["engine.derivatives"],

@@ -73,7 +73,7 @@ def backward(static, residuals, cotangents):
     zero = lambda a: jnp.zeros_like(var) if a is None else a
     others = (pivot, offset, var, dy, scale, zero(doffset), zero(dvar))
     dx, dscale = rows(partial(backward_of_row, static.spec), x, others, (x.shape[-1],) * 2)
-    return dx, summed_like(scale, dscale), summed_like(scale, dy)
+    return dx, *(summed_like(static.loops, scale, values) for values in (dscale, dy))
 
 
 by_platform = {"forward": {"cpu": forward}, "backward": {"cpu": backward}}

@@ -10,7 +10,9 @@ import jax
 
 from jaxnorm import kernels
 from jaxnorm.axes import is_static, rough_product
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.engine.xla import XlaCpuLoops
 from jaxnorm.kernels import PLAIN, Family
 from jaxnorm.kernels.placement import known
 
@@ -90,10 +92,10 @@ def _plan(name: str, reason: str) -> Plan:
 
 def _left_aside(family: Family, x: jax.Array) -> str | None:
     """Why kernels are not considered unless they are named."""
-    if (platform := jax.default_backend()) not in family.platforms:
+    if platform() not in family.platforms:
         own = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
         written_for = " and ".join(own[each] for each in family.platforms)
-        return f"JAX runs on platform {platform}, and the kernels are for {written_for}"
+        return f"JAX runs on platform {platform()}, and the kernels are for {written_for}"
     if is_static(x.shape) and not known(x):
         return "there are several devices, and x may lie on any of them"
     return family.only_by_name or None
@@ -111,38 +113,45 @@ def _obstacle(family: Family, operation: str | None, x: jax.Array, arguments: tu
 def forward(
     implementation: str, spec: Spec, operands: Operands, *, moments: bool
 ) -> tuple[jax.Array, Any]:
-    """The output and, if asked for, the Stats, by what :func:`select` names."""
+    """Return the output and, if asked for, the Stats, by what :func:`select` names."""
     _, where, scale, bias, *_ = operands
     if implementation in PLAIN:
-        return import_module(PLAIN_JAX).forward(
-            for_plain_jax(spec, implementation, where, scale, bias), operands
-        )
+        loops = loops_for(spec, implementation, where, scale, bias)
+        return import_module(PLAIN_JAX).forward(loops, operands)
     module = import_module(kernels.TABLE[implementation].modules["norm"])
-    return module.forward(spec, operands, moments=moments)
+    return module.forward(usual_loops(spec), operands, moments=moments)
 
 
 def find_stats(spec: Spec, x, where, implementation: str, places=None) -> Any:
-    """The Stats, by what :func:`select` names; of segments, if there are places."""
+    """Return the Stats, by what :func:`select` names; of segments, if there are places."""
     if implementation not in PLAIN:
         module = import_module(kernels.TABLE[implementation].modules["moments"])
-        return module.statistics(spec, x, where)
-    return import_module(PLAIN_JAX).statistics(
-        for_plain_jax(spec, implementation, where), x, where, places
-    )
+        return module.statistics(usual_loops(spec), x, where)
+    loops = loops_for(spec, implementation, where)
+    return import_module(PLAIN_JAX).statistics(loops, x, where, places)
 
 
-def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None) -> Spec:
-    """The spec with what plain JAX does for XLA's loops over x: nothing for "reference", and for
-    segments.
+def usual_loops(spec: Spec) -> PlainLoops:
+    """Return the loops of this platform, as they are by default: those that cost no digits."""
+    return XlaCpuLoops(spec) if platform() == "cpu" else PlainLoops(spec)
 
-    Backward recomputes, in a fused loop for each gradient, for rows whose scale and bias are absent
-    or differ at every element. XLA fuses the passes by itself over MANY_GROUPS rows or more without
-    a mask within rows; all others are separated. A split last axis that is not of rows is joined,
-    for loops as fast as those of instance norm.
+
+def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:
+    """Return the loops that plain JAX takes: for "reference", and for segments, the usual ones.
+
+    On a CPU backward recomputes, in a fused loop for each gradient, for rows whose scale and bias
+    are absent or differ at every element. XLA fuses the passes by itself over MANY_GROUPS rows or
+    more without a mask within rows; all others are separated. A split last axis that is not of rows
+    is joined, for loops as fast as those of instance norm.
     """
+    loops = usual_loops(spec)
     if implementation == "reference" or spec.segments is not None:
-        return spec
+        return loops
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
+    group_size = rough_product(reduction.group_size)
+    keep_offset = not spec.centered or group_size >= SMALL_GROUP
+    if not isinstance(loops, XlaCpuLoops):
+        return replace(loops, keep_offset=keep_offset)
     alike = rough_product(*(reduction.split_shape[axis] for axis in shared))
     recompute = spec.in_rows and (scale is bias is None or alike <= 1)
     in_one_loop = (
@@ -151,10 +160,12 @@ def for_plain_jax(spec: Spec, implementation: str, where, scale=None, bias=None)
         and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
     )
     joined = not spec.in_rows and len(reduction.parts[-1]) > 1
-    keep_offset = not spec.centered or rough_product(reduction.group_size) >= SMALL_GROUP
-    return replace(
-        spec, separate=not in_one_loop, joined=joined, recompute=recompute, keep_offset=keep_offset
-    )
+    return XlaCpuLoops(spec, recompute, keep_offset, separate=not in_one_loop, joined=joined)
+
+
+def platform() -> str:
+    """Return the platform of JAX that programs are made for."""
+    return jax.default_backend()
 
 
 def from_environment() -> str | None:

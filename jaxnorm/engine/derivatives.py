@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxnorm.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, masked, scale_down, split
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import (
     Inputs,
     Residuals,
@@ -29,82 +30,75 @@ from jaxnorm.engine.reference import (
     tangent,
     times,
 )
-from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import separate
+from jaxnorm.engine.spec import Operands
 
 __all__ = ["forward", "statistics"]  # what plan.py calls
 
 
-def forward(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
+def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
     """The output and the statistics."""
-    return masked(spec, operands, partial(forward_weighted, spec))
+    return masked(loops.spec, operands, partial(forward_weighted, loops))
 
 
-def forward_weighted(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
+def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
     """:func:`forward` of x that is 0 where it is masked out."""
     x, where, scale, bias, *_ = operands
-    if not spec.ordinary or operands.epsilon is not None:
-        return forward_in_steps(spec, operands)
-    frame = find_frame(spec, x, where)
-    y, offset, var = normalized(spec, x, frame, scale, bias)
+    if not loops.spec.ordinary or operands.epsilon is not None:
+        return forward_in_steps(loops, operands)
+    frame = find_frame(loops, x, where)
+    y, offset, var = normalized(loops, x, frame, scale, bias)
     return y, Stats(frame, offset, var)
 
 
-def forward_in_steps(spec: Spec, operands: Operands) -> tuple[jax.Array, Stats]:
+def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
     """Statistics, what becomes of them, and the output: derivatives are those of each step, all of
     which read x.
 
     Half precision is cast before, so that the gradients of all steps are summed and rounded once,
     and recomputed, so that no copy of x in another dtype is among the residuals.
     """
-    given = operands.x.dtype
+    spec, given = loops.spec, operands.x.dtype
     if given != compute_dtype(given):
-        spec = replace(spec, full_range=spec.full_range or needs_power(given))
-        return jax.checkpoint(
-            lambda own: forward_in_steps(spec, own._replace(x=own.x.astype(compute_dtype(given))))
-        )(operands)
+        full_range = spec.full_range or needs_power(given)
+        wide = loops.of(replace(spec, full_range=full_range))
+        cast = lambda own: own._replace(x=own.x.astype(compute_dtype(given)))
+        return jax.checkpoint(lambda own: forward_in_steps(wide, cast(own)))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
-    found = statistics(spec, x, where, spec.places(ids), epsilon)
-    stats = with_epsilon(found if spec.adjust is None else spec.adjust(spec, found, param), epsilon)
-    return jax.checkpoint(partial(apply, spec))(x, stats, scale, bias), found
+    found = statistics(loops, x, where, spec.places(ids), epsilon)
+    adjusted = found if spec.adjust is None else spec.adjust(loops, found, param)
+    stats = with_epsilon(adjusted, epsilon)
+    return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
     """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
     if epsilon is None:
         return stats
-    return stats._replace(
-        var=stats.var
-        + scale_down(
-            scale_down(epsilon.astype(stats.var.dtype), stats.frame.power), stats.frame.power
-        )
-    )
+    epsilon, power = epsilon.astype(stats.var.dtype), stats.frame.power
+    return stats._replace(var=stats.var + scale_down(scale_down(epsilon, power), power))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def normalized(spec: Spec, x, frame: Frame, scale, bias):
+def normalized(loops: PlainLoops, x, frame: Frame, scale, bias):
     """Output, offset and variance of every group."""
-    offset, var = estimate(spec, x, frame)
-    return apply(spec, x, Stats(frame, offset, var), scale, bias), offset, var
+    offset, var = estimate(loops, x, frame)
+    return apply(loops, x, Stats(frame, offset, var), scale, bias), offset, var
 
 
 @normalized.defjvp
-def _normalized_jvp(spec, primals, tangents):
+def _normalized_jvp(loops, primals, tangents):
     x, frame, scale, bias = primals
-    y, offset, var = normalized(spec, *primals)
-    stats = Stats(frame, offset if spec.keep_offset else None, var)
-    if spec.recompute:
+    y, offset, var = normalized(loops, *primals)
+    stats = Stats(frame, offset if loops.keep_offset else None, var)
+    if loops.recompute:
         stats = Stats(Frame(None, None, None, frame.where), None, None)
-    if (
-        scale is not None
-        and bias is not None
-        and (scale.shape, scale.dtype) == (bias.shape, bias.dtype)
-    ):
+    kinds = [None if a is None else (a.shape, a.dtype) for a in (scale, bias)]
+    if kinds[0] == kinds[1]:
         bias = scale  # one array instead of two
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
-    if spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
-        return (y, offset, var), jax.checkpoint(partial(tangent, spec))(residuals, inputs)
-    return (y, offset, var), _linear(spec.recompute)(spec, residuals, inputs)
+    if loops.spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
+        return (y, offset, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
+    return (y, offset, var), _linear(loops.recompute)(loops, residuals, inputs)
 
 
 @cache
@@ -119,7 +113,7 @@ def _linear(recompute: bool) -> Callable:
         linear,
         function=tangent,
         like=arguments_like,
-        batched=Spec.batched,
+        batched=PlainLoops.batched,
         results=3,
         results_like=reference.tangent_like,
     )
@@ -129,20 +123,23 @@ def _linear(recompute: bool) -> Callable:
     return make("jaxnorm_normalize", transpose=backward)
 
 
-def backward_of_rows(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
+def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) -> Inputs:
     """:func:`backward` where each group is a row, for XLA's CPU back-end: a fused loop for each
     result, which recomputes the statistics.
     """
     (x, stats, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
-    own_x, own_dy, own_scale = separate(x, dy, scale)
-    own_dy = times(split(spec, own_dy, dtype), own_scale)
-    dx = backward(spec, Residuals(own_x, stats, None, None), (own_dy, *dstats)).x
+    own_x, own_dy, own_scale = loops.alone(x, dy, scale)
+    own_dy = times(split(loops, own_dy, dtype), own_scale)
+    dx = backward(loops, Residuals(own_x, stats, None, None), (own_dy, *dstats)).x
     dscale = dbias = None
     if scale is not None:
-        own_x, own_dy = separate(x, dy)
-        y, _ = reference.forward(replace(spec, dtype=dtype), own_x, stats.frame.where, None, None)
-        dscale = summed_like(scale, split(spec, own_dy, dtype) * split(spec, y, dtype))
+        own_x, own_dy = loops.alone(x, dy)
+        wide = loops.of(replace(loops.spec, dtype=dtype))
+        y, _ = reference.forward(wide, own_x, stats.frame.where, None, None)
+        values = split(loops, own_dy, dtype) * split(loops, y, dtype)
+        dscale = summed_like(loops, scale, values)
     if bias is not None:
-        dbias = summed_like(bias, split(spec, separate(dy)[0], dtype))
+        (own_dy,) = loops.alone(dy)
+        dbias = summed_like(loops, bias, split(loops, own_dy, dtype))
     return Inputs(dx, dscale, dbias)

@@ -10,7 +10,6 @@ there are places, what ids name along the first of them.
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,74 +17,29 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import rough_product
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import Places
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import (
-    as_factor,
-    before_loops,
-    divide,
-    reduce_axes,
-    separate,
-    without_trailing_ones,
-)
 
 
-def for_own_loop(spec: Spec, *arrays: jax.Array | None) -> tuple:
-    """The same arrays behind one barrier, where passes are separate: a loop over them shares
-    nothing with the next.
-    """
-    return separate(*arrays) if spec.separate else arrays
-
-
-def split(spec: Spec, values: jax.Array, dtype) -> jax.Array:
+def split(loops: PlainLoops, values: jax.Array, dtype) -> jax.Array:
     """Values of the shape of x in the dtype of the statistics, split as loops over x take them."""
-    return values.astype(dtype).reshape(spec.loop_shape)
+    return loops.split(values.astype(dtype))
 
 
-def spread(spec: Spec, values):
-    """Statistics or parameters as they broadcast in a loop over x: with one element for each
-    channel where the last axis is split.
-    """
-    if values is None or not spec.joined:
-        return values
-    front, parts = values.shape[: -len(spec.reduction.parts[-1])], spec.reduction.parts[-1]
-    if rough_product(*values.shape[len(front) :]) == 1:
-        return values.reshape(*front, 1)
-    return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, spec.loop_shape[-1])
-
-
-def spread_stats(spec: Spec, stats, places: Places | None):
+def spread_stats(loops: PlainLoops, stats, places: Places | None):
     """Statistics where they are combined with elements; to each position those of its segment, and
     NaN where it is in none.
     """
-    return (
-        spread(spec, stats)
-        if places is None or stats is None
-        else spec.segments.spread(stats, places)
-    )
-
-
-def reduce_groups(
-    spec: Spec, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
-) -> jax.Array:
-    """The sum along split axes, or another reduction, of values in loop shape; a joined last axis
-    is split after the others are reduced.
-    """
-    if spec.joined:
-        first, parts = len(spec.loop_shape) - 1, spec.reduction.parts[-1]
-        values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
-        values, axes = (
-            values.reshape(*values.shape[:-1], *parts),
-            tuple(axis for axis in axes if axis >= first),
-        )
-    return reduce_axes(values, axes, by)
+    if places is None or stats is None:
+        return loops.spread(stats)
+    return loops.spec.segments.spread(stats, places)
 
 
 def over_groups(
-    spec: Spec,
+    loops: PlainLoops,
     values: jax.Array,
     places: Places | None,
     by: Callable = jnp.sum,
@@ -95,8 +49,9 @@ def over_groups(
     them.
     """
     if places is None:
-        return reduce_groups(spec, values, spec.axes, by)
-    return spec.segments.reduce(reduce_axes(values, spec.whole_axes, by), places, within)
+        return loops.reduce(values, loops.spec.axes, by)
+    whole = loops.reduce_axes(values, loops.spec.whole_axes, by)
+    return loops.spec.segments.reduce(whole, places, within)
 
 
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -106,16 +61,16 @@ def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
     return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
-def weigh(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+def weigh(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides
     whole groups, which are 0.
     """
+    spec = loops.spec
     if where is None or (
         where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)
     ):
         return values
-    where = as_factor(where) if spec.recompute else where
-    return values * spread(spec, where).astype(values.dtype)
+    return values * loops.spread(loops.as_factor(where)).astype(values.dtype)
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -156,42 +111,42 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
-def count_elements(spec: Spec, where: jax.Array | None, places: Places | None) -> jax.Array:
+def count_elements(loops: PlainLoops, where: jax.Array | None, places: Places | None) -> jax.Array:
     """How many elements of each group there are on this device, or a boolean mask leaves there."""
-    ones = (
-        jnp.ones((1,) * len(spec.reduction.split_shape), jnp.int32)
-        if where is None
-        else where.astype(jnp.int32)
-    )
-    return over_mask(spec, ones, places)
+    if where is None:
+        ones = jnp.ones((1,) * len(loops.spec.reduction.split_shape), jnp.int32)
+        return over_mask(loops, ones, places)
+    return over_mask(loops, where.astype(jnp.int32), places)
 
 
-def over_mask(spec: Spec, where: jax.Array, places: Places | None) -> jax.Array:
+def over_mask(loops: PlainLoops, where: jax.Array, places: Places | None) -> jax.Array:
     """The sum over each group of a mask or of weights, in their dtype, without a loop over x."""
+    spec = loops.spec
     repeated = [
         spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1
     ]
     by = partial(jnp.sum, dtype=where.dtype)
-    return over_groups(replace(spec, joined=False), where, places, by) * jnp.asarray(
-        math.prod(repeated), where.dtype
-    )
+    sums = loops.reduce_axes(where, spec.whole_axes, by)
+    sums = sums if places is None else spec.segments.reduce(sums, places, jax.ops.segment_sum)
+    return sums * jnp.asarray(math.prod(repeated), where.dtype)
 
 
-def total(spec: Spec, values: jax.Array, frame: "Frame") -> jax.Array:
+def total(loops: PlainLoops, values: jax.Array, frame: "Frame") -> jax.Array:
     """The sum over each group, by weight, of values that are 0 in what is masked out."""
-    weights = None if frame.where is None or frame.where.dtype == jnp.bool_ else frame.where
-    return across(
-        lax.psum, over_groups(spec, weigh(spec, values, weights), frame.places), spec.axis_name
-    )
+    where = frame.where
+    weights = None if where is None or where.dtype == jnp.bool_ else where
+    sums = over_groups(loops, weigh(loops, values, weights), frame.places)
+    return across(lax.psum, sums, loops.spec.axis_name)
 
 
 def mean(
-    spec: Spec, values: jax.Array, frame: "Frame", nonconstant: jax.Array | None = None
+    loops: PlainLoops, values: jax.Array, frame: "Frame", nonconstant: jax.Array | None = None
 ) -> jax.Array:
     """The mean over each group, by weight; 0 of an empty one. With ``nonconstant`` it is exact for
-    a constant, see :func:`divide`.
+    a constant, see :meth:`XlaCpuLoops.divide`.
     """
-    return divide(total(spec, values, frame), total_weight(spec, frame), nonconstant)
+    weight = total_weight(loops.spec, frame)
+    return loops.divide(total(loops, values, frame), weight, nonconstant)
 
 
 class Frame(NamedTuple):
@@ -208,7 +163,7 @@ class Frame(NamedTuple):
 
 
 def find_frame(
-    spec: Spec,
+    loops: PlainLoops,
     x: jax.Array,
     where: jax.Array | None,
     places: Places | None = None,
@@ -217,38 +172,43 @@ def find_frame(
     """The constants in which the elements of each group are small, and a traced epsilon does not
     leave the range.
     """
-    x, lowest = lax.stop_gradient(x), spec.lowest_power(x.dtype, epsilon)
+    x, lowest = lax.stop_gradient(x), loops.spec.lowest_power(x.dtype, epsilon)
     frame = Frame(None, None, None, where, places)
     if where is not None or places is not None:
-        frame = frame._replace(n=_weight(spec, where, places, real_dtype(compute_dtype(x.dtype))))
+        weight = _weight(loops, where, places, real_dtype(compute_dtype(x.dtype)))
+        frame = frame._replace(n=weight)
     if lowest is not None:
-        frame = frame._replace(power=_find_power(spec, x, places, lowest))
-    if not spec.centered:
+        frame = frame._replace(power=_find_power(loops, x, places, lowest))
+    if not loops.spec.centered:
         return frame
-    sums = total(spec, elements(spec, x, frame), frame)
-    return frame._replace(pivot=divide(sums, total_weight(spec, frame), sums))
+    sums = total(loops, elements(loops, x, frame), frame)
+    return frame._replace(pivot=loops.divide(sums, total_weight(loops.spec, frame), sums))
 
 
-def _weight(spec: Spec, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
+def _weight(loops: PlainLoops, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
     if where is None or where.dtype == jnp.bool_:
-        return across(lax.psum, count_elements(spec, where, places).astype(dtype), spec.axis_name)
-    return across(lax.psum, over_mask(spec, where.astype(dtype), places), spec.axis_name)
+        weight = count_elements(loops, where, places).astype(dtype)
+    else:
+        weight = over_mask(loops, where.astype(dtype), places)
+    return across(lax.psum, weight, loops.spec.axis_name)
 
 
-def _find_power(spec: Spec, x: jax.Array, places: Places | None, lowest) -> jax.Array:
+def _find_power(loops: PlainLoops, x: jax.Array, places: Places | None, lowest) -> jax.Array:
     """The exponent of the largest element of each group, so that dividing by 2**power is exact and
     bounds it by 2.
     """
-    values = split(spec, separate(x)[0], compute_dtype(x.dtype))
+    spec = loops.spec
+    (own_x,) = loops.alone(x)
+    values = split(loops, own_x, compute_dtype(x.dtype))
     size = (
         jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag))
         if jnp.iscomplexobj(values)
         else jnp.abs(values)
     )
-    largest = over_groups(spec, size, places, partial(jnp.max, initial=0), jax.ops.segment_max)
-    largest = (
-        jnp.max(largest, spec.power_axes, keepdims=True, initial=0) if spec.power_axes else largest
-    )
+    by = partial(jnp.max, initial=0)
+    largest = over_groups(loops, size, places, by, jax.ops.segment_max)
+    if spec.power_axes:
+        largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0)
     return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
 
 
@@ -261,20 +221,21 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
     )
 
 
-def elements(spec: Spec, x: jax.Array, frame: Frame, offset: jax.Array | None = None) -> jax.Array:
+def elements(
+    loops: PlainLoops, x: jax.Array, frame: Frame, offset: jax.Array | None = None
+) -> jax.Array:
     """``u``, or ``u - offset``, split."""
-    stats = (inverse_power(spec, frame.power, compute_dtype(x.dtype)), frame.pivot, offset)
-    x, scale, pivot, offset = for_own_loop(
-        spec, x.reshape(spec.loop_shape), *(spread_stats(spec, a, frame.places) for a in stats)
-    )
-    u = scaled(spec, x, scale)
+    power = inverse_power(loops, frame.power, compute_dtype(x.dtype))
+    stats = [spread_stats(loops, a, frame.places) for a in (power, frame.pivot, offset)]
+    x, scale, pivot, offset = loops.own(loops.split(x), *stats)
+    u = scaled(loops, x, scale)
     u = u if pivot is None else u - pivot
     return u if offset is None else u - offset
 
 
-def scaled(spec: Spec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Array:
     """x times an :func:`inverse_power`, split."""
-    u = split(spec, x, compute_dtype(x.dtype))
+    u = split(loops, x, compute_dtype(x.dtype))
     return u if scale is None else u * scale.astype(u.dtype)
 
 
@@ -285,12 +246,11 @@ def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
     )
 
 
-def inverse_power(spec: Spec, power: jax.Array | None, dtype) -> jax.Array | None:
+def inverse_power(loops: PlainLoops, power: jax.Array | None, dtype) -> jax.Array | None:
     """``1 / 2**power``, for a loop over x."""
     if power is None:
         return None
-    found = power_of_two(-power.astype(jnp.int32), dtype)
-    return before_loops(found) if spec.separate else found
+    return loops.before_own(power_of_two(-power.astype(jnp.int32), dtype))
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
@@ -304,11 +264,11 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     )
 
 
-def rstd(spec: Spec, frame: Frame, var: jax.Array) -> jax.Array:
+def rstd(loops: PlainLoops, frame: Frame, var: jax.Array) -> jax.Array:
     """1 / sqrt(var + epsilon), in the units of the frame."""
-    return without_trailing_ones(partial(_rstd, spec))(
-        var, scaled_epsilon(spec, frame, var.dtype), total_weight(spec, frame)
-    )
+    spec = loops.spec
+    epsilon = scaled_epsilon(spec, frame, var.dtype)
+    return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, frame))
 
 
 def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:

@@ -32,24 +32,20 @@ from jaxnorm.engine.groups import (
     Frame,
     elements,
     find_frame,
-    for_own_loop,
     hide,
     hide_split,
     in_segments,
     inverse_power,
     mean,
-    reduce_groups,
     rstd,
     scaled,
     split,
-    spread,
     spread_stats,
     total_weight,
     weigh,
 )
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import Places
-from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import divide, reduce_axes, without_last_bits, without_trailing_ones
 
 
 class Stats(NamedTuple):
@@ -81,47 +77,46 @@ class Inputs(NamedTuple):
     bias: Any
 
 
-def forward(spec: Spec, x, where, scale, bias) -> tuple[jax.Array, Stats]:
+def forward(loops: PlainLoops, x, where, scale, bias) -> tuple[jax.Array, Stats]:
     """Output and statistics."""
-    stats = statistics(spec, x, where)
-    return apply(spec, x, stats, scale, bias), stats
+    stats = statistics(loops, x, where)
+    return apply(loops, x, stats, scale, bias), stats
 
 
 def statistics(
-    spec: Spec,
+    loops: PlainLoops,
     x: jax.Array,
     where: jax.Array | None,
     places: Places | None = None,
     epsilon: jax.Array | None = None,
 ) -> Stats:
     """The statistics of each group, differentiable, in a frame for a traced epsilon."""
-    frame = find_frame(spec, x, where, places, epsilon)
-    return Stats(frame, *estimate(spec, x, frame))
+    frame = find_frame(loops, x, where, places, epsilon)
+    return Stats(frame, *estimate(loops, x, frame))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def estimate(spec: Spec, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Array]:
+def estimate(loops: PlainLoops, x: jax.Array, frame: Frame) -> tuple[jax.Array, jax.Array]:
     """Offset and variance of each group, in its frame."""
-    if not spec.centered:
-        square = mean(spec, abs_squared(elements(spec, x, frame)), frame)
+    if not loops.spec.centered:
+        square = mean(loops, abs_squared(elements(loops, x, frame)), frame)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
-    offset = find_offset(spec, x, frame)
-    (own_x,), (own_offset,) = for_own_loop(spec, x), for_own_loop(spec, offset)
-    square = mean(spec, abs_squared(elements_that_count(spec, own_x, frame)), frame, frame.pivot)
-    return offset, without_trailing_ones(
-        lambda square, offset: jnp.maximum(square - abs_squared(offset), 0)
-    )(square, own_offset)
+    offset = find_offset(loops, x, frame)
+    (own_x,), (own_offset,) = loops.own(x), loops.own(offset)
+    square = mean(loops, abs_squared(elements_that_count(loops, own_x, frame)), frame, frame.pivot)
+    less = lambda square, offset: jnp.maximum(square - abs_squared(offset), 0)
+    return offset, loops.per_group(less)(square, own_offset)
 
 
-def find_offset(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
+def find_offset(loops: PlainLoops, x: jax.Array, frame: Frame) -> jax.Array:
     """The mean of each group, in its frame."""
-    return without_last_bits(mean(spec, elements_that_count(spec, x, frame), frame, frame.pivot))
+    return mean(loops, elements_that_count(loops, x, frame), frame, frame.pivot)
 
 
-def elements_that_count(spec: Spec, x: jax.Array, frame: Frame) -> jax.Array:
+def elements_that_count(loops: PlainLoops, x: jax.Array, frame: Frame) -> jax.Array:
     """x less the pivot, and 0 where x is masked out."""
-    u = elements(spec, x, frame)
-    return u if frame.where is None else weigh(spec, u, frame.where.astype(bool))
+    u = elements(loops, x, frame)
+    return u if frame.where is None else weigh(loops, u, frame.where.astype(bool))
 
 
 def abs_squared(values: jax.Array) -> jax.Array:
@@ -129,41 +124,44 @@ def abs_squared(values: jax.Array) -> jax.Array:
 
 
 @estimate.defjvp
-def _estimate_jvp(spec, primals, tangents):
+def _estimate_jvp(loops, primals, tangents):
     x, frame = primals
-    offset, var = estimate(spec, x, frame)
-    return (offset, var), jax.checkpoint(partial(estimate_tangent, spec))(
-        x, frame, offset, tangents[0]
-    )
+    offset, var = estimate(loops, x, frame)
+    tangent = jax.checkpoint(partial(estimate_tangent, loops))
+    return (offset, var), tangent(x, frame, offset, tangents[0])
 
 
-def estimate_tangent(spec: Spec, x, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
+def estimate_tangent(loops: PlainLoops, x, frame: Frame, offset, dx) -> tuple[jax.Array, jax.Array]:
     """d offset = mean(du), d var = 2 mean((u - offset) du)."""
     if frame.places is not None:
-        frame = frame._replace(where=in_segments(spec, frame.where, frame.places))
-        dx = hide_split(spec, dx, frame.where)  # what is in no segment has no tangent
-    scale = inverse_power(spec, frame.power, compute_dtype(x.dtype))
-    du = scaled(spec, dx, spread_stats(spec, scale, frame.places))
-    deviation = elements(spec, x, frame, offset)
+        frame = frame._replace(where=in_segments(loops.spec, frame.where, frame.places))
+        dx = hide_split(loops.spec, dx, frame.where)  # what is in no segment has no tangent
+    scale = inverse_power(loops, frame.power, compute_dtype(x.dtype))
+    du = scaled(loops, dx, spread_stats(loops, scale, frame.places))
+    deviation = elements(loops, x, frame, offset)
     # the gradient of a mean that is NaN is finite
     nonconstant = jnp.where(jnp.isnan(offset), 0, offset)
-    dvar = 2 * mean(spec, jnp.real(jnp.conj(deviation) * du), frame, nonconstant)
-    return mean(spec, du, frame, nonconstant) if spec.centered else jnp.zeros_like(offset), dvar
+    dvar = 2 * mean(loops, jnp.real(jnp.conj(deviation) * du), frame, nonconstant)
+    if not loops.spec.centered:
+        return jnp.zeros_like(offset), dvar
+    return mean(loops, du, frame, nonconstant), dvar
 
 
-def apply(spec: Spec, x, stats: Stats, scale, bias, known: jax.Array | None = None) -> jax.Array:
+def apply(
+    loops: PlainLoops, x, stats: Stats, scale, bias, known: jax.Array | None = None
+) -> jax.Array:
     """The output: normalized, scaled and shifted; the bias where statistics that were given are not
     known.
     """
     frame, offset, var = stats
-    r = rstd(spec, frame, var)
+    r = rstd(loops, frame, var)
     r = r if known is None else jnp.where(known, r, 0)
-    y = elements(spec, x, frame, offset)
-    y = y * spread_stats(spec, r, frame.places).astype(y.dtype)
+    y = elements(loops, x, frame, offset)
+    y = y * spread_stats(loops, r, frame.places).astype(y.dtype)
     # the NaN of no segment, before it meets scale
     y = y if frame.places is None else hide(y, frame.where)
-    y = plus(times(y, spread(spec, scale)), spread(spec, bias))
-    return y.astype(spec.dtype).reshape(x.shape)
+    y = plus(times(y, loops.spread(scale)), loops.spread(bias))
+    return y.astype(loops.spec.dtype).reshape(x.shape)
 
 
 def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) -> jax.Array:
@@ -179,20 +177,20 @@ def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) 
 times, plus = partial(with_param, operator.mul), partial(with_param, operator.add)
 
 
-def stats_of(spec: Spec, residuals: Residuals) -> Stats:
+def stats_of(loops: PlainLoops, residuals: Residuals) -> Stats:
     """The statistics, recomputed where they are not among the residuals."""
     x, (frame, offset, var), *_ = residuals
     if var is None:
-        return statistics(spec, x, frame.where)
-    return Stats(frame, find_offset(spec, x, frame) if offset is None else offset, var)
+        return statistics(loops, x, frame.where)
+    return Stats(frame, find_offset(loops, x, frame) if offset is None else offset, var)
 
 
-def recentered(stats: Stats) -> Stats:
+def recentered(loops: PlainLoops, stats: Stats) -> Stats:
     """The same statistics about the mean itself, so that the elements of a constant are 0."""
     frame, offset, _ = stats
     if frame.pivot is None:
         return stats
-    pivot, offset = without_trailing_ones(_moved)(frame.pivot, offset)
+    pivot, offset = loops.per_group(_moved)(frame.pivot, offset)
     return stats._replace(frame=frame._replace(pivot=pivot), offset=offset)
 
 
@@ -203,7 +201,7 @@ def _moved(pivot: jax.Array, offset: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def tangent(
-    spec: Spec, residuals: Residuals, tangents: Inputs
+    loops: PlainLoops, residuals: Residuals, tangents: Inputs
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The tangents of output, offset and variance.
 
@@ -211,75 +209,62 @@ def tangent(
     there and rounded once.
     """
     dtype = compute_dtype(residuals.x.dtype)
-    frame, offset, var = stats_of(spec, residuals)
+    frame, offset, var = stats_of(loops, residuals)
     x, dx = (a.astype(dtype) for a in (residuals.x, tangents.x))
-    doffset, dvar = estimate_tangent(spec, x, frame, offset, dx)
-    line = lambda x, offset, var, scale, bias: apply(
-        spec, x, Stats(frame, offset, var), scale, bias
-    )
-    primals, steps = (
-        (x, offset, var, residuals.scale, residuals.bias),
-        (dx, doffset, dvar, tangents.scale, tangents.bias),
-    )
+    doffset, dvar = estimate_tangent(loops, x, frame, offset, dx)
+    line = lambda x, offset, var, *params: apply(loops, x, Stats(frame, offset, var), *params)
+    primals = (x, offset, var, residuals.scale, residuals.bias)
+    steps = (dx, doffset, dvar, tangents.scale, tangents.bias)
     return jax.jvp(line, primals, steps)[1], doffset, dvar
 
 
 def tangent_like(
-    spec: Spec, residuals: Residuals, tangents: Inputs
+    loops: PlainLoops, residuals: Residuals, tangents: Inputs
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Arrays of the shapes and dtypes that :func:`tangent` returns."""
-    stats = reduce_groups(
-        spec, split(spec, tangents.x, compute_dtype(residuals.x.dtype)), spec.axes
-    )
-    return tangents.x.astype(spec.dtype), stats, stats
+    dx = split(loops, tangents.x, compute_dtype(residuals.x.dtype))
+    stats = loops.reduce(dx, loops.spec.axes)
+    return tangents.x.astype(loops.spec.dtype), stats, stats
 
 
-def backward(spec: Spec, residuals: Residuals, gradients: tuple) -> Inputs:
+def backward(loops: PlainLoops, residuals: Residuals, gradients: tuple) -> Inputs:
     """The transpose of :func:`tangent`: gradients by x, scale and bias from those by output, offset
     and variance, None for 0.
     """
     (x, _, scale, bias), (dy, doffset, dvar) = residuals, gradients
-    frame, offset, var = recentered(stats_of(spec, residuals))
-    r, rstd_vjp = jax.vjp(partial(rstd, spec, frame), var)
+    spec = loops.spec
+    frame, offset, var = recentered(loops, stats_of(loops, residuals))
+    weight = total_weight(spec, frame)
+    r, rstd_vjp = jax.vjp(partial(rstd, loops, frame), var)
     gain = 1 if scale is None else scale.astype(r.dtype)
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
-    as_values = partial(split, spec, dtype=r.dtype)
-    own_x, own_dy = for_own_loop(spec, x, dy)
-    sum_dy = reduce_groups(spec, as_values(*for_own_loop(spec, dy)), shared)
-    sum_dy_u = reduce_groups(spec, as_values(own_dy) * elements(spec, own_x, frame), shared)
+    as_values = partial(split, loops, dtype=r.dtype)
+    own_x, own_dy = loops.own(x, dy)
+    sum_dy = loops.reduce(as_values(*loops.own(dy)), shared)
+    sum_dy_u = loops.reduce(as_values(own_dy) * elements(loops, own_x, frame), shared)
     # of sums: from most elements an offset takes less than their last digit
     sum_dy_u = sum_dy_u - offset * sum_dy
-    (dvar_of_y,) = rstd_vjp(reduce_axes(gain * sum_dy_u, rest))
-    slope = 2 * divide(
-        dvar_of_y if dvar is None else dvar_of_y + dvar, total_weight(spec, frame), r
-    )
-    own_x, slope = for_own_loop(spec, x, spread(spec, slope))
-    dx_of_stats = slope * elements(spec, own_x, frame, offset)
+    (dvar_of_y,) = rstd_vjp(loops.reduce_axes(gain * sum_dy_u, rest))
+    slope = 2 * loops.divide(dvar_of_y if dvar is None else dvar_of_y + dvar, weight, r)
+    own_x, slope = loops.own(x, loops.spread(slope))
+    dx_of_stats = slope * elements(loops, own_x, frame, offset)
     if spec.centered:
-        shift = -r * reduce_axes(gain * sum_dy, rest)
-        dx_of_stats = dx_of_stats + spread(
-            spec,
-            divide(shift if doffset is None else shift + doffset, total_weight(spec, frame), r),
-        )
-    dx = as_values(dy) * spread(spec, gain * r) + weigh(spec, dx_of_stats, frame.where)
-    dx = (
-        times(dx, spread(spec, inverse_power(spec, frame.power, r.dtype)))
-        .astype(x.dtype)
-        .reshape(x.shape)
+        shift = -r * loops.reduce_axes(gain * sum_dy, rest)
+        shift = loops.divide(shift if doffset is None else shift + doffset, weight, r)
+        dx_of_stats = dx_of_stats + loops.spread(shift)
+    dx = as_values(dy) * loops.spread(gain * r) + weigh(loops, dx_of_stats, frame.where)
+    dx = times(dx, loops.spread(inverse_power(loops, frame.power, r.dtype)))
+    dscale, dbias = (
+        None if param is None else summed_like(loops, param, values)
+        for param, values in ((scale, sum_dy_u * r), (bias, sum_dy))
     )
-    return Inputs(
-        dx,
-        *(
-            None if a is None else summed_like(a, values)
-            for a, values in ((scale, sum_dy_u * r), (bias, sum_dy))
-        ),
-    )
+    return Inputs(dx.astype(x.dtype).reshape(x.shape), dscale, dbias)
 
 
-def summed_like(param: jax.Array, values: jax.Array) -> jax.Array:
+def summed_like(loops: PlainLoops, param: jax.Array, values: jax.Array) -> jax.Array:
     """Summed over the axes along which the parameter does not differ."""
     axes = tuple(
         axis for axis, size in enumerate(param.shape) if size == 1 and values.shape[axis] != 1
     )
-    return jnp.broadcast_to(reduce_axes(values, axes), param.shape).astype(param.dtype)
+    return jnp.broadcast_to(loops.reduce_axes(values, axes), param.shape).astype(param.dtype)

@@ -53,14 +53,9 @@ class Spec:
       full_range: whether each group is divided by a power of two, whatever its dtype.
       segments: what ids name as groups along the first reduction axis; None where that is reduced
         whole.
-      adjust: ``adjust(spec, stats, param)``, the statistics that are applied instead of ``stats``;
+      adjust: ``adjust(loops, stats, param)``, the statistics that are applied instead of ``stats``;
         None where these are.
       power_axes: the axes along which all groups are divided by one power of two.
-      separate: whether passes over x are compiled apart, with 1 / 2**power computed before. plan.py
-        alone sets this and the next three.
-      joined: whether loops over x take a split last axis as one.
-      recompute: whether backward recomputes the statistics, in a fused loop for each gradient.
-      keep_offset: whether the offset is a residual, where backward does not recompute all.
     """
 
     reduction: Reduction
@@ -75,10 +70,6 @@ class Spec:
     segments: Segments = None  # type: ignore[assignment]
     adjust: Callable | None = None
     power_axes: tuple[int, ...] = ()
-    separate: bool = False
-    joined: bool = False
-    recompute: bool = False
-    keep_offset: bool = True
 
     def __post_init__(self):  # these facts are hashed
         for name, made in (("axis_name", hashable), ("centered", bool), ("full_range", bool)):
@@ -118,16 +109,6 @@ class Spec:
         if self.segments is not None:
             shape[self.reduction.whole_axis(self.segments.axis)] = self.segments.number
         return tuple(shape)
-
-    @property
-    def loop_shape(self) -> tuple[int, ...]:
-        """The shape of loops over x: split, but for a last axis that is joined."""
-        reduction = self.reduction
-        return (
-            (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1])
-            if self.joined
-            else reduction.split_shape
-        )
 
     @property
     def power_of_epsilon(self) -> int:

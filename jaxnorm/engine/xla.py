@@ -1,8 +1,11 @@
-"""Workarounds in plain JAX for compilers that would cost digits, time or memory; the formulas are
-the same without them.
+"""What plain JAX takes on a CPU, so that XLA costs no digits, time or memory.
+
+The formulas are the same without it. A workaround stays as long as taking it out costs more than 15
+% of a step of a whole model, or makes a norm that no kernel takes 1.5 times as slow.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, wraps
 from itertools import takewhile
 
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.axes import rough_product
-from jaxnorm.dtypes import real_dtype
+from jaxnorm.engine.loops import PlainLoops, divisor
 
 SHORT = 64  # elements: a loop over fewer costs more than what it does
 
@@ -25,11 +28,8 @@ def separate(*arrays: jax.Array | None) -> tuple:
     in bfloat16 takes 1.25 to 2.4 of Flax's time instead of 0.7 to 1.1. Two barriers around the same
     arrays are merged.
     """
-    own = iter(
-        _identity("separate", lax.optimization_barrier, tuple)(
-            *(a for a in arrays if a is not None)
-        )
-    )
+    given = [a for a in arrays if a is not None]
+    own = iter(_barrier_on_cpu()(*given))
     return tuple(None if a is None else next(own) for a in arrays)
 
 
@@ -44,54 +44,23 @@ def hidden_from_folding(low: jax.Array) -> jax.Array:
     return lax.optimization_barrier(low)
 
 
-def as_factor(where: jax.Array) -> jax.Array:
-    """A mask as int8, for a product in a fused loop over rows; weights as they are.
-
-    XLA makes a selection of a product by a mask, and from JAX 0.9 on its CPU back-end has none in
-    such a loop: layer norm beside a mask of single elements takes 2.5 times as long with JAX 0.12.
-    """
-    if where.dtype != jnp.bool_ or jax.__version_info__ < (0, 9):
-        return where
-    return separate(where.astype(jnp.int8))[0]
-
-
-def without_last_bits(quotient: jax.Array) -> jax.Array:
-    """The quotient, which a GPU's float32 division leaves up to two units in the last place off,
-    there without those bits.
-
-    So the mean of equal numbers of few digits is that number, as it is with a division that is
-    rounded correctly.
-    """
-    return _identity("without_last_bits", list, _without_last_bits)(quotient)[0]
-
-
-def _without_last_bits(arrays) -> list:
-    def shortened(a):
-        if jnp.iscomplexobj(a):
-            return lax.complex(shortened(a.real), shortened(a.imag))
-        info = jnp.finfo(a.dtype)
-        return lax.reduce_precision(a, info.nexp, info.nmant - 2) if info.bits == 32 else a
-
-    return list(map(shortened, arrays))
-
-
 @cache
-def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
-    """A callable of arrays, for derivatives the identity, which is one function of their list on a
-    CPU and another elsewhere.
+def _barrier_on_cpu() -> Callable:
+    """A callable of arrays, for derivatives the identity, which is a barrier on a CPU alone.
 
     As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
     """
     from jax.extend.core import Primitive  # here, since importing this library does without these
     from jax.interpreters import ad, batching, mlir
 
-    primitive = Primitive(f"jaxnorm_{name}")
+    primitive = Primitive("jaxnorm_separate")
     primitive.multiple_results = True
     run = jax.jit(lambda *arrays: primitive.bind(*arrays))
 
-    primitive.def_impl(jax.disable_jit(False)(run))  # or it would call itself under jax.disable_jit
+    # or it would call itself under jax.disable_jit
+    primitive.def_impl(jax.disable_jit(False)(run))
     primitive.def_abstract_eval(lambda *types: list(types))
-    for function, platform in ((elsewhere, None), (on_cpu, "cpu")):
+    for function, platform in ((tuple, None), (lax.optimization_barrier, "cpu")):
         lowering = mlir.lower_fun(
             lambda *arrays, function=function: function(arrays), multiple_results=True
         )
@@ -103,6 +72,28 @@ def _identity(name: str, on_cpu: Callable, elsewhere: Callable) -> Callable:
     )
     ad.primitive_transposes[primitive] = lambda cotangents, *_: list(cotangents)
     return primitive.bind
+
+
+def without_trailing_ones(function: Callable) -> Callable:
+    """``function`` of scalars and arrays with one element for every group, computed without the
+    last axes where those have size one.
+
+    XLA's CPU back-end takes a loop for every last axis, be it of size one: rms norm of (8, 1024,
+    512) takes 1.9 times as long.
+    """
+
+    @wraps(function)
+    def call(*values):
+        shapes = [a.shape for a in values if getattr(a, "ndim", 0)]
+        trailing = lambda shape: len(list(takewhile(lambda size: size == 1, reversed(shape))))
+        ones = min(map(trailing, shapes), default=0)
+        if not ones or len(set(map(len, shapes))) > 1:
+            return function(*values)
+        cut = lambda a: a.reshape(a.shape[:-ones]) if getattr(a, "ndim", 0) else a
+        results = function(*map(cut, values))
+        return jax.tree.map(lambda a: a.reshape(*a.shape, *(1,) * ones), results)
+
+    return call
 
 
 def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
@@ -117,11 +108,8 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
     short = values.ndim - 1 if rough_product(*values.shape[-1:]) < SHORT else None
     parts: list[list[int]] = []
     for axis in sorted(axes, key=lambda axis: (axis == short, -axis)):
-        if (
-            parts
-            and axis != short
-            and rough_product(*(values.shape[other] for other in (*parts[-1], axis))) <= SHORT
-        ):
+        together = (*parts[-1], axis) if parts and axis != short else ()
+        if together and rough_product(*(values.shape[other] for other in together)) <= SHORT:
             parts[-1].append(axis)
         else:
             parts.append([axis])
@@ -132,60 +120,99 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
     return values
 
 
-def without_trailing_ones(function: Callable) -> Callable:
-    """``function`` of scalars and arrays with one element for every group, computed without the
-    last axes where those have size one.
+@dataclass(frozen=True)
+class XlaCpuLoops(PlainLoops):
+    """Loops as XLA's CPU back-end needs them.
 
-    XLA's CPU back-end takes a loop for every last axis, be it of size one: rms norm of (8, 1024,
-    512) takes 1.9 times as long.
+    As they are by default they cost no digits. The further attributes, which core/plan.py sets,
+    make them fast.
+
+    Attributes:
+      separate: whether passes over x are compiled apart, with what has one element for each group
+        computed before.
+      joined: whether loops take a split last axis as one.
     """
 
-    @wraps(function)
-    def call(*values):
-        shapes = [a.shape for a in values if getattr(a, "ndim", 0)]
-        ones = min(
-            (len(list(takewhile(lambda size: size == 1, reversed(shape)))) for shape in shapes),
-            default=0,
-        )
-        if not ones or len(set(map(len, shapes))) > 1:
-            return function(*values)
-        results = function(
-            *(a.reshape(a.shape[:-ones]) if getattr(a, "ndim", 0) else a for a in values)
-        )
-        return jax.tree.map(lambda a: a.reshape(*a.shape, *(1,) * ones), results)
+    separate: bool = False
+    joined: bool = False
 
-    return call
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of loops over x: split, but for a last axis that is joined."""
+        reduction = self.spec.reduction
+        if not self.joined:
+            return reduction.split_shape
+        return (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1])
+
+    def own(self, *arrays: jax.Array | None) -> tuple:
+        return separate(*arrays) if self.separate else arrays
+
+    def alone(self, *arrays: jax.Array | None) -> tuple:
+        return separate(*arrays)
+
+    def split(self, values: jax.Array) -> jax.Array:
+        return values.reshape(self.shape)
+
+    def spread(self, values):
+        """With one element for each channel where the last axis is split."""
+        if values is None or not self.joined:
+            return values
+        parts = self.spec.reduction.parts[-1]
+        front = values.shape[: -len(parts)]
+        if rough_product(*values.shape[len(front) :]) == 1:
+            return values.reshape(*front, 1)
+        return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, self.shape[-1])
+
+    def reduce(self, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
+        """A joined last axis is split after the others are reduced."""
+        if self.joined:
+            first, parts = len(self.shape) - 1, self.spec.reduction.parts[-1]
+            values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
+            values = values.reshape(*values.shape[:-1], *parts)
+            axes = tuple(axis for axis in axes if axis >= first)
+        return reduce_axes(values, axes, by)
+
+    def reduce_axes(
+        self, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
+    ) -> jax.Array:
+        return reduce_axes(values, axes, by)
+
+    def divide(self, total: jax.Array, count, nonconstant: jax.Array | None = None) -> jax.Array:
+        """A compiler replaces division by a constant, be it the count of a mask that it knows, with
+        multiplication by the rounded reciprocal. A zero that is computed from ``nonconstant`` keeps
+        the divisor from being a constant. So the mean of equal elements is exact. It is also
+        computed before the loop over x that reads it, see :meth:`before`.
+        """
+        return _divide(total, count, nonconstant)
+
+    def per_group(self, function: Callable) -> Callable:
+        return without_trailing_ones(function)
+
+    def before(self, values: jax.Array) -> jax.Array:
+        """XLA's CPU back-end moves what costs less than a division into a loop that reads it, with
+        all that it is computed from, and repeats it for each element: without this and
+        :meth:`divide` batch norm in bfloat16 takes 1.8 times as long, switchable norm 1.5 times.
+        """
+        return _divide(values, 1.0, values)
+
+    def before_own(self, values: jax.Array) -> jax.Array:
+        return self.before(values) if self.separate else values
+
+    def as_factor(self, where: jax.Array) -> jax.Array:
+        """In a fused loop over rows a mask is int8; weights are as they are.
+
+        XLA makes a selection of a product by a mask, and from JAX 0.9 on its CPU back-end has none
+        in such a loop: layer norm beside a mask of single elements takes 2.5 times as long with JAX
+        0.12.
+        """
+        if not self.recompute or where.dtype != jnp.bool_ or jax.__version_info__ < (0, 9):
+            return where
+        return separate(where.astype(jnp.int8))[0]
 
 
 @without_trailing_ones
-def divide(total: jax.Array, count, nonconstant: jax.Array | None = None) -> jax.Array:
-    """``total / count``; 0 for an empty group.
-
-    A compiler replaces division by a constant, be it the count of a mask that it knows, with
-    multiplication by the rounded reciprocal. A zero that is computed from ``nonconstant``, any
-    array with one element for each group, keeps the divisor from being a constant. So the mean of
-    equal elements is exact. It is also computed before the loop over x that reads it, see
-    :func:`before_loops`.
-    """
-    zero = (
-        0
-        if nonconstant is None
-        else jnp.minimum(jnp.abs(lax.stop_gradient(nonconstant)), 0).astype(total.dtype)
-    )
-    if isinstance(count, float):
-        divisor = jnp.asarray(count if count > 0 else 1, total.dtype)
-    else:
-        count = jnp.asarray(count, real_dtype(total.dtype))
-        divisor = jnp.where(count > 0, count, 1).astype(total.dtype)
-    return total / (divisor + zero)
-
-
-def before_loops(values: jax.Array) -> jax.Array:
-    """The same values, with one element for each group, computed before the loops over x that read
-    them.
-
-    XLA's CPU back-end moves what costs less than a division into such a loop, with all that it is
-    computed from, and repeats it for each element: without this and :func:`divide` batch norm in
-    bfloat16 takes 1.8 times as long, switchable norm 1.5 times.
-    """
-    return divide(values, 1.0, values)
+def _divide(total: jax.Array, count, nonconstant: jax.Array | None) -> jax.Array:
+    if nonconstant is None:
+        return total / (divisor(total, count) + 0)
+    zero = jnp.minimum(jnp.abs(lax.stop_gradient(nonconstant)), 0).astype(total.dtype)
+    return total / (divisor(total, count) + zero)

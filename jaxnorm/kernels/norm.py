@@ -18,6 +18,7 @@ import numpy as np
 from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, count_elements, hide
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
@@ -78,8 +79,8 @@ class Static:
     Attributes:
       layout: the four axes ``(N, P, G, D)``; groups are reduced over P and D.
       rank: of x, without axes that it is mapped over.
-      spec: epsilon, correction and the like. Its reduction is not used: the layout says where the
-        groups lie.
+      loops: how plain JAX goes through the elements. Their spec has epsilon, correction and the
+        like; its reduction is not used: the layout says where the groups lie.
       lowest_power: the least exponent that x is scaled down by; None where it needs no scaling.
       moments: whether the statistics are asked for.
       recompute: ``recompute(static, x)``, whether backward recomputes the statistics.
@@ -87,7 +88,7 @@ class Static:
 
     layout: Layout
     rank: int
-    spec: Spec
+    loops: PlainLoops
     lowest_power: int | None
     moments: bool
     recompute: Callable
@@ -102,16 +103,22 @@ class Static:
         """The shape of the statistics of arranged x: one element for each group."""
         return (*x.shape[:-3], 1, self.layout.g, 1)
 
-    def spec_of(self, shape: tuple[int, ...]) -> Spec:
-        """The spec of an array ``(..., N, P, G, D)``."""
-        return replace(self.spec, reduction=unsplit(shape, (len(shape) - 3, len(shape) - 1)))
+    @property
+    def spec(self) -> Spec:
+        """The spec of the loops."""
+        return self.loops.spec
+
+    def loops_over(self, shape: tuple[int, ...], *axes: int) -> PlainLoops:
+        """The loops over an array whose groups span these axes: by default P and D, the third from
+        the end and the last.
+        """
+        axes = axes or (len(shape) - 3, len(shape) - 1)
+        return self.loops.of(replace(self.spec, reduction=unsplit(shape, axes)))
 
     def frame(
         self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None
     ) -> Frame:
-        """The frame, for :meth:`spec_of` or for channels joined to one axis, whose groups are
-        reduced over the positions alone.
-        """
+        """The frame, for the spec of :meth:`loops_over`."""
         count: Any = float(self.layout.p * self.layout.d)
         if where is not None:
             count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32)
@@ -191,19 +198,19 @@ class NormKernels:
             kernels={p: partial(_backward_of_kernel, each) for p, each in backward.items()},
         )
 
-    def forward(self, spec: Spec, operands: Operands, *, moments: bool) -> tuple:
+    def forward(self, loops: PlainLoops, operands: Operands, *, moments: bool) -> tuple:
         """Return the output and, if asked for, the Stats, where :func:`layout_of` finds a layout;
         mask, scale and bias split and sharded as x is.
         """
-        x, *params = operands[:4]
+        (x, *params), spec = operands[:4], loops.spec
         if not sharded(x):
-            y, found = self._on_each(spec, moments, x, *params)
+            y, found = self._on_each(loops, moments, x, *params)
         else:
             reduction = on_device(spec.reduction, x)
             assert reduction is not None
             of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, params))
             of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)
-            own = replace(spec, reduction=reduction)
+            own = loops.of(replace(spec, reduction=reduction))
             on_each = lambda x, params: self._on_each(own, moments, x, *params)
             specs = jax.tree.map(
                 lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats))
@@ -213,13 +220,14 @@ class NormKernels:
             )(x, params)
         if found is None or operands.where is None:
             return y, found
-        count = count_elements(spec, operands.where, None).astype(jnp.float32)
+        count = count_elements(loops, operands.where, None).astype(jnp.float32)
         return y, found._replace(frame=found.frame._replace(n=count, where=operands.where))
 
     def _on_each(
-        self, spec: Spec, moments: bool, x, where, scale, bias
+        self, loops: PlainLoops, moments: bool, x, where, scale, bias
     ) -> tuple[jax.Array, Stats | None]:
         """The output and the Stats of the part of x that a device has."""
+        spec = loops.spec
         layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
         assert layout is not None
         full = (
@@ -228,7 +236,7 @@ class NormKernels:
         )
         scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
         lowest = spec.lowest_power(x.dtype)
-        static = Static(layout, x.ndim, spec, lowest, moments, self._recompute)
+        static = Static(layout, x.ndim, loops, lowest, moments, self._recompute)
         if where is not None:
             where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape))
             where = where.reshape(-1, layout.p, 1, 1)
@@ -282,7 +290,7 @@ def _plain(static: Static, arguments):
     """The same in plain JAX."""
     given, scale, bias, where = arguments
     x = hide(static.arranged(given), where)
-    y, (frame, offset, var) = reference.forward(static.spec_of(x.shape), x, where, scale, bias)
+    y, (frame, offset, var) = reference.forward(static.loops_over(x.shape), x, where, scale, bias)
     found = (
         jnp.zeros_like(var) if a is None else a.astype(jnp.float32)
         for a in (frame.pivot, offset, var, frame.power)
@@ -290,17 +298,17 @@ def _plain(static: Static, arguments):
     return hide(y, where).reshape(given.shape), *found
 
 
-def _plain_residuals(static: Static, residuals) -> tuple[Spec, Residuals]:
+def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
     """The residuals of plain JAX from those of the kernel."""
     x, pivot, offset, var, power, scale, where = residuals
     x = hide(static.arranged(x), where)
-    spec = static.spec_of(x.shape)
+    loops = static.loops_over(x.shape)
     if static.recompute(static, x):
-        return spec, Residuals(x, reference.statistics(spec, x, where), scale, scale)
+        return loops, Residuals(x, reference.statistics(loops, x, where), scale, scale)
     offset_is_known = static.informative(x)[1] or not static.spec.centered
     offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else None
-    stats = Stats(static.frame(spec, pivot, power, where), offset, var)
-    return spec, Residuals(x, stats, scale, scale)
+    stats = Stats(static.frame(loops.spec, pivot, power, where), offset, var)
+    return loops, Residuals(x, stats, scale, scale)
 
 
 def _tangent(static: Static, residuals, arguments):

@@ -1,13 +1,11 @@
 """Norms by the CPU kernels of forward.cc and backward.cc."""
 
 import math
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.axes import unsplit
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import hide
 from jaxnorm.engine.reference import Stats
@@ -92,9 +90,9 @@ def _applied(static: Static, arguments, found) -> jax.Array:
     )
     where = arguments[3]
     where = None if where is None else where.reshape(*where.shape[:-2], 1)
-    spec = replace(static.spec, reduction=unsplit(x.shape, (x.ndim - 2,)))
-    stats = Stats(static.frame(spec, pivot, power, where), offset, var)
-    return hide(reference.apply(spec, hide(x, where), stats, scale, bias), where)
+    loops = static.loops_over(x.shape, x.ndim - 2)
+    stats = Stats(static.frame(loops.spec, pivot, power, where), offset, var)
+    return hide(reference.apply(loops, hide(x, where), stats, scale, bias), where)
 
 
 def _backward(static: Static, residuals, cotangents):
