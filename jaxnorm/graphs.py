@@ -11,12 +11,12 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import unsplit
+from jaxnorm.core.call import prepare, run
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, abs_squared, times
 from jaxnorm.features import aligned, spatial_axes
 from jaxnorm.keywords import by_keyword
-from jaxnorm.normalization import norm_over
 from jaxnorm.options import NormOptions, Param
 
 
@@ -84,23 +84,21 @@ def graph_norm(
         )
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
     (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
-    given = {
-        "scale": scale,
-        "bias": bias,
-        "epsilon": epsilon,
-        "where": where,
-        "segments": segments,
-        "num_segments": num_segments,
-    }
-    return norm_over(
+    call = prepare(
         x,
         unsplit(x.shape, nodes),
         features,
-        options,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        segments=segments,
+        num_segments=num_segments,
         adjust=_leave_of_mean,
         param=remaining,
-        **given,
+        **options,
     )
+    return run(call)
 
 
 @by_keyword
@@ -168,23 +166,21 @@ def pair_norm(
         else validation.floating(scale, "scale")
     )
     scale = times(length, gain)
-    given = {
-        "scale": scale,
-        "bias": bias,
-        "epsilon": epsilon,
-        "where": where,
-        "segments": segments,
-        "num_segments": num_segments,
-    }
-    return norm_over(
+    call = prepare(
         x,
         unsplit(x.shape, nodes),
         features,
-        options,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        segments=segments,
+        num_segments=num_segments,
         adjust=_sum_over_channels,
         power_axes=features,
-        **given,
+        **options,
     )
+    return run(call)
 
 
 def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Stats:

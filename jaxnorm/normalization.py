@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
-from jaxnorm.axes import Axes, Reduction, resolve
-from jaxnorm.blocks import blocks_along
-from jaxnorm.core.plan import Plan, forward, select, usual_loops
+from jaxnorm.axes import Axes, resolve
+from jaxnorm.blocks import blocks_along, blocks_of
+from jaxnorm.core.call import by_compiler, make_spec, prepare, run, split_operands
+from jaxnorm.core.plan import Plan, usual_loops
 from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
 from jaxnorm.engine.reference import Stats, apply
-from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import hidden_from_folding
 from jaxnorm.features import aligned
 from jaxnorm.keywords import with_hint
-from jaxnorm.options import AxisName, EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments, applicable, from_stats, like_batch, shape_of
+from jaxnorm.options import AxisName, EpsilonIn, Param
+from jaxnorm.statistics import Moments, applicable, like_batch, shape_of
 
 # elements, for a variance whose elements were not counted: no correction changes it
 UNCOUNTED = 1e30
@@ -95,14 +95,18 @@ def normalize(
     blocks, along, ids = with_hint(
         OF_NORMALIZE, blocks_along, shape_of(moments), x.shape, segments, axes, sizes
     )
-    options = {
-        "epsilon": epsilon,
-        "correction": correction,
-        "epsilon_in": epsilon_in,
-        "dtype": dtype,
-    }
     scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    spec, traced_epsilon = make_spec(blocks, x, scale, bias, segments=along, **options)
+    spec, traced_epsilon = make_spec(
+        blocks,
+        x,
+        scale,
+        bias,
+        epsilon=epsilon,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        dtype=dtype,
+        segments=along,
+    )
     return _normalize(
         spec,
         moments,
@@ -183,20 +187,25 @@ def standardize(
     >>> jn.standardize(packed, "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
     [-1.0, -1.0, 1.0, 1.0]
     """
-    own = {
-        "epsilon": epsilon,
-        "centered": centered,
-        "correction": correction,
-        "epsilon_in": epsilon_in,
-    }
-    options = {
-        "axis_name": axis_name,
-        "full_range": full_range,
-        "implementation": implementation,
-        "dtype": dtype,
-    }
-    named = {"where": where, "segments": segments, "num_segments": num_segments}
-    return fused(*_validated(x, axes, scale, bias, sizes, **own, **options, **named))
+    x = validation.floating(x)
+    call = prepare(
+        x,
+        with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes),
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        centered=centered,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        axis_name=axis_name,
+        full_range=full_range,
+        implementation=implementation,
+        dtype=dtype,
+        segments=segments,
+        num_segments=num_segments,
+    )
+    return run(call)
 
 
 def takes_arguments_of(
@@ -231,7 +240,10 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     """
     given = signature(standardize).bind(*arguments, **options)
     given.apply_defaults()
-    return _selected(*_validated(**given.arguments))
+    x, axes, sizes = (given.arguments.pop(name) for name in ("x", "axes", "sizes"))
+    x = validation.floating(x)
+    reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
+    return prepare(x, reduction, **given.arguments).plan()
 
 
 OF_NORMALIZE, OF_STANDARDIZE = (
@@ -240,140 +252,33 @@ OF_NORMALIZE, OF_STANDARDIZE = (
 )
 
 
-def _validated(x, axes, scale, bias, sizes, **options) -> tuple[Spec, Operands, str | None]:
-    """What :func:`fused` takes."""
-    x = validation.floating(x)
-    scale, bias = validation.param("scale", scale, x.shape), validation.param("bias", bias, x.shape)
-    reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
-    return _operands(x, reduction, scale, bias, **options)
-
-
-def _operands(
-    x,
-    reduction,
-    scale,
-    bias,
-    *,
-    where,
-    implementation=None,
-    segments=None,
-    num_segments=None,
-    param=None,
-    **options,
-) -> tuple[Spec, Operands, str | None]:
-    spec, traced_epsilon = make_spec(reduction, x, scale, bias, **options)
-    spec, ids = spec.along(segments, num_segments)
-    return (
-        spec,
-        Operands(x, validation.mask(where, x.shape), scale, bias, ids, traced_epsilon, param),
-        implementation,
-    )
-
-
-def make_spec(
-    reduction: Reduction,
-    x: jax.Array,
-    scale,
-    bias,
-    *,
-    epsilon=1e-5,
-    correction=0,
-    epsilon_in="var",
-    dtype=None,
-    **options,
-) -> tuple[Spec, jax.Array | None]:
-    """The static facts, checked, and the epsilon beside them if it is traced: kernels and compiled
-    programs need it static.
-    """
-    correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
-    dtype = validation.output_dtype(dtype, x, scale=scale, bias=bias)
-    options |= {
-        "correction": correction,
-        "epsilon_in": validation.epsilon_in(epsilon_in),
-        "dtype": dtype,
-    }
-    epsilon = validation.number_or_traced("epsilon", epsilon)
-    if not isinstance(epsilon, jax.core.Tracer):
-        return Spec(reduction, epsilon=epsilon, **options), None
-    if correction or epsilon_in == "std":
-        raise TypeError(
-            "epsilon must be a static number beside correction and epsilon_in='std': got a traced "
-            "value."
-        )
-    return Spec(reduction, epsilon=0.0, **options), epsilon
-
-
-def fused(spec: Spec, operands: Operands, implementation: str | None = None) -> jax.Array:
-    """The output, of arguments that have been validated."""
-    return _fused(spec, _selected(spec, operands, implementation).implementation, operands)
-
-
-def norm_over_with_moments(
-    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own
-) -> tuple[jax.Array, Moments]:
-    """The output for scale and bias along ``features``, and the Moments.
-
-    ``reduction`` may have no axes: every element is then a group of its own.
-    """
-    spec, operands, implementation = norm_operands(x, reduction, features, options, **own)
-    return _with_moments(spec, _selected(spec, operands, implementation).implementation, operands)
-
-
-def norm_over(
-    x: jax.Array, reduction: Reduction, features: tuple[int, ...], options, **own
-) -> jax.Array:
-    """:func:`norm_over_with_moments` without the Moments: nearly all norms and modules use it."""
-    return fused(*norm_operands(x, reduction, features, options, **own))
-
-
-def norm_operands(
-    x: jax.Array,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    options: NormOptions,
-    *,
-    scale,
-    bias,
-    **own,
-) -> tuple[Spec, Operands, str | None]:
-    """What :func:`fused` takes. ``options`` are the caller's, ``own`` those that the norm has
-    beside them.
-    """
-    scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return _operands(x, reduction, scale, bias, **own, **options)
-
-
 def with_running(
-    x: jax.Array, running: Moments, features: tuple[int, ...], *, scale, bias, **options
+    x: jax.Array,
+    running: Moments,
+    features: tuple[int, ...],
+    *,
+    scale: Param,
+    bias: Param,
+    epsilon: ArrayLike,
+    where: Param,
+    dtype: DTypeLike | None = None,
+    mask_name: str = "where",
 ) -> jax.Array:
-    """Batch norm in evaluation: statistics and parameters of the shape of the feature axes."""
+    """Normalize by running statistics, as batch norm does in evaluation.
+
+    Statistics and parameters have the shape of the feature axes.
+    """
+    moments = like_batch(applicable("moments", running, x), x.shape, features)
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
-    return normalize(x, like_batch(running, x.shape, features), scale=scale, bias=bias, **options)
-
-
-def _selected(spec: Spec, operands: Operands, implementation: str | None) -> Plan:
-    operation = "norm" if spec.ordinary else None
-    return select(implementation, operation, operands.x, spec, operands)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _fused(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
-    def run(operands: Operands) -> jax.Array:
-        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
-
-    return _by_compiler(run, operands)(operands)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _with_moments(spec: Spec, implementation: str, operands: Operands) -> tuple[jax.Array, Moments]:
-    operands = split_operands(spec, operands)
-    y, stats = forward(implementation, spec, operands, moments=True)
-    return y, from_stats(spec, stats)
+    blocks = blocks_of(shape_of(moments), x.shape)
+    spec, traced = make_spec(blocks, x, scale, bias, epsilon=epsilon, dtype=dtype)
+    where = validation.mask(where, x.shape, mask_name)
+    return _normalize(spec, moments, Operands(x, where, scale, bias, epsilon=traced))
 
 
 @partial(jax.jit, static_argnums=0)
 def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
-    def run(operands: Operands, moments: Moments) -> jax.Array:
+    def each(operands: Operands, moments: Moments) -> jax.Array:
         operands, loops = split_operands(spec, operands), usual_loops(spec)
         dtype = compute_dtype(operands.x.dtype)
         fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))
@@ -392,21 +297,4 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         )
         return masked(spec, operands, applied)[0]
 
-    return _by_compiler(run, operands)(operands, moments)
-
-
-def split_operands(spec: Spec, operands: Operands) -> Operands:
-    """The operands, with what broadcasts against x split as x is."""
-    where, scale, bias = alongside(
-        spec.reduction, operands.x, operands.where, operands.scale, operands.bias
-    )
-    return operands._replace(where=where, scale=scale, bias=bias)
-
-
-def _by_compiler(run: Callable, operands: Operands) -> Callable:
-    """The same function, which XLA shards where there are ids, whose types do not tell how: its
-    output as x is.
-    """
-    return (
-        run if operands.ids is None else sharded_by_compiler(run, jax.typeof(operands.x).sharding)
-    )
+    return by_compiler(each, operands)(operands, moments)

@@ -17,9 +17,9 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.core.call import prepare, run, run_with_moments
 from jaxnorm.features import checked_divisor, spatial_axes
 from jaxnorm.keywords import by_keyword
-from jaxnorm.normalization import norm_over, norm_over_with_moments
 from jaxnorm.options import EpsilonIn, NormOptions, Param
 from jaxnorm.statistics import Moments
 
@@ -77,16 +77,17 @@ def batch_norm(
             f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, "
             f"feature_axes={feature_axes}."
         )
-    return norm_over_with_moments(
+    call = prepare(
         x,
         unsplit(x.shape, reduced),
         features,
-        options,
         scale=scale,
         bias=bias,
         epsilon=epsilon,
         where=where,
+        **options,
     )
+    return run_with_moments(call)
 
 
 @by_keyword
@@ -142,24 +143,22 @@ def layer_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    own = {
-        "correction": correction,
-        "epsilon_in": epsilon_in,
-        "segments": segments,
-        "num_segments": num_segments,
-    }
     features = reduced if segments is None else reduced[1:]
-    return norm_over(
+    call = prepare(
         x,
         unsplit(x.shape, reduced),
         features,
-        options,
         scale=scale,
         bias=bias,
         epsilon=epsilon,
         where=where,
-        **own,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        segments=segments,
+        num_segments=num_segments,
+        **options,
     )
+    return run(call)
 
 
 @by_keyword
@@ -207,16 +206,17 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    return norm_over_with_moments(
+    call = prepare(
         x,
         unsplit(x.shape, features),
         features,
-        options,
         scale=scale,
         bias=bias,
         epsilon=epsilon,
         where=where,
+        **options,
     )
+    return run_with_moments(call)
 
 
 @by_keyword
@@ -260,8 +260,18 @@ def rms_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
-    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
-    return norm_over(x, unsplit(x.shape, reduced), reduced, options, centered=False, **given)
+    call = prepare(
+        x,
+        unsplit(x.shape, reduced),
+        reduced,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        centered=False,
+        **options,
+    )
+    return run(call)
 
 
 @by_keyword
@@ -318,15 +328,19 @@ def instance_norm(
     features, reduced = spatial_axes(
         x.shape, feature_axes, "instance norm", packed=segments is not None
     )
-    given = {
-        "scale": scale,
-        "bias": bias,
-        "epsilon": epsilon,
-        "where": where,
-        "segments": segments,
-        "num_segments": num_segments,
-    }
-    return norm_over(x, unsplit(x.shape, reduced), features, options, **given)
+    call = prepare(
+        x,
+        unsplit(x.shape, reduced),
+        features,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        segments=segments,
+        num_segments=num_segments,
+        **options,
+    )
+    return run(call)
 
 
 @by_keyword
@@ -390,6 +404,14 @@ def group_norm(
     if features[0] in reduced:
         raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)
-    return norm_over(
-        x, reduction, features, options, scale=scale, bias=bias, epsilon=epsilon, where=where
+    call = prepare(
+        x,
+        reduction,
+        features,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        **options,
     )
+    return run(call)

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm import validation
 from jaxnorm.axes import other_axes, unsplit
+from jaxnorm.core.call import Call, prepare, run, split_operands
 from jaxnorm.core.plan import find_stats, loops_for, select, usual_loops
 from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
 from jaxnorm.engine.loops import PlainLoops
@@ -19,7 +20,6 @@ from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.features import spatial_axes
 from jaxnorm.keywords import by_keyword
-from jaxnorm.normalization import fused, norm_operands, split_operands
 from jaxnorm.options import NormOptions, Param
 from jaxnorm.statistics import Moments, applicable, from_stats, into_frame, like_batch
 
@@ -94,13 +94,21 @@ def switchable_norm(
         unsplit(x.shape, tuple(range(x.ndim))),
         validation.number("epsilon", epsilon),
     )
-    given = {"scale": scale, "bias": bias, "epsilon": epsilon, "where": where}
-    spec, operands, implementation = norm_operands(x, everything, features, options, **given)
+    call = prepare(
+        x,
+        everything,
+        features,
+        scale=scale,
+        bias=bias,
+        epsilon=epsilon,
+        where=where,
+        **options,
+    )
     if running is not None:
         running = applicable("running", running, x)
         running = like_batch(running, x.shape, features)
-    selected = select(implementation, None, x).implementation
-    y, batch = _switchable(selected, spec, features, spatial, *logits, running, operands)
+    selected = select(call.implementation, None, x).implementation
+    y, batch = _switchable(selected, call.spec, features, spatial, *logits, running, call.operands)
     return y, batch if running is None else running
 
 
@@ -172,7 +180,7 @@ def _blended(
     gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
     own = replace(own, dtype=spec.dtype)
     scale, bias = map(loops.before, (times(gain, scale), plus(times(shift, scale), bias)))
-    y = fused(own, Operands(u, where, scale, bias), implementation)
+    y = run(Call(own, Operands(u, where, scale, bias), implementation))
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
     frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))
     return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var))

@@ -12,14 +12,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm import validation
 from jaxnorm.axes import canonical_axes, integer, other_axes, unsplit
+from jaxnorm.core.call import prepare, run
 from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
 from jaxnorm.engine.reference import times
 from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
-from jaxnorm.engine.spec import Operands
 from jaxnorm.features import aligned
 from jaxnorm.keywords import known_keywords
-from jaxnorm.normalization import fused, make_spec
 from jaxnorm.options import Param
 
 
@@ -72,12 +71,18 @@ def weight_norm(
     epsilon = (
         epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon
     ) / size
-    options = {"centered": False, "epsilon": epsilon, "dtype": dtype, "full_range": full_range}
-    spec, traced_epsilon = make_spec(reduction, kernel, factor, None, **options)
     root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
-    return fused(
-        spec, Operands(kernel, scale=times(root, factor), epsilon=traced_epsilon), implementation
+    call = prepare(
+        kernel,
+        reduction,
+        scale=times(root, factor),
+        epsilon=epsilon,
+        centered=False,
+        dtype=dtype,
+        full_range=full_range,
+        implementation=implementation,
     )
+    return run(call)
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

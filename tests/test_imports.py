@@ -30,6 +30,7 @@ LAYERS = [
     ["kernels"],
     ["core.plan"],
     ["statistics", "features", "blocks"],
+    ["core.call"],
     ["normalization", "running", "recurrent"],
     ["norms", "graphs", "switchable", "weights", "online", "modules"],
     ["linen", "nnx", "data"],

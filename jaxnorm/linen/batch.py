@@ -10,14 +10,14 @@ from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.core.call import run_with_moments
 from jaxnorm.keywords import known_keywords
-from jaxnorm.linen.layers import across, operands
+from jaxnorm.linen.layers import across, inputs, over
 from jaxnorm.modules.arguments import flag
+from jaxnorm.modules.calls import evaluated, switched
 from jaxnorm.modules.running import collect
-from jaxnorm.normalization import norm_over_with_moments, with_running
 from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
-from jaxnorm.switchable import switchable_norm
 
 COLLECTION = "batch_moments"  # what has been seen of the present batch: there only if asked for
 
@@ -99,14 +99,11 @@ class BatchNorm(nn.BatchNorm):
         features = canonical_axes(self.axis, x.ndim, "axis")
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
         running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
-        x, params, dtype = operands(self, x, mask, features)
-        given = {"epsilon": self.epsilon, **params}
         if evaluating:
-            return with_running(x, running.read(), features, dtype=dtype, **given)
+            given = inputs(self, x, features)
+            return evaluated(self, given, running.read(), features, mask)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(
-            x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given
-        )
+        y, batch = run_with_moments(over(self, x, reduction, features, mask))
         running.update(batch)
         return y
 
@@ -159,14 +156,20 @@ class SwitchableNorm(nn.Module):
         )
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
-        x, params, dtype = operands(self, x, mask, features)
+        given = inputs(self, x, features)
         logits = [
             self.param(name, initializers.zeros, (3,), self.param_dtype)
             for name in ("mean_logits", "var_logits")
         ]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
-        if evaluating:
-            return switchable_norm(x, *logits, running=running.read(), **options)[0]
-        y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)
-        running.update(batch)
+        y, batch = switched(
+            self,
+            given,
+            logits,
+            features,
+            mask,
+            running=running.read() if evaluating else None,
+            axis_name=None if evaluating else across(self),
+        )
+        if not evaluating:
+            running.update(batch)
         return y

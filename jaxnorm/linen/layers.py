@@ -9,10 +9,12 @@ from jax.nn.initializers import Initializer
 
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
+from jaxnorm.core.call import Call, run, run_with_moments
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import (
+    Inputs,
     bound,
     group_axes,
     group_count,
@@ -20,7 +22,7 @@ from jaxnorm.modules.arguments import (
     instance_axes,
     module_axes,
 )
-from jaxnorm.normalization import norm_over, norm_over_with_moments
+from jaxnorm.modules.calls import call_of
 from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
@@ -35,23 +37,18 @@ __all__ = [
 ]
 
 
-def operands(
-    module: Any, x: jax.Array, mask: Any, features: tuple[int, ...]
-) -> tuple[jax.Array, dict[str, Any], Any]:
-    """``x``; scale and bias of a module, created on first use, and the mask; and the dtype of its
-    output.
-    """
+def inputs(module: Any, x: jax.Array, features: tuple[int, ...]) -> Inputs:
+    """Return ``x``, scale and bias of a module, created on first use, and its output's dtype."""
     sizes = tuple(x.shape[axis] for axis in features)
-    params = {}
-    for name in ("scale", "bias"):
-        used = getattr(module, f"use_{name}", False)
-        params[name] = (
-            module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
-            if used
-            else None
-        )
-    dtype = promoted(module.dtype, x, *params.values())
-    return inexact(x, dtype), params | {"where": validation.mask(mask, x.shape, "mask")}, dtype
+
+    def create(name: str) -> jax.Array | None:
+        if not getattr(module, f"use_{name}", False):
+            return None
+        return module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
+
+    scale, bias = create("scale"), create("bias")
+    dtype = promoted(module.dtype, x, scale, bias)
+    return Inputs(inexact(x, dtype), scale, bias, dtype)
 
 
 def across(module: Any):
@@ -62,24 +59,19 @@ def across(module: Any):
 
 
 def over(
-    module: Any,
-    x: jax.Array,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    mask,
-    *,
-    run=norm_over,
-    **own,
-):
-    """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    x, params, dtype = operands(module, x, mask, features)
-    options = {"axis_name": across(module), "dtype": dtype}
-    return run(x, reduction, features, options, epsilon=module.epsilon, **params, **own)
+    module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask: Param
+) -> Call:
+    """Prepare the normalization of ``x`` by a module."""
+    given = inputs(module, x, features)
+    return call_of(module, given, reduction, features, mask, across(module))
 
 
-def over_axes(module: Any, x: jax.Array, mask, **own):
+def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) -> Call:
+    """Prepare the normalization of ``x`` over a module's reduction axes."""
     features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, **own)
+    given = inputs(module, x, features)
+    reduction = unsplit(x.shape, reduced)
+    return call_of(module, given, reduction, features, mask, across(module), centered=centered)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -109,7 +101,18 @@ class LayerNorm(nn.LayerNorm):
         """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
         count for nothing and become 0.
         """
-        return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
+        features, reduced = module_axes(self, x.ndim)
+        call = call_of(
+            self,
+            inputs(self, x, features),
+            unsplit(x.shape, reduced),
+            features,
+            mask,
+            across(self),
+            segments=segments,
+            num_segments=num_segments,
+        )
+        return run(call)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -130,7 +133,7 @@ class RMSNorm(nn.RMSNorm):
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=False)
+        return run(over_axes(self, x, mask, centered=False))
 
 
 class PositionalNorm(nn.LayerNorm):
@@ -160,7 +163,7 @@ class PositionalNorm(nn.LayerNorm):
         """The output, and the Moments of each position; elements where ``mask`` is 0 count for
         nothing and become 0.
         """
-        return over_axes(self, x, mask, run=norm_over_with_moments)
+        return run_with_moments(over_axes(self, x, mask))
 
 
 class InstanceNorm(nn.InstanceNorm):
@@ -191,15 +194,17 @@ class InstanceNorm(nn.InstanceNorm):
         count for nothing and become 0.
         """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
-        return over(
+        call = call_of(
             self,
-            x,
+            inputs(self, x, features),
             unsplit(x.shape, reduced),
             features,
             mask,
+            across(self),
             segments=segments,
             num_segments=num_segments,
         )
+        return run(call)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -223,7 +228,7 @@ class GroupNorm(nn.GroupNorm):
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
-        return over(self, x, reduction, (x.ndim - 1,), mask)
+        return run(over(self, x, reduction, (x.ndim - 1,), mask))
 
 
 class GraphNorm(nn.InstanceNorm):
@@ -262,15 +267,20 @@ class GraphNorm(nn.InstanceNorm):
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
-        x, params, dtype = operands(self, x, mask, features)
-        given = {
-            "feature_axes": features,
-            "epsilon": self.epsilon,
-            "segments": segments,
-            "num_segments": num_segments,
-            **params,
-        }
-        return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
+        given = inputs(self, x, features)
+        return graph_norm(
+            given.x,
+            mean_scale,
+            feature_axes=features,
+            scale=given.scale,
+            bias=given.bias,
+            epsilon=self.epsilon,
+            where=validation.mask(mask, given.x.shape, "mask"),
+            segments=segments,
+            num_segments=num_segments,
+            axis_name=across(self),
+            dtype=given.dtype,
+        )
 
 
 class PairNorm(nn.InstanceNorm):
@@ -305,12 +315,17 @@ class PairNorm(nn.InstanceNorm):
         become 0.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        x, params, dtype = operands(self, x, mask, features)
-        given = {
-            "feature_axes": features,
-            "epsilon": self.epsilon,
-            "segments": segments,
-            "num_segments": num_segments,
-            **params,
-        }
-        return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)
+        given = inputs(self, x, features)
+        return pair_norm(
+            given.x,
+            self.length,
+            feature_axes=features,
+            scale=given.scale,
+            bias=given.bias,
+            epsilon=self.epsilon,
+            where=validation.mask(mask, given.x.shape, "mask"),
+            segments=segments,
+            num_segments=num_segments,
+            axis_name=across(self),
+            dtype=given.dtype,
+        )

@@ -1,6 +1,6 @@
 """What Flax's modules accept beyond the functions: the rules that linen and nnx share."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,22 @@ from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.features import checked_divisor
 from jaxnorm.options import AxisGroups
 from jaxnorm.validation import as_array
+
+
+class Inputs(NamedTuple):
+    """What a module normalizes, and by what.
+
+    Attributes:
+      x: the data, floating or complex.
+      scale: the gain, of the shape of the feature axes; None where the module has none.
+      bias: the shift.
+      dtype: of the output.
+    """
+
+    x: jax.Array
+    scale: jax.Array | None
+    bias: jax.Array | None
+    dtype: Any
 
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

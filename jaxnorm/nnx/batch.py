@@ -13,15 +13,15 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
 from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.core.call import run_with_moments
 from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import flag
+from jaxnorm.modules.calls import call_of, evaluated, switched
 from jaxnorm.modules.running import collect
 from jaxnorm.nnx.flax_versions import get_value, set_value
-from jaxnorm.nnx.layers import across, check_features, operands
-from jaxnorm.normalization import norm_over_with_moments, with_running
+from jaxnorm.nnx.layers import across, check_features, inputs
 from jaxnorm.running import ema
 from jaxnorm.statistics import Moments
-from jaxnorm.switchable import switchable_norm
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
@@ -62,12 +62,13 @@ def _update(module: Any, batch: Moments) -> None:
         seen = collect(get_value(variable), mean, var, flat)
         set_value(variable, seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
-    options = {
-        "momentum": module.momentum,
-        "unbiased": module.unbiased,
-        "skip_constant": module.skip_constant,
-    }
-    new = ema(_moments(mean, var), flat, **options)
+    new = ema(
+        _moments(mean, var),
+        flat,
+        momentum=module.momentum,
+        unbiased=module.unbiased,
+        skip_constant=module.skip_constant,
+    )
     assign(module, *jax.lax.stop_gradient((new.mean, new.var)))
 
 
@@ -129,22 +130,13 @@ class BatchNorm(nnx.BatchNorm):
     ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.axis, x.ndim, "axis")
-        (x, mean, var), params, dtype = operands(
-            self, x, mask, features, self.mean[...], self.var[...]
-        )
-        given = {"epsilon": self.epsilon, **params}
+        given, (mean, var) = inputs(self, x, features, self.mean[...], self.var[...])
+        sizes = tuple(x.shape[axis] for axis in features)
         if _is_evaluating(self, use_running_average):
-            return with_running(
-                x,
-                _moments(mean, var, tuple(x.shape[axis] for axis in features)),
-                features,
-                dtype=dtype,
-                **given,
-            )
-        reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = norm_over_with_moments(
-            x, reduction, features, {"axis_name": across(self), "dtype": dtype}, **given
-        )
+            return evaluated(self, given, _moments(mean, var, sizes), features, mask)
+        reduction = unsplit(given.x.shape, other_axes(features, x.ndim))
+        call = call_of(self, given, reduction, features, mask, across(self))
+        y, batch = run_with_moments(call)
         _update(self, batch)
         return y
 
@@ -228,17 +220,21 @@ class SwitchableNorm(nnx.Module):
     ) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, mask, features)
-        check_features(self, x, tuple(x.shape[axis] for axis in features), self.mean[...])
-        logits = self.mean_logits[...], self.var_logits[...]
-        options = {"feature_axes": features, "epsilon": self.epsilon, "dtype": dtype, **params}
-        if _is_evaluating(self, use_running_average):
-            running = _moments(
-                self.mean[...], self.var[...], tuple(x.shape[axis] for axis in features)
-            )
-            return switchable_norm(x, *logits, running=running, **options)[0]
-        y, batch = switchable_norm(x, *logits, axis_name=across(self), **options)
-        _update(self, batch)
+        given, _ = inputs(self, x, features)
+        sizes = tuple(x.shape[axis] for axis in features)
+        check_features(self, given.x, sizes, self.mean[...])
+        evaluating = _is_evaluating(self, use_running_average)
+        y, batch = switched(
+            self,
+            given,
+            (self.mean_logits[...], self.var_logits[...]),
+            features,
+            mask,
+            running=_moments(self.mean[...], self.var[...], sizes) if evaluating else None,
+            axis_name=None if evaluating else across(self),
+        )
+        if not evaluating:
+            _update(self, batch)
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:

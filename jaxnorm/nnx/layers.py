@@ -10,10 +10,12 @@ from jax.nn import initializers
 
 from jaxnorm import validation
 from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
+from jaxnorm.core.call import Call, run, run_with_moments
 from jaxnorm.dtypes import promoted
 from jaxnorm.graphs import graph_norm, pair_norm
 from jaxnorm.keywords import known_keywords
 from jaxnorm.modules.arguments import (
+    Inputs,
     bound,
     group_axes,
     group_count,
@@ -21,8 +23,9 @@ from jaxnorm.modules.arguments import (
     instance_axes,
     module_axes,
 )
+from jaxnorm.modules.calls import call_of
 from jaxnorm.nnx import flax_versions
-from jaxnorm.normalization import norm_over, norm_over_with_moments, takes_arguments_of
+from jaxnorm.normalization import takes_arguments_of
 from jaxnorm.options import Param
 from jaxnorm.statistics import Moments
 
@@ -37,12 +40,10 @@ __all__ = [
 ]
 
 
-def operands(
-    module: Any, x: jax.Array, mask: Any, features: tuple[int, ...], *stats: jax.Array
-) -> tuple[list[jax.Array], dict[str, Any], Any]:
-    """``x`` and the running statistics; scale, bias and mask; and the dtype to which all but the
-    mask promote.
-    """
+def inputs(
+    module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array
+) -> tuple[Inputs, list[jax.Array]]:
+    """Return what is normalized, and the running statistics, promoted with it."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if own_rule := flax_versions.promotion(module):  # Flax's would round x before its statistics
@@ -52,8 +53,7 @@ def operands(
     dtype, sizes = promoted(module.dtype, *deciding), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
-    given = {"scale": scale, "bias": bias, "where": validation.mask(mask, x.shape, "mask")}
-    return [inexact(x, dtype), *running], given, dtype
+    return Inputs(inexact(x, dtype), scale, bias, dtype), running
 
 
 def check_features(
@@ -74,24 +74,19 @@ def across(module: Any):
 
 
 def over(
-    module: Any,
-    x: jax.Array,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    mask,
-    *,
-    run=norm_over,
-    **own,
-):
-    """``x`` normalized by a module, and its Moments if that is what ``run`` returns."""
-    (x,), params, dtype = operands(module, x, mask, features)
-    options = {"axis_name": across(module), "dtype": dtype}
-    return run(x, reduction, features, options, epsilon=module.epsilon, **params, **own)
+    module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask: Param
+) -> Call:
+    """Prepare the normalization of ``x`` by a module."""
+    given = inputs(module, x, features)[0]
+    return call_of(module, given, reduction, features, mask, across(module))
 
 
-def over_axes(module: Any, x: jax.Array, mask, **own):
+def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) -> Call:
+    """Prepare the normalization of ``x`` over a module's reduction axes."""
     features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, **own)
+    given = inputs(module, x, features)[0]
+    reduction = unsplit(x.shape, reduced)
+    return call_of(module, given, reduction, features, mask, across(module), centered=centered)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -120,7 +115,18 @@ class LayerNorm(nnx.LayerNorm):
         """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
         count for nothing and become 0.
         """
-        return over_axes(self, x, mask, centered=True, segments=segments, num_segments=num_segments)
+        features, reduced = module_axes(self, x.ndim)
+        call = call_of(
+            self,
+            inputs(self, x, features)[0],
+            unsplit(x.shape, reduced),
+            features,
+            mask,
+            across(self),
+            segments=segments,
+            num_segments=num_segments,
+        )
+        return run(call)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -140,7 +146,7 @@ class RMSNorm(nnx.RMSNorm):
     @known_keywords
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
-        return over_axes(self, x, mask, centered=False)
+        return run(over_axes(self, x, mask, centered=False))
 
 
 class PositionalNorm(nnx.LayerNorm):
@@ -179,7 +185,7 @@ class PositionalNorm(nnx.LayerNorm):
         """The output, and the Moments of each position; elements where ``mask`` is 0 count for
         nothing and become 0.
         """
-        return over_axes(self, x, mask, run=norm_over_with_moments)
+        return run_with_moments(over_axes(self, x, mask))
 
 
 class InstanceNorm(flax_versions.InstanceNorm):
@@ -210,15 +216,17 @@ class InstanceNorm(flax_versions.InstanceNorm):
         count for nothing and become 0.
         """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
-        return over(
+        call = call_of(
             self,
-            x,
+            inputs(self, x, features)[0],
             unsplit(x.shape, reduced),
             features,
             mask,
+            across(self),
             segments=segments,
             num_segments=num_segments,
         )
+        return run(call)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -256,7 +264,7 @@ class GroupNorm(nnx.GroupNorm):
         reduction = in_groups(
             x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups
         )
-        return over(self, x, reduction, features, mask)
+        return run(over(self, x, reduction, features, mask))
 
 
 class GraphNorm(flax_versions.InstanceNorm):
@@ -300,18 +308,23 @@ class GraphNorm(flax_versions.InstanceNorm):
         become 0.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, mask, features)
+        given, _ = inputs(self, x, features)
         sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
-        check_features(self, x, sizes, mean_scale)
+        check_features(self, given.x, sizes, mean_scale)
         mean_scale = mean_scale.reshape(sizes)
-        given = {
-            "feature_axes": features,
-            "epsilon": self.epsilon,
-            "segments": segments,
-            "num_segments": num_segments,
-            **params,
-        }
-        return graph_norm(x, mean_scale, axis_name=across(self), dtype=dtype, **given)
+        return graph_norm(
+            given.x,
+            mean_scale,
+            feature_axes=features,
+            scale=given.scale,
+            bias=given.bias,
+            epsilon=self.epsilon,
+            where=validation.mask(mask, given.x.shape, "mask"),
+            segments=segments,
+            num_segments=num_segments,
+            axis_name=across(self),
+            dtype=given.dtype,
+        )
 
 
 class PairNorm(flax_versions.InstanceNorm):
@@ -357,12 +370,17 @@ class PairNorm(flax_versions.InstanceNorm):
         become 0.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        (x,), params, dtype = operands(self, x, mask, features)
-        given = {
-            "feature_axes": features,
-            "epsilon": self.epsilon,
-            "segments": segments,
-            "num_segments": num_segments,
-            **params,
-        }
-        return pair_norm(x, self.length, axis_name=across(self), dtype=dtype, **given)
+        given, _ = inputs(self, x, features)
+        return pair_norm(
+            given.x,
+            self.length,
+            feature_axes=features,
+            scale=given.scale,
+            bias=given.bias,
+            epsilon=self.epsilon,
+            where=validation.mask(mask, given.x.shape, "mask"),
+            segments=segments,
+            num_segments=num_segments,
+            axis_name=across(self),
+            dtype=given.dtype,
+        )

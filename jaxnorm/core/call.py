@@ -1,0 +1,216 @@
+"""The one door to every norm: arguments are prepared once, and run.
+
+call = prepare(x, reduction, features, scale=scale, bias=bias, epsilon=epsilon, where=where)
+y = run(call)
+y, moments = run_with_moments(call)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxnorm import validation
+from jaxnorm.axes import Reduction
+from jaxnorm.core.plan import Plan, forward, select
+from jaxnorm.engine.segments import Segments
+from jaxnorm.engine.sharding import alongside, sharded_by_compiler
+from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.features import aligned
+from jaxnorm.options import AxisName, EpsilonIn, Param
+from jaxnorm.statistics import Moments, from_stats
+
+
+@dataclass(frozen=True)
+class Call:
+    """A norm and its arguments, all of them checked.
+
+    Attributes:
+      spec: what is static.
+      operands: the arrays.
+      implementation: the name that the caller asks for; None for the rule of core/plan.py.
+    """
+
+    spec: Spec
+    operands: Operands
+    implementation: str | None = None
+
+    def plan(self) -> Plan:
+        """Return which implementation runs.
+
+        Raises:
+          ValueError: the one that is asked for cannot take these arguments.
+        """
+        operation = "norm" if self.spec.ordinary else None
+        return select(self.implementation, operation, self.operands.x, self.spec, self.operands)
+
+
+def prepare(
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...] | None = None,
+    *,
+    scale: Param = None,
+    bias: Param = None,
+    epsilon: ArrayLike = 1e-5,
+    where: Param = None,
+    mask_name: str = "where",
+    centered: bool = True,
+    correction: float = 0,
+    epsilon_in: EpsilonIn = "var",
+    axis_name: AxisName = None,
+    full_range: bool = False,
+    implementation: str | None = None,
+    dtype: DTypeLike | None = None,
+    segments: ArrayLike | None = None,
+    num_segments: int | None = None,
+    adjust: Callable | None = None,
+    param: jax.Array | None = None,
+    power_axes: tuple[int, ...] = (),
+) -> Call:
+    """Check the arguments of a norm, and return them as a call.
+
+    Args:
+      x: a floating or complex array.
+      reduction: its reduction axes. There may be none: every element is then a group of its own.
+      features: the axes along which scale and bias lie, whose shape they have; None where they
+        broadcast against ``x``.
+      scale: the gain.
+      bias: the shift.
+      epsilon: added to the variance; it may be traced.
+      where: boolean mask or float weights.
+      mask_name: what errors call ``where``.
+      centered: whether the mean is subtracted.
+      correction: what the count is reduced by in the variance.
+      epsilon_in: whether epsilon is added to the variance or to its root.
+      axis_name: device or vmap axes that are reduced as well.
+      full_range: whether each group is divided by a power of two first.
+      implementation: the name that the caller asks for.
+      dtype: of the output.
+      segments: ids along the first reduction axis.
+      num_segments: how many segments there are.
+      adjust: what becomes of the statistics before they are applied, see :class:`Spec`.
+      param: what ``adjust`` takes.
+      power_axes: the axes along which all groups have one power of two.
+
+    Raises:
+      TypeError: arguments of a wrong kind.
+      ValueError: arguments that do not fit.
+    """
+    if features is None:
+        scale = validation.param("scale", scale, x.shape)
+        bias = validation.param("bias", bias, x.shape)
+    else:
+        scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    spec, traced_epsilon = make_spec(
+        reduction,
+        x,
+        scale,
+        bias,
+        epsilon=epsilon,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        dtype=dtype,
+        centered=centered,
+        axis_name=axis_name,
+        full_range=full_range,
+        adjust=adjust,
+        power_axes=power_axes,
+    )
+    spec, ids = spec.along(segments, num_segments)
+    where = validation.mask(where, x.shape, mask_name)
+    return Call(spec, Operands(x, where, scale, bias, ids, traced_epsilon, param), implementation)
+
+
+def make_spec(
+    reduction: Reduction,
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    epsilon: ArrayLike,
+    correction: float = 0,
+    epsilon_in: EpsilonIn = "var",
+    dtype: DTypeLike | None = None,
+    centered: bool = True,
+    axis_name: AxisName = None,
+    full_range: bool = False,
+    segments: Segments | None = None,
+    adjust: Callable | None = None,
+    power_axes: tuple[int, ...] = (),
+) -> tuple[Spec, jax.Array | None]:
+    """Return the static arguments, checked, and the epsilon if it is traced.
+
+    Kernels and compiled programs need a static one, which then is part of the spec.
+    """
+    correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
+    output = validation.output_dtype(dtype, x, scale=scale, bias=bias)
+    validation.epsilon_in(epsilon_in)
+    number: Any = validation.number_or_traced("epsilon", epsilon)
+    traced = number if isinstance(number, jax.core.Tracer) else None
+    if traced is not None and (correction or epsilon_in == "std"):
+        raise TypeError(
+            "epsilon must be a static number beside correction and epsilon_in='std': got a traced "
+            "value."
+        )
+    spec = Spec(
+        reduction,
+        axis_name,
+        centered,
+        number if traced is None else 0.0,
+        correction,
+        epsilon_in,
+        output,
+        full_range,
+        segments,
+        adjust,
+        power_axes,
+    )
+    return spec, traced
+
+
+def run(call: Call) -> jax.Array:
+    """Return the output of a prepared call."""
+    return _run(call.spec, call.plan().implementation, call.operands)
+
+
+def run_with_moments(call: Call) -> tuple[jax.Array, Moments]:
+    """Return the output of a prepared call, and the Moments of its groups."""
+    return _run_with_moments(call.spec, call.plan().implementation, call.operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _run(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
+    def each(operands: Operands) -> jax.Array:
+        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
+
+    return by_compiler(each, operands)(operands)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _run_with_moments(
+    spec: Spec, implementation: str, operands: Operands
+) -> tuple[jax.Array, Moments]:
+    operands = split_operands(spec, operands)
+    y, stats = forward(implementation, spec, operands, moments=True)
+    return y, from_stats(spec, stats)
+
+
+def split_operands(spec: Spec, operands: Operands) -> Operands:
+    """Return the operands, with what broadcasts against x split as x is."""
+    x, where, scale, bias, *_ = operands
+    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
+    return operands._replace(where=where, scale=scale, bias=bias)
+
+
+def by_compiler(function: Callable[..., Any], operands: Operands) -> Callable[..., Any]:
+    """Return the same function, which XLA shards where there are ids: their types do not tell how.
+
+    Its output is sharded as x is.
+    """
+    if operands.ids is None:
+        return function
+    return sharded_by_compiler(function, jax.typeof(operands.x).sharding)

@@ -1,0 +1,87 @@
+"""How the modules of linen and nnx call norms: with their attributes, and the mask of a call."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxnorm import validation
+from jaxnorm.axes import Reduction
+from jaxnorm.core.call import Call, prepare
+from jaxnorm.modules.arguments import Inputs
+from jaxnorm.normalization import with_running
+from jaxnorm.options import AxisName, Param
+from jaxnorm.statistics import Moments
+from jaxnorm.switchable import switchable_norm
+
+
+def call_of(
+    module: Any,
+    inputs: Inputs,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    mask: Param,
+    axis_name: AxisName,
+    *,
+    centered: bool = True,
+    segments: Param = None,
+    num_segments: int | None = None,
+) -> Call:
+    """Prepare the normalization of a module's inputs by their own statistics."""
+    return prepare(
+        inputs.x,
+        reduction,
+        features,
+        scale=inputs.scale,
+        bias=inputs.bias,
+        epsilon=module.epsilon,
+        where=mask,
+        mask_name="mask",
+        centered=centered,
+        axis_name=axis_name,
+        dtype=inputs.dtype,
+        segments=segments,
+        num_segments=num_segments,
+    )
+
+
+def evaluated(
+    module: Any, inputs: Inputs, running: Moments, features: tuple[int, ...], mask: Param
+) -> jax.Array:
+    """Normalize a module's inputs by running statistics."""
+    return with_running(
+        inputs.x,
+        running,
+        features,
+        scale=inputs.scale,
+        bias=inputs.bias,
+        epsilon=module.epsilon,
+        where=mask,
+        mask_name="mask",
+        dtype=inputs.dtype,
+    )
+
+
+def switched(
+    module: Any,
+    inputs: Inputs,
+    logits: Sequence[jax.Array],
+    features: tuple[int, ...],
+    mask: Param,
+    *,
+    running: Moments | None,
+    axis_name: AxisName,
+) -> tuple[jax.Array, Moments]:
+    """Normalize a module's inputs by the blend of statistics that its logits say."""
+    return switchable_norm(
+        inputs.x,
+        *logits,
+        running=running,
+        feature_axes=features,
+        scale=inputs.scale,
+        bias=inputs.bias,
+        epsilon=module.epsilon,
+        where=validation.mask(mask, inputs.x.shape, "mask"),
+        axis_name=axis_name,
+        dtype=inputs.dtype,
+    )
