@@ -119,8 +119,9 @@ def pair_norm(
     """Pair normalization: the sum of all distances between nodes stays the same from layer to layer
     (Zhao & Akoglu 2019, arXiv 1909.12223).
 
-    ``d = x - mean``, the mean of each channel over the nodes of each graph; ``y = length * d /
-    sqrt(mean(|d|**2) + epsilon)``, of the squared lengths of nodes: the sum over all channels.
+    ``d = x - mean``, the mean of each channel over the nodes of each graph;
+    ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, of the squared lengths of nodes: the sum over
+    all channels.
 
     Args:
       x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B,
