@@ -23,6 +23,7 @@ from selection import of_each
 from jaxnorm.core import plan
 from jaxnorm.kernels.cpu import build, libraries, loading
 
+pytest.register_assert_rewrite("hard", "wide")  # they say what was compared, as tests do
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
 USUAL = compiler.get_compile_options
 for name, value in STRICT:

@@ -5,7 +5,7 @@ from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
-from test_accuracy import HALF, HARD, normal
+from hard import HALF, HARD, normal
 
 # elements of each hard input; segments, of which 3 is empty, 4 has one element, and masks hide all
 # of 5

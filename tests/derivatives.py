@@ -4,7 +4,7 @@ compiling is what takes long.
 
 import jax
 import numpy as np
-from test_native import close
+from wide import close
 
 STEP = 1e-5  # an error of its square, and of 1e-16 divided by it
 

@@ -1,5 +1,5 @@
 """A user's file, which uses every public name: to type checkers nothing in it is Any.
-tests/test_types.py checks and runs it.
+tests/project/test_types.py checks and runs it.
 """
 
 from typing import TypeAlias, assert_type

@@ -1,5 +1,5 @@
-"""Mistakes that type checkers find: each line that is marked so, and no other. tests/test_types.py
-checks it; it does not run.
+"""Mistakes that type checkers find: each line that is marked so, and no other.
+tests/project/test_types.py checks it; it does not run.
 """
 
 import flax.nnx

@@ -25,7 +25,7 @@ from jaxnorm.nnx.recurrent import _CallOptions as NNXOptions
 from jaxnorm.nnx.recurrent import _CellOptions as CellOptions
 from jaxnorm.recurrent import options
 
-ROOT, TYPED = Path(__file__).parent.parent, Path(__file__).parent / "typed"
+ROOT, TYPED = Path(__file__).parents[2], Path(__file__).parents[1] / "typed"
 USE, WRONG = TYPED / "use.py", TYPED / "wrong.py"
 COMMANDS = {
     "mypy": [

@@ -22,7 +22,8 @@ def ray():
     """Started once: that takes most of the time."""
     ray = pytest.importorskip("ray")
     pytest.importorskip("ray.data")
-    paths = os.pathsep.join([str(Path(jaxnorm.__file__).parents[1]), os.path.dirname(__file__)])
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, [Path(jaxnorm.__file__).parents[1], here, here.parent]))
     environment = {"env_vars": {"PYTHONPATH": paths}}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     yield ray

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from cases import long_sweep
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from test_native import arguments, close, with_gradients
+from wide import arguments, close, with_gradients
 
 import jaxnorm as jn
 from jaxnorm.axes import resolve

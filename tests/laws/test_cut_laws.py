@@ -14,9 +14,9 @@ from cases import HOST, long_sweep
 from cut_inputs import K, N, data, folded, ids_of
 from cuts import MESH, WAYS, shard_map
 from flax.nnx import Rngs
+from hard import B32
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_accuracy import B32
 
 import jaxnorm as jn
 from jaxnorm import linen, nnx, online

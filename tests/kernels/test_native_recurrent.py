@@ -11,7 +11,7 @@ import pytest
 from cases import long_sweep
 from jax.sharding import PartitionSpec
 from recurrent_cases import CASES, FEATURES, Case, loss, sequences, weights_for
-from test_native import close as close_to
+from wide import close as close_to
 
 import jaxnorm as jn
 from jaxnorm.recurrent import native

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from cases import DISTINCT, HOST, KINDS, long_sweep
 from derivatives import check_derivatives
+from hard import B32
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from test_accuracy import B32
 from test_transforms import shard_map, ulps
 
 import jaxnorm as jn

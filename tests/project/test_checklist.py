@@ -13,7 +13,7 @@ from cases import CASES, TWINS
 import jaxnorm
 from jaxnorm import graphs, linen, nnx, norms, switchable
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 OPTIONS = {
     "scale",
     "bias",

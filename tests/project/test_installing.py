@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CELL = (NOTEBOOKS / "install.py").read_text()
 HAS = {"jaxnorm": "0.1.0", "jax": "0.7.2", "jaxlib": "0.7.2", "flax": "0.11.2"}
 WHEEL = "jaxnorm-0.1.0-py3-none-manylinux_2_28_x86_64.whl"

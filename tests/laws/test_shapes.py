@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from cases import BY_NAME, long_sweep
-from test_accuracy import HARD, check
+from hard import HARD, check
 
 import jaxnorm as jn
 from bench.shapes import SHAPES, Shape

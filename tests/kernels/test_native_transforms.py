@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from test_native import WIDE, arguments, close, with_gradients
+from wide import WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
 

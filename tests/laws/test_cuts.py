@@ -15,10 +15,10 @@ from conftest import compiled
 from cut_inputs import Data, K, N, by_input, data, ids_of
 from cuts import MESH, WAYS, Piece, applied_to_segments, merged, pieces, shard_map
 from derivatives import check_derivatives
+from hard import B32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from test_accuracy import B32
 
 import jaxnorm as jn
 
