@@ -14,7 +14,7 @@ import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.kernels.cpu import loading
 
-GUIDE = Path(__file__).parent.parent / "CONTRIBUTING.md"
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 LAYER, RMS = BY_NAME["layer"], BY_NAME["rms"]
 TOY, XLA = {"implementation": "toy"}, {"implementation": "xla"}
 
