@@ -77,7 +77,18 @@ def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
     """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is
     ``mask`` in modules.
     """
-    return _checked(call, [name for name in signature(call).parameters if name != "self"])
+    return _checked(call, accepted_by(call))
+
+
+def accepted_by(function: Callable) -> list[str]:
+    """Return the names of the arguments of a function, with those of the TypedDict of its
+    ``**options``.
+    """
+    names: list[str] = []
+    for name, parameter in signature(function).parameters.items():
+        of_options = parameter.kind is Parameter.VAR_KEYWORD
+        names += get_args(parameter.annotation)[0].__annotations__ if of_options else [name]
+    return [name for name in names if name != "self"]
 
 
 def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable[Arguments, Result]:
@@ -114,9 +125,7 @@ def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     kinds = {name: parameter.kind for name, parameter in parameters.items() if name != "options"}
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     positional = [name for name in kinds if name not in named]
-    # all but x
-    accepted = [*kinds, *get_args(parameters["options"].annotation)[0].__annotations__][1:]
-    called, named_right = function.__name__, _checked(function, accepted)
+    called, named_right = function.__name__, _checked(function, accepted_by(function)[1:])  # not x
     example = (
         f"{called}({', '.join(positional)}, {next(name for name in named if 'axes' in name)}=...)"
     )

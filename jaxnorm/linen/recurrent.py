@@ -17,6 +17,7 @@ from jaxnorm.options import Param
 from jaxnorm.recurrent.layers import (
     direction_names,
     listed,
+    module_call,
     module_cell,
     module_start,
     run_cell,
@@ -308,29 +309,29 @@ class _Layer(nn.Module):
                 ]
             )
             width = sum(len(params["recurrent_kernel"]) for params in layers[-1])
+        call = module_call(
+            self,
+            seq_lengths,
+            mask,
+            segment_ids,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
         random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
-            carries = self._start(
-                cells, inputs, self.time_major if time_major is None else time_major, init_key
-            )
+            carries = self._start(cells, inputs, call.time_major, init_key)
         dropout = nn.Dropout(
             validation.number("dropout", self.dropout, 1), deterministic=not random
         )
         make_key = partial(self.make_rng, "dropout") if random else None
-        at_call = {
-            "time_major": time_major,
-            "reverse": reverse,
-            "keep_order": keep_order,
-            "return_carry": return_carry,
-        }
-        steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
         return run_layers(
             self,
             layers,
             inputs,
             carries,
-            at_call,
-            steps,
+            call,
             between=dropout,
             make_key=make_key,
             flip=flip_sequences,

@@ -16,6 +16,7 @@ from jaxnorm.options import Param
 from jaxnorm.recurrent.layers import (
     direction_names,
     listed,
+    module_call,
     module_cell,
     module_start,
     run_cell,
@@ -328,20 +329,22 @@ class _Layer(nnx.Module):
         stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         dropout = partial(self.between, deterministic=deterministic, rngs=rngs)
         make_key = None if deterministic or stream is None else stream
-        at_call = {
-            "time_major": time_major,
-            "reverse": reverse,
-            "keep_order": keep_order,
-            "return_carry": return_carry,
-        }
-        steps = {"lengths": seq_lengths, "where": mask, "segment_ids": segment_ids}
+        call = module_call(
+            self,
+            seq_lengths,
+            mask,
+            segment_ids,
+            time_major=time_major,
+            reverse=reverse,
+            keep_order=keep_order,
+            return_carry=return_carry,
+        )
         return run_layers(
             self,
             layers,
             inputs,
             carries,
-            at_call,
-            steps,
+            call,
             between=dropout,
             make_key=make_key,
             flip=flip_sequences,

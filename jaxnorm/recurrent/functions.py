@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,16 @@ from jaxnorm.dtypes import compute_dtype, promoted
 from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.kernels import PLAIN, TABLE
 from jaxnorm.keywords import known_keywords
-from jaxnorm.options import Param
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.options import (
     EitherResult,
+    Given,
     NetworkOptions,
     Pair,
     Params,
     Result,
     ResultWithMoments,
-    Running,
 )
 from jaxnorm.recurrent.parameters import checked, make_cell
 from jaxnorm.recurrent.scan import advance, run, with_idle
@@ -41,25 +40,33 @@ from jaxnorm.recurrent.sequences import (
 )
 from jaxnorm.recurrent.statistics import checked_running, of_steps, step_moments
 
-Options: TypeAlias = NetworkOptions[ArrayLike]
-LSTMOptions: TypeAlias = NetworkOptions[tuple[ArrayLike, ArrayLike]]
-
 
 @overload
 def rnn(
     x: ArrayLike,
     params: Params,
     *,
+    initial: ArrayLike | None = None,
     return_moments: Literal[False] = False,
-    **options: Unpack[Options],
+    **options: Unpack[NetworkOptions],
 ) -> Result[jax.Array]: ...
 @overload
 def rnn(
-    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: ArrayLike | None = None,
+    return_moments: Literal[True],
+    **options: Unpack[NetworkOptions],
 ) -> ResultWithMoments[jax.Array]: ...
 @overload
 def rnn(
-    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: ArrayLike | None = None,
+    return_moments: bool,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]: ...
 @known_keywords
 def rnn(
@@ -67,22 +74,10 @@ def rnn(
     params: Params,
     *,
     initial: ArrayLike | None = None,
-    lengths: Param = None,
-    where: Param = None,
-    segment_ids: Param = None,
-    reverse: bool = False,
-    time_major: bool = False,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    epsilon: float = 1e-6,
-    zoneout: float | tuple[float, ...] = 0.0,
-    key: jax.Array | None = None,
-    running: Running | None = None,
-    longer: str = "last",
     return_moments: bool = False,
-    implementation: str | None = None,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]:
-    """Simple recurrent network: ``h' = tanh(a)``.
+    """Run a simple recurrent network over sequences: ``h' = tanh(a)``.
 
     ============  ===========================================================
     ba2016        a = LN(W_h h) + LN(W_x x) + b, as eq. 20 does for the LSTM
@@ -90,19 +85,31 @@ def rnn(
     norm=None     a = W_h h + W_x x + b
     ============  ===========================================================
 
-    Arguments and errors as for :func:`lstm`; ``initial`` is h.
+    Args:
+      x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
+      params: as :func:`init_rnn` makes them.
+      initial: h before the first step, ``(..., batch, H)``; zeros by default.
+      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input and
+        recurrent.
+      **options: see :class:`NetworkOptions`.
 
     Returns:
-      ``(h, outputs)``.
+      ``(h, outputs)``: h after the last step, in float32 at least, and h after every step,
+      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+
+    Raises:
+      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
+        boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
+        or implementation, parameters of another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> h, y = jn.recurrent.rnn(jnp.ones((2, 5, 3)), jn.recurrent.init_rnn(jax.random.key(0), 3, 4))
     >>> h.shape, y.shape
     ((2, 4), (2, 5, 4))
     """
-    cell = make_cell("rnn", norm, placement, epsilon)
-    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
-    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
+    given = Given(initial=initial, return_moments=return_moments, **options)
+    return network("rnn", x, params, given)
 
 
 @overload
@@ -110,16 +117,27 @@ def gru(
     x: ArrayLike,
     params: Params,
     *,
+    initial: ArrayLike | None = None,
     return_moments: Literal[False] = False,
-    **options: Unpack[Options],
+    **options: Unpack[NetworkOptions],
 ) -> Result[jax.Array]: ...
 @overload
 def gru(
-    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[Options]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: ArrayLike | None = None,
+    return_moments: Literal[True],
+    **options: Unpack[NetworkOptions],
 ) -> ResultWithMoments[jax.Array]: ...
 @overload
 def gru(
-    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[Options]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: ArrayLike | None = None,
+    return_moments: bool,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]: ...
 @known_keywords
 def gru(
@@ -127,23 +145,10 @@ def gru(
     params: Params,
     *,
     initial: ArrayLike | None = None,
-    lengths: Param = None,
-    where: Param = None,
-    segment_ids: Param = None,
-    reverse: bool = False,
-    time_major: bool = False,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    epsilon: float = 1e-6,
-    zoneout: float | tuple[float, ...] = 0.0,
-    key: jax.Array | None = None,
-    running: Running | None = None,
-    longer: str = "last",
     return_moments: bool = False,
-    implementation: str | None = None,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]:
-    """Gated recurrent unit (Cho et al. 2014): ``h' = (1 - z) n + z h``; blocks in the order r, z,
-    n.
+    """Run a gated recurrent unit (Cho et al. 2014) over sequences: ``h' = (1 - z) n + z h``.
 
     ============  ==================================================================================
     ba2016        r, z = sigmoid(LN(W_h h) + LN(W_x x) + b),
@@ -155,20 +160,33 @@ def gru(
                   Flax's GRUCell
     ============  ==================================================================================
 
-    b_h is the leaf ``recurrent_bias`` (H,). Arguments and errors as for :func:`lstm`; ``initial``
-    is h.
+    Blocks are in the order r, z, n, and b_h is the leaf ``recurrent_bias`` (H,).
+
+    Args:
+      x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
+      params: as :func:`init_gru` makes them.
+      initial: h before the first step, ``(..., batch, H)``; zeros by default.
+      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input and
+        recurrent.
+      **options: see :class:`NetworkOptions`.
 
     Returns:
-      ``(h, outputs)``.
+      ``(h, outputs)``: h after the last step, in float32 at least, and h after every step,
+      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+
+    Raises:
+      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
+        boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
+        or implementation, parameters of another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> h, y = jn.recurrent.gru(jnp.ones((2, 5, 3)), jn.recurrent.init_gru(jax.random.key(0), 3, 4))
     >>> bool((h == y[:, -1]).all())
     True
     """
-    cell = make_cell("gru", norm, placement, epsilon)
-    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
-    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
+    given = Given(initial=initial, return_moments=return_moments, **options)
+    return network("gru", x, params, given)
 
 
 @overload
@@ -176,16 +194,27 @@ def lstm(
     x: ArrayLike,
     params: Params,
     *,
+    initial: tuple[ArrayLike, ArrayLike] | None = None,
     return_moments: Literal[False] = False,
-    **options: Unpack[LSTMOptions],
+    **options: Unpack[NetworkOptions],
 ) -> Result[Pair]: ...
 @overload
 def lstm(
-    x: ArrayLike, params: Params, *, return_moments: Literal[True], **options: Unpack[LSTMOptions]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: tuple[ArrayLike, ArrayLike] | None = None,
+    return_moments: Literal[True],
+    **options: Unpack[NetworkOptions],
 ) -> ResultWithMoments[Pair]: ...
 @overload
 def lstm(
-    x: ArrayLike, params: Params, *, return_moments: bool, **options: Unpack[LSTMOptions]
+    x: ArrayLike,
+    params: Params,
+    *,
+    initial: tuple[ArrayLike, ArrayLike] | None = None,
+    return_moments: bool,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[Pair]: ...
 @known_keywords
 def lstm(
@@ -193,22 +222,10 @@ def lstm(
     params: Params,
     *,
     initial: tuple[ArrayLike, ArrayLike] | None = None,
-    lengths: Param = None,
-    where: Param = None,
-    segment_ids: Param = None,
-    reverse: bool = False,
-    time_major: bool = False,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    epsilon: float = 1e-6,
-    zoneout: float | tuple[float, ...] = 0.0,
-    key: jax.Array | None = None,
-    running: Running | None = None,
-    longer: str = "last",
     return_moments: bool = False,
-    implementation: str | None = None,
+    **options: Unpack[NetworkOptions],
 ) -> EitherResult[Pair]:
-    """Long short-term memory over sequences, layer-normalized.
+    """Run a layer-normalized long short-term memory over sequences.
 
     ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
 
@@ -245,37 +262,13 @@ def lstm(
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_lstm` makes them.
       initial: state before the first step, ``(h, c)``, each ``(..., batch, H)``; zeros by default.
-      lengths: integers ``(..., batch)``; steps from there on are padding.
-      where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is
-        carried through and the output is 0, whatever x holds there, and its gradient is 0. Left
-        padding, gaps.
-      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a
-        step that is taken has another id than the one before, it starts from zeros. ``initial`` is
-        for the first.
-      reverse: from the last step to the first; outputs stay where their inputs are.
-      time_major: x, where, segment_ids and outputs have time as axis 0.
-      norm: ``"layer"``, ``"rms"``, ``"batch"`` or None.
-      placement: see above.
-      epsilon: added to the variance, inside the root.
-      zoneout: rate (or one for h and one for c) at which units keep their old value (Krueger et al.
-        2016, arXiv 1606.01305): at random with a ``key``, the expected value without.
-      key: random key for zoneout.
-      running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them,
-        ``(steps, features)`` each. Steps beyond the last one seen use the Moments of that one.
-      longer: ``"raise"`` refuses sequences of more steps than ``running`` has instead; ``"last"``
-        by default.
       return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input,
         recurrent and cell.
-      implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"``
-        is a plain scan, of which JAX stores what every step computes; ``"xla"`` stores only the
-        states for the backward pass and recomputes the rest in chunks; ``"native"`` is that with
-        the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least 256 the gates
-        are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
+      **options: see :class:`NetworkOptions`.
 
     Returns:
       ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every
-        step,
-      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+      step, ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
 
     Raises:
       TypeError: x or params that are not floating, lengths that are no integers, masks that are not
@@ -290,9 +283,8 @@ def lstm(
     >>> bool((h[0] == y[0, 2]).all()), y[0, 3:].any().tolist()
     (True, False)
     """
-    cell = make_cell("lstm", norm, placement, epsilon)
-    given = Given(initial, lengths, where, segment_ids, zoneout, key, running, longer)
-    return _network(cell, x, params, given, reverse, time_major, return_moments, implementation)
+    given = Given(initial=initial, return_moments=return_moments, **options)
+    return network("lstm", x, params, given)
 
 
 class Static(NamedTuple):
@@ -305,54 +297,26 @@ class Static(NamedTuple):
     return_moments: bool
 
 
-class Given(NamedTuple):
-    """The arguments of a call beside x and the parameters."""
-
-    initial: Any
-    lengths: Any
-    where: Any
-    segment_ids: Any
-    zoneout: float | tuple[float, ...]
-    key: jax.Array | None
-    running: Running | None
-    longer: str
-
-
-def _network(
-    cell: Cell,
-    x,
-    params: Mapping[str, Any],
-    given: Given,
-    reverse: bool,
-    time_major: bool,
-    return_moments: bool,
-    implementation,
-) -> Any:
-    """The network that ``rnn``, ``gru`` and ``lstm`` share."""
+def network(name: str, x, params: Mapping[str, Any], given: Given) -> Any:
+    """Run the network whose cell has that name."""
+    cell = make_cell(name, given.norm, given.placement, given.epsilon)
     x = validation.floating(x)
-    layout = make_layout(x, time_major, reverse)
+    layout = make_layout(x, given.time_major, given.reverse)
     params = checked(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
-    params = {name: value.astype(dtype) for name, value in params.items()}
-    table, lengths = checked_running(
-        cell, given.running, layout, given.lengths, given.longer, return_moments, params
-    )
+    params = {leaf: value.astype(dtype) for leaf, value in params.items()}
+    table, lengths = checked_running(cell, given, layout, params)
     mask = step_mask(layout, lengths, given.where)
-    segment_ids = (
-        None
-        if given.segment_ids is None
-        else of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
-    )
+    ids = of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
     state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
     zoned = rates if any(rates) else None
-    plan = select(implementation, "lstm", x, cell, params, segment_ids, zoned)
-    static = Static(cell, layout, zoned, plan.implementation, return_moments)
-    state, outputs, found = _run(
-        static, x, params, state, mask, segment_ids, table, given.key if zoned else None
-    )
+    plan = select(given.implementation, "lstm", x, cell, params, ids, zoned)
+    static = Static(cell, layout, zoned, plan.implementation, given.return_moments)
+    key = given.key if zoned else None
+    state, outputs, found = _run(static, x, params, state, mask, ids, table, key)
     state = state if len(cell.state) > 1 else state[0]
-    return (state, outputs, found) if return_moments else (state, outputs)
+    return (state, outputs, found) if given.return_moments else (state, outputs)
 
 
 def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
@@ -369,21 +333,21 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(static: Static, x, params, state, mask, segment_ids, table, key):
+def _run(static: Static, x, params, state, mask, ids, table, key):
     shardings = static.layout.shardings(x)
     return sharded_by_compiler(partial(_whole, static), shardings)(
-        x, params, state, mask, segment_ids, table, key
+        x, params, state, mask, ids, table, key
     )
 
 
-def _whole(static: Static, x, params, state, mask, segment_ids, table, key) -> tuple:
+def _whole(static: Static, x, params, state, mask, ids, table, key) -> tuple:
     """The state after the last step, the outputs, and the Moments of each step if asked for."""
     cell, layout = static.cell, static.layout
     dtype = params["recurrent_kernel"].dtype
-    mask, segment_ids = (
-        None if value is None else layout.inward(value)[..., None] for value in (mask, segment_ids)
+    mask, ids = (
+        None if value is None else layout.inward(value)[..., None] for value in (mask, ids)
     )
-    resets = None if segment_ids is None else restarts(segment_ids, mask)
+    resets = None if ids is None else restarts(ids, mask)
     keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
     steps = Steps(
         mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon)

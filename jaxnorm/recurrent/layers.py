@@ -1,6 +1,7 @@
 """Layers of networks on top of each other, in one or both directions: shared by Flax modules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,11 +11,11 @@ from jaxnorm.axes import integer
 from jaxnorm.dtypes import promoted
 from jaxnorm.options import Param
 from jaxnorm.recurrent.cells import Cell
-from jaxnorm.recurrent.functions import gru, lstm, rnn, step
+from jaxnorm.recurrent.functions import network, step
+from jaxnorm.recurrent.options import Given
 from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
 from jaxnorm.recurrent.sequences import make_layout, step_mask
 
-NETWORKS: dict[str, Callable[..., Any]] = {"rnn": rnn, "gru": gru, "lstm": lstm}
 FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
 
 
@@ -111,8 +112,27 @@ def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
     return [[f"cell_{i}", f"backward_cell_{i}"][: 1 + bidirectional] for i in range(num_layers)]
 
 
-# of the functions, which modules have as attributes
-OPTIONS = ("norm", "placement", "epsilon", "zoneout", "implementation")
+@dataclass(frozen=True)
+class ModuleCall:
+    """The arguments of one call of a module besides its inputs and carry."""
+
+    seq_lengths: Param
+    mask: Param
+    segment_ids: Param
+    time_major: bool
+    reverse: bool
+    keep_order: bool
+    return_carry: bool
+
+
+def module_call(
+    module: Any, seq_lengths: Param, mask: Param, segment_ids: Param, **flags: bool | None
+) -> ModuleCall:
+    """Return the arguments of a call; a flag that is None is the module's attribute."""
+    decided = {
+        flag: getattr(module, flag) if given is None else given for flag, given in flags.items()
+    }
+    return ModuleCall(seq_lengths, mask, segment_ids, **decided)
 
 
 def run_layers(
@@ -120,67 +140,67 @@ def run_layers(
     layers: Sequence[Sequence[dict[str, jax.Array]]],
     x: jax.Array,
     carries: Sequence[Sequence[Any]] | None,
-    at_call: dict[str, bool | None],
-    steps: Mapping[str, Param],
+    call: ModuleCall,
     *,
     between: Callable[[jax.Array], jax.Array],
     make_key: Callable[[], jax.Array] | None,
     flip: Callable[..., jax.Array],
 ) -> Any:
-    """The result of a module of either family: the outputs of its last layer, or the carry of every
-    cell and those outputs.
+    """Return what a module of either family returns: the outputs of its last layer, or the carry of
+    every cell and those outputs.
 
     Args:
       module: has the options as attributes.
       layers: the parameters of each cell of each layer.
       carries: the initial ones, of the same structure, in Flax's order.
-      at_call: time_major, reverse, keep_order and return_carry, as given at the call; None leaves
-        them to the attributes.
-      steps: lengths, where and segment_ids of the functions.
+      call: the arguments of the call.
       between: applied to what goes from one layer to the next.
       make_key: a new random key for each cell's zoneout.
       flip: Flax's ``flip_sequences``.
     """
-    selected = {
-        option: getattr(module, option) if given is None else given
-        for option, given in at_call.items()
-    }
-    reverse, time_major, batch_axes = selected["reverse"], selected["time_major"], x.ndim - 2
-    if reverse and module.bidirectional:
+    if call.reverse and module.bidirectional:
         raise ValueError(
             "a bidirectional layer must not be reversed: it runs in both directions. Leave out "
             "reverse."
         )
-    mask = step_mask(
-        make_layout(x, time_major, reverse),
-        steps["lengths"],
-        steps["where"],
-        ("seq_lengths", "mask"),
-    )
-    of_steps = {"where": mask, "segment_ids": steps["segment_ids"], "time_major": time_major}
-    found = []
+    batch_axes, found = x.ndim - 2, []
+    shared = _given(module, call, x)
     for i, directions in enumerate(layers):
         x = between(x) if i else x
         starts = [None] * len(directions) if carries is None else carries[i]
         results = []
         for d, (params, start) in enumerate(zip(directions, starts, strict=True)):
-            options = {
-                "reverse": reverse or d == 1,
-                "key": None if make_key is None else make_key(),
-            }
-            results.append(_run(module, params, x, start, **options, **of_steps))
+            key = None if make_key is None else make_key()
+            given = replace(shared, reverse=call.reverse or d == 1, key=key)
+            results.append(_run(module, params, x, start, given))
         found.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
-    if reverse and not selected["keep_order"]:
-        x = flip(x, steps["lengths"], num_batch_dims=batch_axes, time_major=time_major)
-    return (structured(found), x) if selected["return_carry"] else x
+    if call.reverse and not call.keep_order:
+        x = flip(x, call.seq_lengths, num_batch_dims=batch_axes, time_major=call.time_major)
+    return (structured(found), x) if call.return_carry else x
+
+
+def _given(module: Any, call: ModuleCall, x: jax.Array) -> Given:
+    """Return what all cells are given."""
+    layout = make_layout(x, call.time_major, call.reverse)
+    mask = step_mask(layout, call.seq_lengths, call.mask, ("seq_lengths", "mask"))
+    return Given(
+        where=mask,
+        segment_ids=call.segment_ids,
+        time_major=call.time_major,
+        norm=module.norm,
+        placement=module.placement,
+        epsilon=module.epsilon,
+        zoneout=module.zoneout,
+        implementation=module.implementation,
+    )
 
 
 def _run(
-    module: Any, params: dict[str, jax.Array], x: jax.Array, carry, **options
+    module: Any, params: dict[str, jax.Array], x: jax.Array, carry, given: Given
 ) -> tuple[Any, jax.Array]:
-    """One cell over the sequences; ``dtype`` of a module is that of the outputs, but see
+    """Run one cell over the sequences; ``dtype`` of a module is that of the outputs, but see
     :func:`rounded`.
     """
     initial = swapped(module.kind, carry)
@@ -193,8 +213,7 @@ def _run(
         else (initial,)
     )
     x = rounded(module.kind, module.norm, module.dtype, x, params, tuple(start))
-    options |= {option: getattr(module, option) for option in OPTIONS}
-    state, outputs = NETWORKS[module.kind](x, params, initial=initial, **options)
+    state, outputs = network(module.kind, x, params, replace(given, initial=initial))
     state = jax.tree.map(lambda part: part.astype(x.dtype), state) if module.norm is None else state
     return swapped(module.kind, state), outputs
 

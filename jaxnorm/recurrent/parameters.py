@@ -4,7 +4,7 @@ that are given.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,9 @@ from jax.typing import DTypeLike
 from jaxnorm import validation
 from jaxnorm.axes import integer
 from jaxnorm.dtypes import compute_dtype
+from jaxnorm.keywords import known_keywords
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
+from jaxnorm.recurrent.options import ParameterOptions
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
 
@@ -84,85 +86,82 @@ def _by_block(
     return jax.tree.map(beside, *parts)
 
 
+@dataclass(frozen=True)
+class Recipe(Start):
+    """How parameters start, of which cell and dtype: :class:`ParameterOptions` with defaults."""
+
+    norm: str | None = "layer"
+    placement: str = "ba2016"
+    dtype: DTypeLike = jnp.float32
+
+
+@known_keywords
 def init_rnn(
-    key: jax.Array,
-    in_features: int,
-    features: int,
-    *,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    scale: float | None = None,
-    kernel_init: Initializer = LECUN,
-    recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: DTypeLike = jnp.float32,
+    key: jax.Array, in_features: int, features: int, **options: Unpack[ParameterOptions]
 ) -> dict[str, jax.Array]:
-    """Parameters of :func:`rnn`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and
-    ``projection``.
+    """Make the parameters of :func:`rnn`, a plain dict.
+
+    Args:
+      key: random key.
+      in_features: D, the features of x.
+      features: H, the features of the state.
+      **options: see :class:`ParameterOptions`.
+
+    Returns:
+      The leaves of :func:`init_lstm` for a single block of H instead of four, without those of c
+      and of a projection.
 
     >>> import jax, jaxnorm as jn
     >>> params = jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum")
     >>> {name: leaf.shape for name, leaf in params.items()}
     {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
     """
-    start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
-    return _initialize(
-        make_cell("rnn", norm, placement, 0), key, (in_features, features, None), start, dtype
-    )
+    return _initialize("rnn", key, (in_features, features, None), Recipe(**options))
 
 
+@known_keywords
 def init_gru(
-    key: jax.Array,
-    in_features: int,
-    features: int,
-    *,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    scale: float | None = None,
-    kernel_init: Initializer = LECUN,
-    recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: DTypeLike = jnp.float32,
+    key: jax.Array, in_features: int, features: int, **options: Unpack[ParameterOptions]
 ) -> dict[str, jax.Array]:
-    """Parameters of :func:`gru`; arguments as in :func:`init_lstm`, but for ``forget_bias`` and
-    ``projection``.
-
-    >>> import jax, jaxnorm as jn
-    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
-    ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
-    """
-    start = Start(scale, kernel_init=kernel_init, recurrent_kernel_init=recurrent_kernel_init)
-    return _initialize(
-        make_cell("gru", norm, placement, 0), key, (in_features, features, None), start, dtype
-    )
-
-
-def init_lstm(
-    key: jax.Array,
-    in_features: int,
-    features: int,
-    *,
-    norm: str | None = "layer",
-    placement: str = "ba2016",
-    scale: float | None = None,
-    forget_bias: float = 1.0,
-    projection: int | None = None,
-    kernel_init: Initializer = LECUN,
-    recurrent_kernel_init: Initializer = ORTHOGONAL,
-    dtype: DTypeLike = jnp.float32,
-) -> dict[str, jax.Array]:
-    """Parameters of :func:`lstm`, a plain dict.
+    """Make the parameters of :func:`gru`, a plain dict.
 
     Args:
       key: random key.
       in_features: D, the features of x.
       features: H, the features of the state.
-      norm: as for :func:`lstm`.
-      placement: as for :func:`lstm`.
-      scale: all gains; 1 by default, and 0.1 for recurrent batch norm.
-      forget_bias: of the forget gate; Flax, and modules without a norm, start it at 0.
+      **options: see :class:`ParameterOptions`.
+
+    Returns:
+      The leaves of :func:`init_lstm` for three blocks, r, z and n, without those of c and of a
+      projection; with ``placement="ba2016"`` or without a norm ``recurrent_bias`` (H,), too.
+
+    >>> import jax, jaxnorm as jn
+    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
+    ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
+    """
+    return _initialize("gru", key, (in_features, features, None), Recipe(**options))
+
+
+@known_keywords
+def init_lstm(
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    forget_bias: float = 1.0,
+    projection: int | None = None,
+    **options: Unpack[ParameterOptions],
+) -> dict[str, jax.Array]:
+    """Make the parameters of :func:`lstm`, a plain dict.
+
+    Args:
+      key: random key.
+      in_features: D, the features of x.
+      features: H, the features of the state.
+      forget_bias: start of the bias of the forget gate; Flax, and modules without a norm, start it
+        at 0.
       projection: R, the features that h is projected to; none by default.
-      kernel_init: of the input kernel and the projection.
-      recurrent_kernel_init: of the recurrent kernel.
-      dtype: of all parameters.
+      **options: see :class:`ParameterOptions`.
 
     Returns:
       The leaves, of which those apply that the norm and its placement use; blocks in the order i,
@@ -185,24 +184,18 @@ def init_lstm(
     >>> params["bias"].tolist()
     [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    start = Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
-    return _initialize(
-        make_cell("lstm", norm, placement, 0),
-        key,
-        (in_features, features, projection),
-        start,
-        dtype,
-    )
+    recipe = Recipe(forget_bias=forget_bias, **options)
+    return _initialize("lstm", key, (in_features, features, projection), recipe)
 
 
 def _initialize(
-    cell: Cell, key: jax.Array, sizes: tuple[int, int, int | None], start: Start, dtype: DTypeLike
+    name: str, key: jax.Array, sizes: tuple[int, int, int | None], recipe: Recipe
 ) -> dict[str, jax.Array]:
+    cell = make_cell(name, recipe.norm, recipe.placement, 0)
     shapes = leaf_shapes(cell, *sizes)
-    names = start.names(cell, shapes)
     return {
-        name: start.leaf(cell, name)(jax.random.fold_in(key, i), shapes[name], dtype)
-        for i, name in enumerate(names)
+        leaf: recipe.leaf(cell, leaf)(jax.random.fold_in(key, i), shapes[leaf], recipe.dtype)
+        for i, leaf in enumerate(recipe.names(cell, shapes))
     }
 
 

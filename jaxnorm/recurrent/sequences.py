@@ -74,7 +74,7 @@ def step_mask(
     Callers know both by these names.
     """
     of_lengths, of_where = names
-    mask = None if where is None else of_each_step(layout, of_where, where, jnp.bool_)
+    mask = of_each_step(layout, of_where, where, jnp.bool_)
     if lengths is None:
         return mask
     # inside a trace JAX would trace it too
@@ -95,8 +95,10 @@ def step_mask(
     return within if mask is None else mask & within
 
 
-def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array:
-    """An array with one element, or flag, per step."""
+def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array | None:
+    """Check an array with one element, or flag, per step, if there is one."""
+    if value is None:
+        return None
     value = validation.as_array(value)
     if not jnp.issubdtype(value.dtype, kind):
         wanted, cast = ("boolean", "bool") if kind is jnp.bool_ else ("integers", "int")

@@ -13,6 +13,7 @@ from jax import lax
 from jaxnorm import validation
 from jaxnorm.engine.groups import inverse_root
 from jaxnorm.recurrent.cells import Cell, Steps, product
+from jaxnorm.recurrent.options import Given
 from jaxnorm.recurrent.scan import before
 from jaxnorm.recurrent.sequences import Layout
 from jaxnorm.statistics import Moments, moments
@@ -26,10 +27,11 @@ def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
 
 
 def checked_running(
-    cell: Cell, running, layout: Layout, lengths, longer: str, return_moments: bool, params
+    cell: Cell, given: Given, layout: Layout, params: Mapping[str, jax.Array]
 ) -> tuple[dict | None, Any]:
-    """Running Moments and lengths, checked."""
-    if cell.norm != "batch" and (running is not None or return_moments):
+    """Return the running Moments and the lengths, checked."""
+    running, lengths, longer = given.running, given.lengths, given.longer
+    if cell.norm != "batch" and (running is not None or given.return_moments):
         raise ValueError(
             f"running and return_moments are for norm='batch': got norm={cell.norm!r}."
         )

@@ -23,7 +23,7 @@ from jaxnorm import linen, nnx, recurrent
 from jaxnorm.linen.recurrent import _CallOptions as LinenOptions
 from jaxnorm.nnx.recurrent import _CallOptions as NNXOptions
 from jaxnorm.nnx.recurrent import _CellOptions as CellOptions
-from jaxnorm.recurrent import options
+from jaxnorm.recurrent import options, parameters
 
 ROOT, TYPED = Path(__file__).parents[2], Path(__file__).parents[1] / "typed"
 USE, WRONG = TYPED / "use.py", TYPED / "wrong.py"
@@ -189,18 +189,19 @@ def test_public_signatures_are_complete(function):
     assert [name for name, annotation in parts.items() if annotation is signature.empty] == []
 
 
-@pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
-def test_options_that_checkers_see_are_those_of_the_networks(name):
-    """Overloads name them by a TypedDict, whose initial is that of the function."""
-    parameters = inspect.signature(getattr(recurrent, name)).parameters
-    own = {
-        option: parameter.annotation
-        for option, parameter in parameters.items()
-        if option not in ("x", "params", "return_moments")
-    }
-    seen = typing.get_type_hints(options.NetworkOptions)
-    del own["initial"], seen["initial"]  # a pair for the LSTM
-    assert own == seen
+@pytest.mark.parametrize(
+    ("seen", "taken", "own"),
+    [
+        (recurrent.NetworkOptions, options.Given, {"initial", "return_moments"}),
+        (recurrent.ParameterOptions, parameters.Recipe, {"forget_bias"}),
+    ],
+    ids=["networks", "parameters"],
+)
+def test_options_that_checkers_see_are_those_of_the_networks(seen, taken, own):
+    """Functions name their own, and hand all on to a dataclass, which has the defaults."""
+    hints = typing.get_type_hints(taken)
+    assert {name: hints[name] for name in hints.keys() - own} == typing.get_type_hints(seen)
+    assert own <= hints.keys()
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ def recurrent_parameters() -> None:
         ),
         Params,
     )
+    options = assert_type(
+        jn.recurrent.ParameterOptions(norm="rms", scale=0.1), jn.recurrent.ParameterOptions
+    )
+    assert_type(jn.recurrent.init_gru(key, 6, 3, **options), Params)
 
 
 def recurrent_networks(keep: bool) -> None:
@@ -147,6 +151,10 @@ def recurrent_networks(keep: bool) -> None:
     assert_type(
         jn.recurrent.rnn(x, rnn, norm="batch", reverse=True, running=found[2]), tuple[Array, Array]
     )
+    options = assert_type(
+        jn.recurrent.NetworkOptions(norm="batch", epsilon=1e-3), jn.recurrent.NetworkOptions
+    )
+    assert_type(jn.recurrent.lstm(x, lstm, **options), tuple[Pair, Array])
     assert_type(outputs, Array)
 
 
