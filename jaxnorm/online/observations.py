@@ -157,6 +157,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
     epsilon = validation.number("epsilon", epsilon)
 
     def apply(y, moments):
+        # not 1 / inverse_root, which is Inf where variance and epsilon are 0
         root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(
             moments.mean.dtype
         )
