@@ -11,62 +11,59 @@ if TYPE_CHECKING:
     from jaxnorm import linen as linen
     from jaxnorm import nnx as nnx
     from jaxnorm import online as online
-    from jaxnorm import recurrent
-    from jaxnorm.core.plan import Plan
-    from jaxnorm.graphs import graph_norm, pair_norm
-    from jaxnorm.normalization import normalize, plan, standardize
-    from jaxnorm.norms import (
-        batch_norm,
-        group_norm,
-        instance_norm,
-        layer_norm,
-        positional_norm,
-        rms_norm,
-    )
-    from jaxnorm.options import AxisGroups, NormOptions
-    from jaxnorm.running import ema
-    from jaxnorm.statistics import Low, Moments, merge, moments
-    from jaxnorm.switchable import switchable_norm
-    from jaxnorm.weights import spectral_norm, weight_norm
+    from jaxnorm import recurrent as recurrent
+    from jaxnorm.arguments.options import AxisGroups as AxisGroups
+    from jaxnorm.arguments.options import NormOptions as NormOptions
+    from jaxnorm.core.normalization import normalize as normalize
+    from jaxnorm.core.normalization import plan as plan
+    from jaxnorm.core.normalization import standardize as standardize
+    from jaxnorm.core.plan import Plan as Plan
+    from jaxnorm.core.running import ema as ema
+    from jaxnorm.core.statistics import Low as Low
+    from jaxnorm.core.statistics import Moments as Moments
+    from jaxnorm.core.statistics import merge as merge
+    from jaxnorm.core.statistics import moments as moments
+    from jaxnorm.norms.axes import batch_norm as batch_norm
+    from jaxnorm.norms.axes import group_norm as group_norm
+    from jaxnorm.norms.axes import instance_norm as instance_norm
+    from jaxnorm.norms.axes import layer_norm as layer_norm
+    from jaxnorm.norms.axes import positional_norm as positional_norm
+    from jaxnorm.norms.axes import rms_norm as rms_norm
+    from jaxnorm.norms.graphs import graph_norm as graph_norm
+    from jaxnorm.norms.graphs import pair_norm as pair_norm
+    from jaxnorm.norms.switchable import switchable_norm as switchable_norm
+    from jaxnorm.norms.weights import spectral_norm as spectral_norm
+    from jaxnorm.norms.weights import weight_norm as weight_norm
 
 __version__ = "0.1.0"
-__all__ = [
-    "AxisGroups",
-    "Low",
-    "Moments",
-    "NormOptions",
-    "Plan",
-    "batch_norm",
-    "ema",
-    "graph_norm",
-    "group_norm",
-    "instance_norm",
-    "layer_norm",
-    "merge",
-    "moments",
-    "normalize",
-    "pair_norm",
-    "plan",
-    "positional_norm",
-    "recurrent",
-    "rms_norm",
-    "spectral_norm",
-    "standardize",
-    "switchable_norm",
-    "weight_norm",
-]
+
+# Where each public name is defined: a module is loaded when the first of its names is used.
+_MODULE_OF = {
+    "AxisGroups": "arguments.options",
+    "Low": "core.statistics",
+    "Moments": "core.statistics",
+    "NormOptions": "arguments.options",
+    "Plan": "core.plan",
+    "batch_norm": "norms.axes",
+    "ema": "core.running",
+    "graph_norm": "norms.graphs",
+    "group_norm": "norms.axes",
+    "instance_norm": "norms.axes",
+    "layer_norm": "norms.axes",
+    "merge": "core.statistics",
+    "moments": "core.statistics",
+    "normalize": "core.normalization",
+    "pair_norm": "norms.graphs",
+    "plan": "core.normalization",
+    "positional_norm": "norms.axes",
+    "rms_norm": "norms.axes",
+    "spectral_norm": "norms.weights",
+    "standardize": "core.normalization",
+    "switchable_norm": "norms.switchable",
+    "weight_norm": "norms.weights",
+}
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
-_HOMES = (
-    "options",
-    "core.plan",
-    "statistics",
-    "running",
-    "normalization",
-    "norms",
-    "graphs",
-    "switchable",
-    "weights",
-)
+__all__ = [*_MODULE_OF, "recurrent"]
 
 
 if not TYPE_CHECKING:  # to type checkers it would say that there is an attribute of every name
@@ -74,10 +71,10 @@ if not TYPE_CHECKING:  # to type checkers it would say that there is an attribut
     def __getattr__(name):
         if name in _MODULES:
             return import_module(f"jaxnorm.{name}")
-        for module in _HOMES if name in __all__ else ():
-            if hasattr(home := import_module(f"jaxnorm.{module}"), name):
-                return globals().setdefault(name, getattr(home, name))
-        raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'jaxnorm' has no attribute {name!r}")
+        module = import_module(f"jaxnorm.{_MODULE_OF[name]}")
+        return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

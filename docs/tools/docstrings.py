@@ -90,7 +90,7 @@ def default(parameter: inspect.Parameter) -> str | None:
 def as_markdown(text: str, path: str) -> str:
     """One docstring.
 
-    >>> as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms.batch_norm")
+    >>> as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms.axes.batch_norm")
     'As [`ema`][jaxnorm.ema], not `flax.linen.RNN`.'
     """
     text = ROLE.sub(lambda role: reference(role[1], path), text)

@@ -13,15 +13,15 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxnorm import validation
-from jaxnorm.axes import Reduction
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Reduction
+from jaxnorm.arguments.features import aligned
+from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.plan import Plan, forward, select
+from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.features import aligned
-from jaxnorm.options import AxisName, EpsilonIn, Param
-from jaxnorm.statistics import Moments, from_stats
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxnorm import kernels
-from jaxnorm.axes import is_static, rough_product
+from jaxnorm.arguments.axes import is_static, rough_product
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import XlaCpuLoops

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from jaxnorm.axes import Axes
+from jaxnorm.arguments.axes import Axes
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.parts import fit_piece, merge_parts, settled
 from jaxnorm.data.sources import Piece

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes
+from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, masking, progress, sources
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer

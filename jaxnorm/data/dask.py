@@ -7,7 +7,7 @@ from typing import Any
 import dask
 from dask.array import Array
 
-from jaxnorm.axes import Axes, resolve
+from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.parts import fit_piece, merge_parts, settled
 from jaxnorm.data.sources import Piece

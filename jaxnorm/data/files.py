@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.host.statistics import Moments, Summary
+from jaxnorm.data.host.statistics import Moments, Summary
 
 FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")

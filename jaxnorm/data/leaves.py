@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.axes import Axes, resolve
+from jaxnorm.arguments.axes import Axes, resolve
+from jaxnorm.data.host.arguments import is_real_number, mask, numbers
+from jaxnorm.data.host.statistics import Summary, merge, summarize
 from jaxnorm.data.transform import Floor, nonnegative, positive
 from jaxnorm.data.trees import flatten, of_prefix, sizes_in
-from jaxnorm.host.arguments import is_real_number, mask, numbers
-from jaxnorm.host.statistics import Summary, merge, summarize
 
 
 def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) -> Summary:

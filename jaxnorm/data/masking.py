@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes
+from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import sources
 from jaxnorm.data.sources import Batch, PatternError, Piece
 from jaxnorm.data.sources.readers import Masked

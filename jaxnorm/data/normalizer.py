@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes
+from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, progress, transform
+from jaxnorm.data.host.statistics import Summary
 from jaxnorm.data.leaves import (
     check_leaves,
     check_shape,
@@ -28,7 +29,6 @@ from jaxnorm.data.trees import (
     plain,
     sizes_in,
 )
-from jaxnorm.host.statistics import Summary
 
 
 class _State(NamedTuple):

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxnorm.data import files
+from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.host.statistics import Moments, Summary
 
 SHOWN = 20  # features of a leaf: all of them, or as many that are not finite, and
 ENDS = 3  # the first and the last

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes, resolve
-from jaxnorm.host.arguments import is_extended
-from jaxnorm.host.statistics import Summary
+from jaxnorm.arguments.axes import Axes, resolve
+from jaxnorm.data.host.arguments import is_extended
+from jaxnorm.data.host.statistics import Summary
 
 
 class Fit(NamedTuple):

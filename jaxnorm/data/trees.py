@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxnorm.axes import Axes
+from jaxnorm.arguments.axes import Axes
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.options import AxisGroups, AxisName
+from jaxnorm.arguments.options import AxisGroups, AxisName
 
 
 def hashable(axis_name: AxisName) -> AxisName:

@@ -14,7 +14,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import compute_dtype, needs_power
+from jaxnorm.arguments.dtypes import compute_dtype, needs_power
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, find_frame, masked, scale_down, split
 from jaxnorm.engine.loops import PlainLoops

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import Places

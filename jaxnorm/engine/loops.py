@@ -12,7 +12,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import real_dtype
+from jaxnorm.arguments.dtypes import real_dtype
 from jaxnorm.engine.spec import Spec
 
 

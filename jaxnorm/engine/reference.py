@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.dtypes import complex_beside, compute_dtype
+from jaxnorm.arguments.dtypes import complex_beside, compute_dtype
 from jaxnorm.engine.groups import (
     Frame,
     elements,

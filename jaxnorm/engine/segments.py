@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import is_static, rough_product
+from jaxnorm.arguments.axes import is_static, rough_product
 
 RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
 # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998,

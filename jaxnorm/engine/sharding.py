@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnorm.axes import Reduction
+from jaxnorm.arguments.axes import Reduction
 
 
 def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:

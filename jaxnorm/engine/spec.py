@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm import validation
-from jaxnorm.axes import Reduction, rough_product
-from jaxnorm.dtypes import compute_dtype, needs_power
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Reduction, rough_product
+from jaxnorm.arguments.dtypes import compute_dtype, needs_power
+from jaxnorm.arguments.options import AxisName
 from jaxnorm.engine.collectives import hashable
 from jaxnorm.engine.segments import Places, Segments
-from jaxnorm.options import AxisName
 
 
 class Operands(NamedTuple):

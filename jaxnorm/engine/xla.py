@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import rough_product
+from jaxnorm.arguments.axes import rough_product
 from jaxnorm.engine.loops import PlainLoops, divisor
 
 SHORT = 64  # elements: a loop over fewer costs more than what it does

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxnorm.axes import resolve
+from jaxnorm.arguments.axes import resolve
 from jaxnorm.experiments.figures import pyplot, save
 
 SHAPE = (4, 3, 3, 4)  # examples, height, width, channels

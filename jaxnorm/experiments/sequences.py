@@ -10,10 +10,10 @@ from flax import linen as nn
 
 from jaxnorm import linen as jn
 from jaxnorm import recurrent
+from jaxnorm.core.running import ema
+from jaxnorm.core.statistics import Moments
 from jaxnorm.recurrent.parameters import make_cell
 from jaxnorm.recurrent.statistics import normalized_widths
-from jaxnorm.running import ema
-from jaxnorm.statistics import Moments
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
 # Arguments of layers and cells; scale is the initial gain, 1 where nothing is said, for recurrent

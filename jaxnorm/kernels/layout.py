@@ -8,7 +8,7 @@ group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
 import math
 from typing import NamedTuple
 
-from jaxnorm.axes import Reduction
+from jaxnorm.arguments.axes import Reduction
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
     """The layout of arrays whose scale and bias have these split shapes; None if they have none.
 
-    >>> from jaxnorm.axes import resolve
+    >>> from jaxnorm.arguments.axes import resolve
     >>> find(resolve("n [h w] (g [c])", (2, 8, 8, 12), {"g": 3}), (1, 1, 1, 3, 4))
     Layout(n=2, p=64, g=3, d=4, scales=1, params=(1, 1, 1, 3, 4), axes=((0,), (1, 2), (3,), (4,)))
     >>> find(resolve("a [b] c [d] e", (2, 2, 2, 2, 2)))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.axes import unsplit
+from jaxnorm.arguments.axes import unsplit
 from jaxnorm.engine import reference
 from jaxnorm.engine.groups import Frame, count_elements, hide
 from jaxnorm.engine.loops import PlainLoops

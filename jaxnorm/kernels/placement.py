@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from jaxnorm.axes import Reduction
+from jaxnorm.arguments.axes import Reduction
 from jaxnorm.engine.sharding import names_of
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
@@ -41,7 +41,7 @@ def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
     """The part of the groups that a device has; None if a group is sharded.
 
     >>> import jax.numpy as jnp
-    >>> from jaxnorm.axes import resolve
+    >>> from jaxnorm.arguments.axes import resolve
     >>> on_device(resolve("n [c]", (4, 3)), jnp.ones((4, 3))).shape
     (4, 3)
     """

@@ -9,15 +9,15 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.call import run_with_moments
-from jaxnorm.keywords import known_keywords
+from jaxnorm.core.running import ema
+from jaxnorm.core.statistics import Moments
+from jaxnorm.flax_common.arguments import flag
+from jaxnorm.flax_common.calls import evaluated, switched
+from jaxnorm.flax_common.running import collect
 from jaxnorm.linen.layers import across, inputs, over
-from jaxnorm.modules.arguments import flag
-from jaxnorm.modules.calls import evaluated, switched
-from jaxnorm.modules.running import collect
-from jaxnorm.running import ema
-from jaxnorm.statistics import Moments
 
 COLLECTION = "batch_moments"  # what has been seen of the present batch: there only if asked for
 

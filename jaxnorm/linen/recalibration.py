@@ -7,8 +7,7 @@ import jax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxnorm.linen.batch import COLLECTION
-from jaxnorm.modules.running import (
+from jaxnorm.flax_common.running import (
     Collected,
     Only,
     Progress,
@@ -20,6 +19,7 @@ from jaxnorm.modules.running import (
     replaced,
     restart,
 )
+from jaxnorm.linen.batch import COLLECTION
 
 Variables = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from flax.linen.recurrent import DenseParams, flip_sequences
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm import validation
-from jaxnorm.keywords import known_keywords
-from jaxnorm.options import Param
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.layers import (
     direction_names,
     listed,

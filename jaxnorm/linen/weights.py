@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxnorm.dtypes import promoted
-from jaxnorm.weights import kernel_features, spectral_norm, weight_norm
+from jaxnorm.arguments.dtypes import promoted
+from jaxnorm.norms.weights import kernel_features, spectral_norm, weight_norm
 
 
 class WeightNorm(nn.WeightNorm):

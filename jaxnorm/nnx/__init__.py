@@ -23,8 +23,8 @@ except ModuleNotFoundError as error:
         "jaxnorm.nnx needs flax, which is not installed: pip install 'jaxnorm[flax]'."
     ) from None
 
-import jaxnorm.modules.serialization  # noqa: F401  (registers Moments)
-from jaxnorm.keywords import known_fields
+import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
+from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.nnx import layers
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)

@@ -12,16 +12,16 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.call import run_with_moments
-from jaxnorm.keywords import known_keywords
-from jaxnorm.modules.arguments import flag
-from jaxnorm.modules.calls import call_of, evaluated, switched
-from jaxnorm.modules.running import collect
+from jaxnorm.core.running import ema
+from jaxnorm.core.statistics import Moments
+from jaxnorm.flax_common.arguments import flag
+from jaxnorm.flax_common.calls import call_of, evaluated, switched
+from jaxnorm.flax_common.running import collect
 from jaxnorm.nnx.flax_versions import get_value, set_value
 from jaxnorm.nnx.layers import across, check_features, inputs
-from jaxnorm.running import ema
-from jaxnorm.statistics import Moments
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})

@@ -8,13 +8,15 @@ import jax
 from flax import nnx
 from jax.nn import initializers
 
-from jaxnorm import validation
-from jaxnorm.axes import Reduction, canonical_axes, in_groups, unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Reduction, canonical_axes, in_groups, unsplit
+from jaxnorm.arguments.dtypes import promoted
+from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.options import Param
 from jaxnorm.core.call import Call, run, run_with_moments
-from jaxnorm.dtypes import promoted
-from jaxnorm.graphs import graph_norm, pair_norm
-from jaxnorm.keywords import known_keywords
-from jaxnorm.modules.arguments import (
+from jaxnorm.core.normalization import takes_arguments_of
+from jaxnorm.core.statistics import Moments
+from jaxnorm.flax_common.arguments import (
     Inputs,
     bound,
     group_axes,
@@ -23,11 +25,9 @@ from jaxnorm.modules.arguments import (
     instance_axes,
     module_axes,
 )
-from jaxnorm.modules.calls import call_of
+from jaxnorm.flax_common.calls import call_of
 from jaxnorm.nnx import flax_versions
-from jaxnorm.normalization import takes_arguments_of
-from jaxnorm.options import Param
-from jaxnorm.statistics import Moments
+from jaxnorm.norms.graphs import graph_norm, pair_norm
 
 __all__ = [
     "GraphNorm",

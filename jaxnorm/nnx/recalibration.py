@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxnorm.modules.running import (
+from jaxnorm.flax_common.running import (
     Collected,
     Only,
     Progress,

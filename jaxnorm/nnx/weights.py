@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxnorm.dtypes import promoted
+from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.nnx import flax_versions
 from jaxnorm.nnx.flax_versions import set_value
-from jaxnorm.weights import spectral_norm, weight_norm
+from jaxnorm.norms.weights import spectral_norm, weight_norm
 
 
 @contextmanager

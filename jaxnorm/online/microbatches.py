@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm import normalization, validation
-from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.options import AxisName
-from jaxnorm.statistics import Moments, moments
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import canonical_axes, other_axes
+from jaxnorm.arguments.options import AxisName
+from jaxnorm.core import normalization
+from jaxnorm.core.statistics import Moments, moments
 
 Stage = Callable[..., Any]  # (params, h, batch) -> h; h is None for the first stage
 

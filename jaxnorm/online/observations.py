@@ -10,13 +10,14 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from jaxnorm import normalization, validation
-from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.options import AxisGroups, AxisName
+from jaxnorm.core import normalization
+from jaxnorm.core.running import merged_into
+from jaxnorm.core.statistics import Moments, check_moments, moments
 from jaxnorm.engine.collectives import across, hashable
 from jaxnorm.engine.xla import hidden_from_folding
-from jaxnorm.options import AxisGroups, AxisName
-from jaxnorm.running import merged_into
-from jaxnorm.statistics import Moments, check_moments, moments
 
 Tree = Any
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.options import AxisName
+from jaxnorm.core.statistics import Moments
 from jaxnorm.online import observations
-from jaxnorm.options import AxisName
-from jaxnorm.statistics import Moments
 
 __all__ = ["Returns", "init", "normalize", "update"]
 

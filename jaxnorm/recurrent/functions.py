@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.dtypes import compute_dtype, promoted
+from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.plan import select
-from jaxnorm.dtypes import compute_dtype, promoted
 from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.kernels import PLAIN, TABLE
-from jaxnorm.keywords import known_keywords
 from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.options import (

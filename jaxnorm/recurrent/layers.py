@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.axes import integer
-from jaxnorm.dtypes import promoted
-from jaxnorm.options import Param
+from jaxnorm.arguments.axes import integer
+from jaxnorm.arguments.dtypes import promoted
+from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import network, step
 from jaxnorm.recurrent.options import Given

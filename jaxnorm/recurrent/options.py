@@ -10,8 +10,8 @@ import jax
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxnorm.options import Param
-from jaxnorm.statistics import Moments
+from jaxnorm.arguments.options import Param
+from jaxnorm.core.statistics import Moments
 
 S = TypeVar("S")  # a state
 Params: TypeAlias = Mapping[str, Param]

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer, constant, lecun_normal, orthogonal
 from jax.typing import DTypeLike
 
-from jaxnorm import validation
-from jaxnorm.axes import integer
-from jaxnorm.dtypes import compute_dtype
-from jaxnorm.keywords import known_keywords
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import integer
+from jaxnorm.arguments.dtypes import compute_dtype
+from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
 from jaxnorm.recurrent.options import ParameterOptions
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.axes import is_static
+from jaxnorm.arguments.axes import is_static
 from jaxnorm.engine.collectives import vary, varying_axes
 from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
 

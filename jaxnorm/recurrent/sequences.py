@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxnorm import validation
+from jaxnorm.arguments import validation
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm import validation
+from jaxnorm.arguments import validation
+from jaxnorm.core.statistics import Moments, moments
 from jaxnorm.engine.groups import inverse_root
 from jaxnorm.recurrent.cells import Cell, Steps, product
 from jaxnorm.recurrent.options import Given
 from jaxnorm.recurrent.scan import before
 from jaxnorm.recurrent.sequences import Layout
-from jaxnorm.statistics import Moments, moments
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:

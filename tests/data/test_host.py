@@ -13,9 +13,9 @@ from cases import long_sweep
 
 import jaxnorm as jn
 from jaxnorm import host
-from jaxnorm.axes import resolve
-from jaxnorm.host import tiles
-from jaxnorm.host.statistics import summarize
+from jaxnorm.arguments.axes import resolve
+from jaxnorm.data.host.statistics import summarize
+from jaxnorm.data.host import tiles
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 EXACT = {jn: 2e-6, host: 1e-13}
@@ -181,7 +181,9 @@ def test_merge_says_what_it_takes():
     own = "merge takes Moments of jaxnorm.host: got "
     with pytest.raises(
         TypeError,
-        match=re.escape(f"{own}those of jaxnorm.statistics. Make them with jaxnorm.host.moments."),
+        match=re.escape(
+            f"{own}those of jaxnorm.core.statistics. Make them with jaxnorm.host.moments."
+        ),
     ):
         host.merge(jn.Moments(1.0, 0.0, 0.0))
     with pytest.raises(

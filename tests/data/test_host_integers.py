@@ -11,7 +11,7 @@ import pytest
 
 from jaxnorm import host
 from jaxnorm.data import Normalizer
-from jaxnorm.host import tiles
+from jaxnorm.data.host import tiles
 
 EXTREMES = {
     "int64": [-(2**63), -(2**63) + 1, 0, 2**63 - 1],

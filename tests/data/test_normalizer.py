@@ -15,7 +15,7 @@ import pytest
 
 from jaxnorm import host
 from jaxnorm.data import Normalizer
-from jaxnorm.host import tiles
+from jaxnorm.data.host import tiles
 
 Step = namedtuple("Step", "state action")
 AXES = {"image": "[n h w] c", "state": "[n t] f"}

@@ -17,7 +17,7 @@ from wide import WIDE, arguments, close, with_gradients
 
 import jaxnorm as jn
 from jaxnorm import kernels
-from jaxnorm.axes import resolve
+from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.layout import find

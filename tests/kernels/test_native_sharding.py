@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from wide import arguments, close, with_gradients
 
 import jaxnorm as jn
-from jaxnorm.axes import resolve
+from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.cpu import loading

@@ -9,7 +9,7 @@ import pytest
 from cases import DISTINCT, KINDS, long_sweep
 
 import jaxnorm as jn
-from jaxnorm.axes import resolve
+from jaxnorm.arguments.axes import resolve
 
 SAME = [
     ("[n h w] c", {}, (0, 1, 2)),

@@ -12,7 +12,8 @@ from flax import nnx as flax_nnx
 from jax.experimental import checkify
 
 import jaxnorm as jn
-from jaxnorm import linen, nnx, validation
+from jaxnorm import linen, nnx
+from jaxnorm.arguments import validation
 from jaxnorm.experiments.command import main
 
 X = np.ones((4, 6), np.float32)
@@ -357,7 +358,7 @@ WRONG = [
     (
         lambda: jn.normalize(X, jn.host.moments(X, 0)),
         TypeError,
-        "moments must be Moments: got those of jaxnorm.host.statistics. Make",
+        "moments must be Moments: got those of jaxnorm.data.host.statistics. Make",
     ),
     (
         lambda: jn.normalize(X, jn.Moments(1, [0.0], [1.0])),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import CASES
 
-from jaxnorm.axes import resolve
+from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec

@@ -4,14 +4,16 @@ import ast
 import inspect
 import re
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Unpack
 
 import pytest
 from cases import CASES, TWINS
 
 import jaxnorm
-from jaxnorm import graphs, linen, nnx, norms, switchable
+from jaxnorm import linen, nnx, norms
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = {
@@ -35,9 +37,16 @@ SAID = (
     ">>>",
 )
 FIRST = ("batch_norm", "rms_norm")  # which no change since the first version names
+# of weights, which have no x
+OTHERS = ("jaxnorm.norms.weights",)
+MODULES = [
+    import_module(module.name)
+    for module in iter_modules(norms.__path__, "jaxnorm.norms.")
+    if module.name not in OTHERS
+]
 NAMES = sorted(
     name
-    for module in (norms, graphs, switchable)
+    for module in MODULES
     for name, function in vars(module).items()
     if name.endswith("_norm")
     and inspect.isfunction(function)

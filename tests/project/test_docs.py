@@ -107,7 +107,7 @@ def test_docstrings_become_markdown():
     pytest.importorskip("griffe")
     as_markdown = tool("docstrings").as_markdown
     assert (
-        as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms")
+        as_markdown("As :func:`ema`, not :class:`flax.linen.RNN`.", "jaxnorm.norms.axes")
         == "As [`ema`][jaxnorm.ema], not `flax.linen.RNN`."
     )
     assert (

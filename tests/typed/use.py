@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import jaxnorm as jn
-from jaxnorm.modules.running import Seen
+from jaxnorm.flax_common.running import Seen
 from jaxnorm.recurrent.options import Carry
 
 Array: TypeAlias = jax.Array

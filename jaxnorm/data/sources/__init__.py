@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from jaxnorm.axes import Axes, resolve
+from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.sources.addresses import (
     PatternError,
     SourceError,

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxnorm.host.arguments import is_real_number
+from jaxnorm.data.host.arguments import is_real_number
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")  # files by which a folder is a Zarr store

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.axes import Reduction
-from jaxnorm.host.words import beyond_float64, from_pivots, two_sum
+from jaxnorm.arguments.axes import Reduction
+from jaxnorm.data.host.words import beyond_float64, from_pivots, two_sum
 
 # elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile
 # shows

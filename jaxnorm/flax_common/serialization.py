@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import serialization
 
-from jaxnorm.statistics import Moments
+from jaxnorm.core.statistics import Moments
 
 
 def _to_state(moments: Moments) -> dict[str, Any]:

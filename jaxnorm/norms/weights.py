@@ -10,16 +10,16 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxnorm import validation
-from jaxnorm.axes import canonical_axes, integer, other_axes, unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import canonical_axes, integer, other_axes, unsplit
+from jaxnorm.arguments.dtypes import compute_dtype
+from jaxnorm.arguments.features import aligned
+from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.options import Param
 from jaxnorm.core.call import prepare, run
-from jaxnorm.dtypes import compute_dtype
 from jaxnorm.engine.groups import power_of_elements, scale_down
 from jaxnorm.engine.reference import times
 from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
-from jaxnorm.features import aligned
-from jaxnorm.keywords import known_keywords
-from jaxnorm.options import Param
 
 
 @known_keywords

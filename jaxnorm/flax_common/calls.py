@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 
-from jaxnorm import validation
-from jaxnorm.axes import Reduction
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Reduction
+from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.call import Call, prepare
-from jaxnorm.modules.arguments import Inputs
-from jaxnorm.normalization import with_running
-from jaxnorm.options import AxisName, Param
-from jaxnorm.statistics import Moments
-from jaxnorm.switchable import switchable_norm
+from jaxnorm.core.normalization import with_running
+from jaxnorm.core.statistics import Moments
+from jaxnorm.flax_common.arguments import Inputs
+from jaxnorm.norms.switchable import switchable_norm
 
 
 def call_of(

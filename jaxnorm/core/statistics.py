@@ -12,10 +12,12 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
-from jaxnorm.axes import Axes, resolve, unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Axes, resolve, unsplit
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.keywords import with_hint
+from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.plan import find_stats, select, usual_loops
-from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import (
     Frame,
@@ -33,8 +35,6 @@ from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, 
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.engine.xla import hidden_from_folding
-from jaxnorm.keywords import with_hint
-from jaxnorm.options import AxisName, Param
 
 # options of moments
 OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segments")

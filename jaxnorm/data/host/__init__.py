@@ -6,6 +6,6 @@ data, and integers are accepted, since they are what data sets hold (images of u
 ``axis_name``.
 """
 
-from jaxnorm.host.statistics import Moments, merge, moments
+from jaxnorm.data.host.statistics import Moments, merge, moments
 
 __all__ = ["Moments", "merge", "moments"]

@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxnorm import validation
-from jaxnorm.axes import Axes, resolve
-from jaxnorm.blocks import blocks_along, blocks_of
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Axes, resolve
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.features import aligned
+from jaxnorm.arguments.keywords import with_hint
+from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
+from jaxnorm.core.blocks import blocks_along, blocks_of
 from jaxnorm.core.call import by_compiler, make_spec, prepare, run, split_operands
 from jaxnorm.core.plan import Plan, usual_loops
-from jaxnorm.dtypes import compute_dtype, real_dtype
+from jaxnorm.core.statistics import Moments, applicable, like_batch, shape_of
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Frame, masked
 from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import hidden_from_folding
-from jaxnorm.features import aligned
-from jaxnorm.keywords import with_hint
-from jaxnorm.options import AxisName, EpsilonIn, Param
-from jaxnorm.statistics import Moments, applicable, like_batch, shape_of
 
 # elements, for a variance whose elements were not counted: no correction changes it
 UNCOUNTED = 1e30

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.dtypes import complex_beside, compute_dtype, real_dtype
-from jaxnorm.running import merged_into
-from jaxnorm.statistics import Moments
+from jaxnorm.arguments.dtypes import complex_beside, compute_dtype, real_dtype
+from jaxnorm.core.running import merged_into
+from jaxnorm.core.statistics import Moments
 
 Seen = dict[str, Moments]  # by the path of the module that saw it
 Progress = bool | Callable[[int, Seen], Any] | None

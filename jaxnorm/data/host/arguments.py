@@ -1,4 +1,4 @@
-"""What the functions of NumPy accept; errors say what those of :mod:`jaxnorm.validation` say."""
+"""What the functions of NumPy accept; errors say what those of arguments/validation.py say."""
 
 import math
 

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.axes import canonical_axes, other_axes
-from jaxnorm.dtypes import compute_dtype, real_dtype
-from jaxnorm.features import checked_divisor
-from jaxnorm.options import AxisGroups
-from jaxnorm.validation import as_array
+from jaxnorm.arguments.axes import canonical_axes, other_axes
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.features import checked_divisor
+from jaxnorm.arguments.options import AxisGroups
+from jaxnorm.arguments.validation import as_array
 
 
 class Inputs(NamedTuple):

@@ -15,13 +15,13 @@ from typing import Unpack
 import jax
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
-from jaxnorm.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.arguments.features import checked_divisor, spatial_axes
+from jaxnorm.arguments.keywords import by_keyword
+from jaxnorm.arguments.options import EpsilonIn, NormOptions, Param
 from jaxnorm.core.call import prepare, run, run_with_moments
-from jaxnorm.features import checked_divisor, spatial_axes
-from jaxnorm.keywords import by_keyword
-from jaxnorm.options import EpsilonIn, NormOptions, Param
-from jaxnorm.statistics import Moments
+from jaxnorm.core.statistics import Moments
 
 
 @by_keyword

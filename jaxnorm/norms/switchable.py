@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
-from jaxnorm.axes import other_axes, unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import other_axes, unsplit
+from jaxnorm.arguments.features import spatial_axes
+from jaxnorm.arguments.keywords import by_keyword
+from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import Call, prepare, run, split_operands
 from jaxnorm.core.plan import find_stats, loops_for, select, usual_loops
+from jaxnorm.core.statistics import Moments, applicable, from_stats, into_frame, like_batch
 from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.features import spatial_axes
-from jaxnorm.keywords import by_keyword
-from jaxnorm.options import NormOptions, Param
-from jaxnorm.statistics import Moments, applicable, from_stats, into_frame, like_batch
 
 
 @by_keyword

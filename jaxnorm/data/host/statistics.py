@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxnorm.axes import Axes, Reduction, resolve, unsplit
-from jaxnorm.host.arguments import mask, numbers
-from jaxnorm.host.tiles import QUIET, reduce_tiles
-from jaxnorm.host.words import two_sum
+from jaxnorm.arguments.axes import Axes, Reduction, resolve, unsplit
+from jaxnorm.data.host.arguments import mask, numbers
+from jaxnorm.data.host.tiles import QUIET, reduce_tiles
+from jaxnorm.data.host.words import two_sum
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxnorm import validation
-from jaxnorm.axes import Reduction, resolve
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import Reduction, resolve
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.spec import Spec
 

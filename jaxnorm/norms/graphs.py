@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
-from jaxnorm.axes import unsplit
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import unsplit
+from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.features import aligned, spatial_axes
+from jaxnorm.arguments.keywords import by_keyword
+from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run
-from jaxnorm.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, abs_squared, times
-from jaxnorm.features import aligned, spatial_axes
-from jaxnorm.keywords import by_keyword
-from jaxnorm.options import NormOptions, Param
 
 
 @by_keyword

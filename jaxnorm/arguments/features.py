@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
-from jaxnorm.axes import canonical_axes, integer, other_axes
+from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import canonical_axes, integer, other_axes
 
 
 def aligned(

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxnorm import validation
+from jaxnorm.arguments import validation
+from jaxnorm.core.statistics import Moments, check_moments
 from jaxnorm.engine.sharding import sharded_as
-from jaxnorm.statistics import Moments, check_moments
 
 
 def ema(

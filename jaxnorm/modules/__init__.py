@@ -1,1 +1,0 @@
-"""What the Flax modules of both families share."""
