@@ -54,7 +54,7 @@ def check_fits_dtype(x: np.ndarray | np.generic, name: str) -> None:
 
 def floating(x, name: str = "x") -> jax.Array:
     """``x`` as an array of a floating or complex dtype."""
-    x = as_array(x, name)
+    x = x if isinstance(x, jax.Array) else as_array(x, name)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(
             f"{name} must be floating point: got {x.dtype}. Cast it first, for example with "
@@ -177,28 +177,28 @@ def variance(name: str, var) -> Any:
     return check_values(var, lambda v: ~(v < 0), f"the variance of {name} must be >= 0")
 
 
-def output_dtype(dtype, x: jax.Array, **params: jax.Array | None) -> jnp.dtype:
+def output_dtype(dtype, x: jnp.dtype, **params: jnp.dtype) -> jnp.dtype:
     """The dtype that an output is asked to have, by default that of ``x``; it holds what ``x``
-    normalized, scaled and shifted is.
+    normalized, scaled and shifted is. All arguments are dtypes.
     """
-    dtype = jnp.dtype(x.dtype if dtype is None else dtype)
+    dtype, is_complex = jnp.dtype(x if dtype is None else dtype), _is_complex(x)
     for name, param in params.items():
-        if (
-            param is not None
-            and jnp.iscomplexobj(param)
-            and not jnp.issubdtype(dtype, jnp.complexfloating)
-        ):
+        if _is_complex(param) and not _is_complex(dtype):
             raise TypeError(
-                f"{name} must be real for a real output: got {param.dtype} for one of {dtype}. "
+                f"{name} must be real for a real output: got {param} for one of {dtype}. "
                 "Pass dtype=jnp.complex64."
             )
-    if not jnp.issubdtype(dtype, jnp.complexfloating if jnp.iscomplexobj(x) else jnp.inexact):
-        needed = "complex for complex x" if jnp.iscomplexobj(x) else "floating point"
+    if not jnp.issubdtype(dtype, jnp.complexfloating if is_complex else jnp.inexact):
+        needed = "complex for complex x" if is_complex else "floating point"
         raise TypeError(
-            f"dtype, that of the output, must be {needed}: got {dtype} for x of {x.dtype}. Cast "
+            f"dtype, that of the output, must be {needed}: got {dtype} for x of {x}. Cast "
             "the output instead."
         )
     return dtype
+
+
+def _is_complex(dtype: jnp.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 def epsilon_in(value: str) -> str:

@@ -7,7 +7,7 @@ y, moments = run_with_moments(call)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -120,8 +120,11 @@ def prepare(
         adjust=adjust,
         power_axes=power_axes,
     )
-    spec, ids = spec.along(segments, num_segments)
-    where = validation.mask(where, x.shape, mask_name)
+    ids = None
+    if segments is not None or num_segments is not None:
+        spec, ids = spec.along(segments, num_segments)
+    if where is not None:
+        where = validation.mask(where, x.shape, mask_name)
     return Call(spec, Operands(x, where, scale, bias, ids, traced_epsilon, param), implementation)
 
 
@@ -146,21 +149,50 @@ def make_spec(
 
     Kernels and compiled programs need a static one, which then is part of the spec.
     """
+    traced: Any = None
+    if isinstance(epsilon, jax.core.Tracer):
+        traced, epsilon = validation.number_or_traced("epsilon", epsilon), 0.0
+        if correction or epsilon_in == "std":
+            raise TypeError(
+                "epsilon must be a static number beside correction and epsilon_in='std': got a "
+                "traced value."
+            )
+    dtypes = tuple(None if a is None else a.dtype for a in (x, scale, bias))
+    static: Any = (dtype, epsilon, correction, epsilon_in, axis_name, centered, full_range)
+    rest = (segments, adjust, power_axes)
+    try:
+        return _spec(reduction, dtypes, *static, *rest), traced
+    except TypeError:  # something cannot be hashed, or it is wrong, which is then said again
+        return _spec.__wrapped__(reduction, dtypes, *static, *rest), traced
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _spec(
+    reduction: Reduction,
+    dtypes: tuple,
+    dtype,
+    epsilon,
+    correction,
+    epsilon_in,
+    axis_name,
+    centered,
+    full_range,
+    segments,
+    adjust,
+    power_axes,
+) -> Spec:
+    """The spec, whose arguments are checked when they come for the first time."""
+    names = ("x", "scale", "bias")
+    given = {name: each for name, each in zip(names, dtypes, strict=True) if each is not None}
     correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
-    output = validation.output_dtype(dtype, x, scale=scale, bias=bias)
-    validation.epsilon_in(epsilon_in)
-    number: Any = validation.number_or_traced("epsilon", epsilon)
-    traced = number if isinstance(number, jax.core.Tracer) else None
-    if traced is not None and (correction or epsilon_in == "std"):
-        raise TypeError(
-            "epsilon must be a static number beside correction and epsilon_in='std': got a traced "
-            "value."
-        )
-    spec = Spec(
+    output = validation.output_dtype(dtype, **given)
+    epsilon_in = validation.epsilon_in(epsilon_in)
+    epsilon = validation.number("epsilon", epsilon)
+    return Spec(
         reduction,
         axis_name,
         centered,
-        number if traced is None else 0.0,
+        epsilon,
         correction,
         epsilon_in,
         output,
@@ -169,7 +201,6 @@ def make_spec(
         adjust,
         power_axes,
     )
-    return spec, traced
 
 
 def run(call: Call) -> jax.Array:

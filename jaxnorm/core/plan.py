@@ -62,32 +62,30 @@ def select(requested: str | None, operation: str | None, x: jax.Array, *argument
       ValueError: an unknown name, or one that cannot take these arguments.
     """
     names = kernels.names()
-    if requested not in (None, *names):
+    if requested is not None and requested not in names:
         listed = ", ".join(map(repr, names[:-1]))
         raise ValueError(
             f"implementation must be None, {listed} or {names[-1]!r}: got {requested!r}."
         )
-    named = requested or from_environment()
+    named = requested or (from_environment() if os.environ.get(VARIABLE) else None)
     if named in PLAIN:
         asked = f"implementation={named!r} is asked for"
-        return _plan(named, asked if requested else f"{VARIABLE}={named} asks for {named}")
+        why = asked if requested else f"{VARIABLE}={named} asks for {named}"
+        return Plan(named, {other: why for other in names if other != named})
     reasons: dict[str, str] = {}
-    for name in kernels.TABLE if named is None else (named,):
+    considered: tuple[str, ...] = tuple(kernels.TABLE) if named is None else (named,)
+    for name in considered:
         family = kernels.TABLE[name]
         reason = (named is None and _left_aside(family, x)) or _obstacle(
             family, operation, x, arguments
         )
         if not reason:
-            return Plan(name, {**_plan(name, "a kernel takes these arguments").others, **reasons})
+            takes = "a kernel takes these arguments"
+            return Plan(name, {**{other: takes for other in names if other != name}, **reasons})
         if requested:
             raise ValueError(f"implementation={name!r} {reason}. Leave implementation out.")
         reasons[name] = reason
     return Plan("xla", {"reference": "it takes as long or longer, for the same result", **reasons})
-
-
-def _plan(name: str, reason: str) -> Plan:
-    """``reason`` is why nothing else runs."""
-    return Plan(name, {other: reason for other in kernels.names() if other != name})
 
 
 def _left_aside(family: Family, x: jax.Array) -> str | None:

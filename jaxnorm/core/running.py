@@ -66,6 +66,38 @@ def ema(
     return _ema(bool(unbiased), bool(skip_constant), running, batch, momentum, 1 - momentum)
 
 
+def follow(
+    mean: jax.Array,
+    var: jax.Array,
+    batch: Moments,
+    *,
+    momentum: ArrayLike,
+    unbiased: bool,
+    skip_constant: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return a running mean and variance, moved towards the batch as :func:`ema` does.
+
+    Arguments but momentum are taken to be right.
+    """
+    momentum = validation.momentum(momentum)
+    return _follow(bool(unbiased), bool(skip_constant), mean, var, batch, momentum, 1 - momentum)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _follow(
+    unbiased: bool,
+    skip_constant: bool,
+    mean: jax.Array,
+    var: jax.Array,
+    batch: Moments,
+    momentum: ArrayLike,
+    weight: ArrayLike,
+) -> tuple[jax.Array, jax.Array]:
+    running = Moments(jnp.ones((), jnp.float32), mean, var)
+    new = _ema(unbiased, skip_constant, running, batch, momentum, weight)
+    return new.mean, new.var
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _ema(
     unbiased: bool,

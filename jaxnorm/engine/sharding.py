@@ -91,7 +91,12 @@ def unsharded(x: jax.Array) -> NamedSharding:
 
 def names_of(x: jax.Array) -> tuple:
     """For each axis of x the mesh axis that it is sharded over, a tuple of several, or None."""
-    return tuple(jax.typeof(x).sharding.spec)
+    return names_of_type(jax.typeof(x))
+
+
+def names_of_type(kind: Any) -> tuple:
+    """:func:`names_of` an array of this type."""
+    return tuple(kind.sharding.spec)
 
 
 def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedSharding:

@@ -102,7 +102,7 @@ def inexact(x, dtype) -> jax.Array:
     """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the
     functions do not, made floats.
     """
-    x = as_array(x)
+    x = x if isinstance(x, jax.Array) else as_array(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real_dtype(compute_dtype(dtype)))
 
 

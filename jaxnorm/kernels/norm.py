@@ -8,7 +8,7 @@ and where there is no kernel for a platform, or none may be called, those formul
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -41,33 +41,49 @@ def layout_of(x: jax.Array, spec: Spec, operands: Operands, dtypes: Sequence[str
       dtypes: the names of those that x and the output may have.
     """
     _, where, scale, bias, *_ = operands
+    kinds = tuple(None if a is None else (a.shape, a.dtype) for a in (where, scale, bias))
+    return _layout_of(spec, jax.typeof(x), *kinds, operands.epsilon is not None, tuple(dtypes))
+
+
+@lru_cache(maxsize=4096)
+def _layout_of(
+    spec: Spec,
+    kind: Any,
+    where: tuple | None,
+    scale: tuple | None,
+    bias: tuple | None,
+    traced_epsilon: bool,
+    dtypes: tuple[str, ...],
+) -> Layout | str:
+    """:func:`layout_of` of an x of this type, and other arrays of these shapes and dtypes."""
     if spec.axis_name is not None:
         return "takes no axis_name"
-    if where is not None and where.dtype != jnp.bool_:
-        return f"takes no weights, but a boolean mask: got {where.dtype}"
-    if operands.epsilon is not None:
+    if where is not None and where[1] != jnp.bool_:
+        return f"takes no weights, but a boolean mask: got {where[1]}"
+    if traced_epsilon:
         return "takes no traced epsilon"
-    given = dict.fromkeys((str(x.dtype), str(spec.dtype)))
+    given = dict.fromkeys((str(kind.dtype), str(spec.dtype)))
     if not given.keys() <= set(dtypes):
         return f"takes and gives {' and '.join(dtypes)}: got {', '.join(given)}"
-    if any(a is not None and jnp.issubdtype(a.dtype, jnp.complexfloating) for a in (scale, bias)):
+    params = [param for param in (scale, bias) if param is not None]
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for _, dtype in params):
         return "takes no complex scale or bias"
-    if found := placement.obstacle(x):
+    if found := placement.obstacle(kind):
         return found
-    reduction, sizes = on_device(spec.reduction, x), spec.reduction.split_shape
+    reduction, sizes = on_device(spec.reduction, kind), spec.reduction.split_shape
     if reduction is None:
-        spread = jax.typeof(x).sharding.spec
+        spread = kind.sharding.spec
         return f"reduces no axes that devices share: {spec.axes} of {sizes}, sharded {spread}"
-    shapes = [spec.reduction.fit(a.shape) for a in (scale, bias) if a is not None]
+    shapes = [spec.reduction.fit(shape) for shape, _ in params]
     layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
     if layout is None:
         return f"reduces no such axes: {spec.axes} of {sizes}"
     if where is not None:
-        shape = fitted(reduction, spec.reduction.fit(where.shape))
+        shape = fitted(reduction, spec.reduction.fit(where[0]))
         if layout.mask(reduction.split_shape, shape) is None:
             return (
-                f"takes no mask that differs from channel to channel: got shape {where.shape} "
-                f"for x of shape {x.shape}"
+                f"takes no mask that differs from channel to channel: got shape {where[0]} "
+                f"for x of shape {kind.shape}"
             )
     return layout
 
@@ -206,7 +222,7 @@ class NormKernels:
         if not sharded(x):
             y, found = self._on_each(loops, moments, x, *params)
         else:
-            reduction = on_device(spec.reduction, x)
+            reduction = on_device(spec.reduction, jax.typeof(x))
             assert reduction is not None
             of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, params))
             of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)

@@ -13,18 +13,17 @@ import jax
 from jax.sharding import AxisType
 
 from jaxnorm.arguments.axes import Reduction
-from jaxnorm.engine.sharding import names_of
+from jaxnorm.engine.sharding import names_of, names_of_type
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
 
 
-def _mesh(x: jax.Array) -> Any:
-    return jax.typeof(x).sharding.mesh
-
-
 def known(x: jax.Array) -> bool:
     """Whether it is known what a device has of an array."""
-    return jax.device_count() == 1 or not (_mesh(x).empty or AxisType.Auto in _mesh(x).axis_types)
+    if jax.device_count() == 1:
+        return True
+    mesh: Any = jax.typeof(x).sharding.mesh
+    return not (mesh.empty or AxisType.Auto in mesh.axis_types)
 
 
 def sharded(x: jax.Array) -> bool:
@@ -32,21 +31,24 @@ def sharded(x: jax.Array) -> bool:
     return any(names_of(x))
 
 
-def obstacle(x: jax.Array) -> str | None:
-    """Why the part of x that a device has cannot be normalized there; None if it can."""
-    return WHOLE if sharded(x) and AxisType.Manual in _mesh(x).axis_types else None
+def obstacle(kind: Any) -> str | None:
+    """Why the part that a device has of an array of this type cannot be normalized there; None if
+    it can.
+    """
+    manual = AxisType.Manual in kind.sharding.mesh.axis_types
+    return WHOLE if manual and any(names_of_type(kind)) else None
 
 
-def on_device(reduction: Reduction, x: jax.Array) -> Reduction | None:
-    """The part of the groups that a device has; None if a group is sharded.
+def on_device(reduction: Reduction, kind: Any) -> Reduction | None:
+    """The part that a device has of the groups of an array of this type; None if one is sharded.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from jaxnorm.arguments.axes import resolve
-    >>> on_device(resolve("n [c]", (4, 3)), jnp.ones((4, 3))).shape
+    >>> on_device(resolve("n [c]", (4, 3)), jax.typeof(jnp.ones((4, 3)))).shape
     (4, 3)
     """
-    mesh, parts, position = _mesh(x), [], 0
-    for sizes, names in zip(reduction.parts, names_of(x), strict=True):
+    mesh, parts, position = kind.sharding.mesh, [], 0
+    for sizes, names in zip(reduction.parts, names_of_type(kind), strict=True):
         devices = math.prod(mesh.shape[name] for name in _names(names))
         if devices > 1 and (position in reduction.axes or sizes[0] % devices):
             return None

@@ -12,7 +12,7 @@ from jax.nn import initializers
 from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.call import run_with_moments
-from jaxnorm.core.running import ema
+from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import flag
 from jaxnorm.flax_common.calls import evaluated, switched
@@ -39,22 +39,20 @@ class _Running:
         module = self.module
         if module.is_initializing():
             return
-        running = self.read()
+        mean, var = self.mean.value, self.var.value
         if module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
-            batch = jax.tree.map(lambda leaf: leaf.reshape(running.mean.shape), batch)
-            seen = collect(
-                module.get_variable(COLLECTION, "seen"), running.mean, running.var, batch
-            )
+            batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
+            seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
             module.put_variable(COLLECTION, "seen", seen)
-            running, batch = Moments(running.count, seen.mean, seen.var), seen.moments
-        new = ema(
-            running,
+            mean, var, batch = seen.mean, seen.var, seen.moments
+        self.mean.value, self.var.value = follow(
+            mean,
+            var,
             batch,
             momentum=module.momentum,
             unbiased=module.unbiased,
             skip_constant=module.skip_constant,
         )
-        self.mean.value, self.var.value = new.mean, new.var
 
 
 class BatchNorm(nn.BatchNorm):

@@ -15,7 +15,7 @@ from jax.nn import initializers
 from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.call import run_with_moments
-from jaxnorm.core.running import ema
+from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import flag
 from jaxnorm.flax_common.calls import call_of, evaluated, switched
@@ -62,14 +62,15 @@ def _update(module: Any, batch: Moments) -> None:
         seen = collect(get_value(variable), mean, var, flat)
         set_value(variable, seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
-    new = ema(
-        _moments(mean, var),
+    new = follow(
+        mean,
+        var,
         flat,
         momentum=module.momentum,
         unbiased=module.unbiased,
         skip_constant=module.skip_constant,
     )
-    assign(module, *jax.lax.stop_gradient((new.mean, new.var)))
+    assign(module, *jax.lax.stop_gradient(new))
 
 
 def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:

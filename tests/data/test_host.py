@@ -14,8 +14,8 @@ from cases import long_sweep
 import jaxnorm as jn
 from jaxnorm import host
 from jaxnorm.arguments.axes import resolve
-from jaxnorm.data.host.statistics import summarize
 from jaxnorm.data.host import tiles
+from jaxnorm.data.host.statistics import summarize
 
 pytestmark = pytest.mark.usefixtures("usual_compile")
 EXACT = {jn: 2e-6, host: 1e-13}
