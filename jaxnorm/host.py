@@ -1,4 +1,4 @@
-"""Moments in float64 NumPy, where JAX cannot be imported: the public name of jaxnorm.data.host."""
+"""The public name of jaxnorm.data.host: Moments in float64 NumPy, without JAX."""
 
 from jaxnorm.data.host import Moments, merge, moments
 

@@ -1,8 +1,7 @@
-"""Statistics beyond one batch, as pure functions: of a stream of observations, of returns, of
-microbatches.
+"""Pure functions for statistics of more than one batch: observations, returns, microbatches.
 
-A state is a pytree of :class:`jaxnorm.Moments`: it goes through ``jit``, ``scan``, ``vmap``,
-``shard_map`` and checkpoints as any other.
+A state is a pytree of :class:`jaxnorm.Moments`. Like any pytree, it works with ``jit``, ``scan``,
+``vmap``, ``shard_map`` and checkpoints.
 """
 
 from jaxnorm.online import returns

@@ -1,6 +1,4 @@
-"""Models with batch norms, over microbatches, with the statistics and the gradients of the whole
-batch.
-"""
+"""Batch norms over microbatches, with the statistics and gradients of the whole batch."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,37 +25,38 @@ def stages(
     where: Callable[[Any], jax.Array] | None = None,
     axis_name: AxisName = None,
 ) -> Callable[[Any, Any], tuple[Any, list[Moments]]]:
-    """A model with a batch norm between its stages, over microbatches: exactly as if the whole
-    batch were normalized at once.
+    """Return a function that runs stages, with a batch norm between them, over microbatches.
 
-    For each norm one pass over the microbatches computes its input and merges the Moments; a last
-    pass computes the outputs. The gradient goes back through each pass and through the merged
-    Moments. Every pass computes the stages before it anew and remembers nothing but its microbatch,
-    so that the memory is that of one microbatch, beside the inputs and outputs themselves. With k
-    stages of equal cost the passes compute k (k + 1) / 2 stages in place of k, forwards, and the
-    gradient that number twice forwards and once backwards.
+    The result is exact, as if the whole batch were normalized at once. For each norm, one pass over
+    the microbatches computes the norm's input and merges its Moments. A last pass computes the
+    outputs. The gradient goes back through each pass and through the merged Moments.
+
+    Every pass recomputes the stages before its norm and keeps only its microbatch. The memory is
+    therefore one microbatch's, besides the inputs and outputs. With k stages of equal cost, the
+    passes compute k (k + 1) / 2 stages forwards instead of k. The gradient computes that number
+    twice forwards and once backwards.
 
     Args:
-      functions: the stages, each ``function(params, h, batch) -> h``, where ``h`` is what the stage
-        before returned, normalized, and None for the first, and ``batch`` is the microbatch. Scale
-        and bias are up to the stage after a norm. The last stage returns any pytree, for example
-        its microbatch's share of the loss.
-      feature_axes: the axes of ``h`` that are not reduced by a norm.
+      functions: the stages, each ``function(params, h, batch) -> h``. ``h`` is the normalized
+        output of the previous stage, None for the first stage. ``batch`` is the microbatch. A
+        stage applies the scale and bias of the norm before it. The last stage returns any pytree,
+        for example its microbatch's share of the loss.
+      feature_axes: the axes of ``h`` that a norm does not reduce.
       epsilon: added to the variance.
-      where: ``where(batch)`` is a mask, or weights, of the first axes of ``h``: what is masked out
-        counts for nothing and is 0 behind a norm.
-      axis_name: name (or names) of a device or vmap axis to reduce over as well: one collective per
-        norm.
+      where: ``where(batch)`` returns a mask or weights for the first axes of ``h``. Masked elements
+        count for nothing, and are 0 after a norm.
+      axis_name: name (or names) of a device or vmap axis to reduce over as well, with one
+        collective per norm.
 
     Returns:
-      A function ``(params, microbatches) -> (outputs, batches)``. ``params`` is passed to all
-      stages. ``microbatches`` is a pytree of arrays whose first axis counts microbatches, or a list
-      of microbatches, whose sizes may differ; ``outputs`` has that form, too. Of a list those of
-      equal shape share a loop of the compiled program, and memory. ``batches`` are the Moments of
-      each norm, for :func:`jaxnorm.ema`.
+      A function ``(params, microbatches) -> (outputs, batches)``. Every stage receives ``params``.
+      ``microbatches`` is a pytree of arrays whose first axis counts microbatches, or a list of
+      microbatches, whose sizes may differ. ``outputs`` has the form of ``microbatches``.
+      Microbatches of equal shape in a list share one loop of the compiled program, and its memory.
+      ``batches`` holds the Moments of each norm, for :func:`jaxnorm.ema`.
 
     Raises:
-      TypeError: stages that are not functions, or none.
+      TypeError: stages that are not functions, or no stage at all.
       ValueError: no microbatch; a mask that does not fit.
 
     >>> import jax.numpy as jnp
@@ -94,7 +93,7 @@ def stages(
 
 
 def _through(functions, norm, last, params, found: list[Moments], batch):
-    """One microbatch, normalized by what has been found, and ``last`` of what comes out."""
+    """Run one microbatch through the stages, normalize by ``found``, and return ``last`` of it."""
     h = None
     for number, function in enumerate(functions):
         h = function(params, norm(found[number - 1], h, batch) if number else None, batch)
@@ -122,14 +121,17 @@ def _mask(where, h, batch):
 
 
 def _whole(parts, axis_name) -> Moments:
-    """The Moments of all microbatches."""
+    """Return the merged Moments of all microbatches."""
     if isinstance(parts, list):
         parts = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
     return jax.tree.map(lambda leaf: leaf[0], parts.merge(0, axis_name=axis_name))
 
 
 def _each(function, params, found: list[Moments], microbatches):
-    """``function(params, found, microbatch)`` of each in turn; the gradient computes it anew."""
+    """Return ``function(params, found, microbatch)`` for each microbatch in turn.
+
+    The gradient recomputes it.
+    """
     leaves = jax.tree.leaves(microbatches)
     if not leaves or (
         not isinstance(microbatches, list) and (0,) in {jnp.shape(leaf)[:1] for leaf in leaves}
@@ -139,6 +141,7 @@ def _each(function, params, found: list[Moments], microbatches):
         )
     if not isinstance(microbatches, list):
         return _loop(partial(function, params, found), microbatches)
+    # one loop needs equal shapes, so microbatches of a list are grouped by shape and dtype
     groups: dict[Any, list[int]] = {}
     for number, batch in enumerate(microbatches):
         leaves, structure = jax.tree.flatten(batch)
@@ -159,9 +162,11 @@ def _each(function, params, found: list[Moments], microbatches):
 
 
 def _loop(function, stacked):
-    """A loop of the compiled program: unrolled, the passes would be merged where they compute the
-    same, and hold it all.
-    """
+    """Run ``function`` over the first axis in a loop of the compiled program."""
+    # Unrolled, XLA for CPUs merges passes that repeat a computation, and keeps the results: 21 MB
+    # of temporaries, barriers or not (four layers of width 128, 4096 examples, value and gradient).
+    # The loop takes 13.1, 6.8, 3.7 and 2.1 MB in 2, 4, 8 and 16 microbatches.
     length = jax.tree.leaves(stacked)[0].shape[0]
+    # XLA removes a loop of one step, so nothing else prevents the merging there
     step = jax.checkpoint(function, prevent_cse=length == 1)
     return lax.scan(lambda _, batch: (None, step(batch)), None, stacked)[1]

@@ -1,4 +1,4 @@
-"""Statistics of everything seen so far, for pytrees of arrays."""
+"""Running statistics of all observations so far, for pytrees of arrays."""
 
 from functools import partial
 from typing import Any
@@ -23,15 +23,15 @@ Tree = Any
 
 
 def init(specs: Tree) -> Tree:
-    """The statistics of nothing yet.
+    """Return the statistics before any observation.
 
     Args:
-      specs: a pytree of arrays, numbers or :class:`jax.ShapeDtypeStruct`, each of the shape and
+      specs: a pytree of arrays, numbers or :class:`jax.ShapeDtypeStruct`. Each has the shape and
         dtype of *one* element, without batch axes.
 
     Returns:
-      The same pytree with a :class:`Moments` of count 0 for each leaf, of its dtype and at least
-      float32.
+      The same pytree with a :class:`Moments` of count 0 for each leaf. Its dtype is the leaf's, and
+      at least float32.
 
     Raises:
       TypeError: a leaf of integers or booleans.
@@ -48,21 +48,20 @@ def init(specs: Tree) -> Tree:
 def update(
     state: Tree, batch: Tree, *, weights: ArrayLike | None = None, axis_name: AxisName = None
 ) -> Tree:
-    """The statistics of what was seen before and of ``batch`` together, each element counting once:
-    a merge.
+    """Merge a batch into the statistics, so that each element counts once.
 
     Args:
-      state: as :func:`init` or :func:`update` returned it.
-      batch: a pytree of the structure of ``specs``, whose leaves have any number of batch axes in
+      state: a state from :func:`init` or :func:`update`.
+      batch: a pytree with the structure of ``specs``. Its leaves have any number of batch axes in
         front.
-      weights: booleans or float weights of the first batch axes, for all leaves. Floats are how
-        much an element counts; an element with weight 0 counts for nothing, even NaN.
+      weights: booleans or float weights over the first batch axes, for all leaves. A float says how
+        much an element counts. An element with weight 0 counts for nothing, even if it is NaN.
       axis_name: name (or names) of a device or vmap axis over which the batch is spread. All leaves
-        take one collective together.
+        share one collective.
 
     Returns:
-      The new state, on every device that of all devices. Counts are exact up to 2**56 elements.
-      Where the statistics of a batch are not finite, those of ``state`` stay as they were, as in
+      The new state, which covers all devices and is equal on each. Counts are exact up to 2**56
+      elements. Where the statistics of the batch are not finite, ``state`` keeps its values, as in
       :func:`jaxnorm.ema`.
 
     Raises:
@@ -87,17 +86,16 @@ def update(
 def normalize(
     batch: Tree, state: Tree, *, clip: float | None = None, epsilon: float = 1e-5
 ) -> Tree:
-    """``(x - mean) / sqrt(var + epsilon)``, for each leaf.
+    """Normalize each leaf: ``(x - mean) / sqrt(var + epsilon)``.
 
     Args:
-      batch: as :func:`update` takes it.
-      state: as :func:`update` returned it. A leaf of which nothing has been seen yet comes out as
-        it went in.
+      batch: a pytree as :func:`update` takes it.
+      state: a state from :func:`update`. A leaf without observations so far is returned unchanged.
       clip: the largest absolute value of the result.
       epsilon: added to the variance.
 
     Returns:
-      A pytree of the shapes and dtypes of ``batch``.
+      A pytree with the shapes and dtypes of ``batch``.
 
     Raises:
       TypeError: leaves of integers or booleans.
@@ -122,11 +120,12 @@ def normalize(
 
 
 def _clip(y: jax.Array, limit: float) -> jax.Array:
-    """Clips values; of complex numbers the absolute value, which may be beyond the range of its
-    dtype.
-    """
+    """Clip values to ``limit``; complex numbers keep their direction."""
     if not jnp.iscomplexobj(y):
         return jnp.clip(y, -limit, limit)
+    # The absolute value of y may be beyond the range of its dtype, so y is divided by its larger
+    # part first. The result does not depend on `size`, which therefore needs no gradient: through
+    # abs it would be NaN at 0.
     size = jax.lax.stop_gradient(jnp.maximum(jnp.abs(y.real), jnp.abs(y.imag)))
     direction = jnp.where(size > 0, y / jnp.where(size > 0, size, 1).astype(y.dtype), 1)
     length = jnp.abs(direction)
@@ -134,16 +133,15 @@ def _clip(y: jax.Array, limit: float) -> jax.Array:
 
 
 def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
-    """The inverse of :func:`normalize` without ``clip``: ``y * sqrt(var + epsilon) + mean``, for
-    each leaf.
+    """Invert :func:`normalize` without ``clip``: ``y * sqrt(var + epsilon) + mean`` for each leaf.
 
     Args:
-      batch: what :func:`normalize` returned, or a network's prediction of it.
-      state: as :func:`update` returned it.
+      batch: a result of :func:`normalize`, or a network's prediction of one.
+      state: a state from :func:`update`.
       epsilon: as in :func:`normalize`.
 
     Returns:
-      A pytree of the shapes and dtypes of ``batch``.
+      A pytree with the shapes and dtypes of ``batch``.
 
     Raises:
       TypeError: leaves of integers or booleans.
@@ -168,22 +166,22 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
             leaf.astype(wide).reshape(lead + leaf.shape)
             for leaf in (root, moments.mean, moments.low.mean)
         )
+        # the low part goes first: added to the mean itself, it would be lost in rounding
         return (y.astype(wide) * root + hidden_from_folding(low) + mean).astype(y.dtype)
 
     return _map(apply, batch, state)
 
 
 def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
-    """The momentum with which :func:`jaxnorm.ema` forgets its first value: 0 at step 1,
-    ``momentum`` in the end.
+    """Return the momentum that makes :func:`jaxnorm.ema` forget its initial value.
 
-    ``momentum * (1 - momentum**(step - 1)) / (1 - momentum**step)``. The running average is then at
-    each step what Adam makes of its own by dividing it by ``1 - momentum**step`` (Kingma & Ba 2015,
-    arXiv 1412.6980): a weighted mean of what it has seen. With ``momentum`` 1 it is the plain mean
-    of all batches.
+    It is ``momentum * (1 - momentum**(step - 1)) / (1 - momentum**step)``: 0 at step 1, and
+    ``momentum`` in the limit. With it, the running average is at each step a weighted mean of the
+    batches so far. It equals Adam's average divided by ``1 - momentum**step`` (Kingma & Ba 2015,
+    arXiv 1412.6980). With ``momentum`` 1 it is the plain mean of all batches.
 
     Args:
-      momentum: weight of the old value in the end, in [0, 1].
+      momentum: weight of the old value in the limit, in [0, 1].
       step: 1 at the first batch, 2 at the second; may be traced.
 
     Returns:
@@ -205,8 +203,9 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
     )
     momentum = jnp.asarray(validation.momentum(momentum), jnp.float32)
     step = jnp.maximum(jnp.asarray(step, jnp.float32), 1)
+    # momentum 0 would give log -inf, and NaN when step 1 multiplies it by 0
     log = jnp.log(jnp.clip(momentum, 1e-30, 1.0))
-    # digits of 1 - momentum**step that 1 would hide
+    # expm1 keeps the digits that 1 - momentum**step loses for a momentum near 1
     ratio = jnp.expm1((step - 1) * log) / jnp.where(log < 0, jnp.expm1(step * log), -1.0)
     return jnp.where(log < 0, momentum * ratio, (step - 1) / step)
 
@@ -239,7 +238,7 @@ def _flatten(state: Tree) -> tuple[list[Moments], Any]:
 
 
 def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
-    """The leaves of a batch, checked."""
+    """Return the leaves of a batch after checking them against the state."""
     if (found := jax.tree.structure(batch)) != structure:
         raise ValueError(
             f"batch must have the structure of the state: got {found} for {structure}."
@@ -267,7 +266,7 @@ def _map(apply, batch: Tree, state: Tree) -> Tree:
 
 
 def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array | None:
-    """Weights of the first batch axes, for each element."""
+    """Reshape weights of the first batch axes so that they broadcast against a leaf."""
     if weights is None:
         return None
     if weights.shape != leaf.shape[: min(weights.ndim, leaf.ndim - old.mean.ndim)]:
@@ -292,8 +291,8 @@ def _update(
 
 
 def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
-    """The Moments of a leaf over its batch axes, of the dtypes of the state."""
-    if leaf.ndim == old.mean.ndim:  # one element
+    """Return the Moments of a leaf over its batch axes, in the dtypes of the state."""
+    if leaf.ndim == old.mean.ndim:  # one element, which has no batch axis
         leaf, mask = leaf[None], None if mask is None else mask[None]
     leaf = leaf if compute_dtype(leaf.dtype) == old.mean.dtype else leaf.astype(old.mean.dtype)
     found = moments(leaf, tuple(range(leaf.ndim - old.mean.ndim)), where=mask)
@@ -301,14 +300,15 @@ def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
 
 
 def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
-    """The arrays of all devices along a new first axis: one sum of arrays in which each device has
-    a row of its own.
+    """Stack the Moments of all devices along a new first axis, in one collective.
+
+    Each device fills its own row of a matrix of zeros, and the matrices are summed.
     """
     if axis_name is None:
         return jax.tree.map(lambda leaf: leaf[None], parts)
     with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
         row, restore = ravel_pytree(parts)
         name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
-        # rows of devices of other groups stay empty
+        # rows of devices in other groups stay 0: Moments of count 0, which a merge ignores
         mine = jnp.arange(across(lax.psum, 1, name)) == lax.axis_index(name)
         return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))

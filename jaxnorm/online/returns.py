@@ -1,6 +1,4 @@
-"""Rewards divided by the standard deviation of their discounted returns, for many environments at a
-time.
-"""
+"""Reward normalization by the deviation of discounted returns, for many environments at once."""
 
 from typing import Any, NamedTuple
 
@@ -18,11 +16,11 @@ __all__ = ["Returns", "init", "normalize", "update"]
 
 
 class Returns(NamedTuple):
-    """The state of a reward normalizer.
+    """State of a reward normalizer.
 
     Attributes:
       current: the discounted return of each environment so far, 0 after the end of an episode.
-      moments: the Moments of all returns seen.
+      moments: the Moments of all returns so far.
     """
 
     current: jax.Array
@@ -30,14 +28,14 @@ class Returns(NamedTuple):
 
 
 def init(spec: Any) -> Returns:
-    """No returns yet.
+    """Return the state before any reward.
 
     Args:
-      spec: an array, a number or a :class:`jax.ShapeDtypeStruct` of the shape and dtype of the
+      spec: an array, a number or a :class:`jax.ShapeDtypeStruct`. It has the shape and dtype of the
         rewards of one step, one for each environment.
 
     Returns:
-      The state, whose Moments are those of one number.
+      The state. All environments share one count, mean and variance.
 
     Raises:
       TypeError: rewards of integers.
@@ -60,24 +58,26 @@ def update(
     gamma: float = 0.99,
     axis_name: AxisName = None,
 ) -> Returns:
-    """Follow the discounted returns, and count each of them: ``return = gamma * (return before, 0
-    if that ended) + reward``.
+    """Advance the discounted returns by some steps, and merge each return into the statistics.
+
+    A step computes ``return = gamma * previous + reward``, where ``previous`` is the return of the
+    step before, or 0 if the episode ended with it.
 
     Args:
-      state: as :func:`init` or :func:`update` returned it.
-      rewards: of one step, or of several with time as the first axis.
+      state: a state from :func:`init` or :func:`update`.
+      rewards: the rewards of one step, or of several steps with time as the first axis.
       done: booleans of the same shape: whether the episode ended with this step.
-      weights: booleans or float weights of the same shape. A step of weight 0 is no transition,
-        whatever its reward, even NaN: it counts for nothing, and the return of its environment
-        starts again at 0. Gymnasium's vector environments have such a step after each episode.
-        Other weights are how much a return counts.
+      weights: booleans or float weights of the same shape. A step of weight 0 is no transition: it
+        counts for nothing, even if its reward is NaN, and the return of its environment starts
+        again at 0. Gymnasium's vector environments have such a step after each episode. Another
+        weight says how much a return counts.
       gamma: the discount, in [0, 1].
-      axis_name: name (or names) of a device or vmap axis over which the environments are spread:
-        one collective.
+      axis_name: name (or names) of a device or vmap axis over which the environments are spread. It
+        takes one collective.
 
     Returns:
-      The new state. A return that is not finite counts for nothing, and starts again at 0; those of
-      other environments and steps count.
+      The new state. A return that is not finite counts for nothing, and starts again at 0. The
+      returns of other environments and steps count.
 
     Raises:
       TypeError: integer rewards or weights, ``done`` that is not boolean.
@@ -144,17 +144,16 @@ def _weights(weights: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
 def normalize(
     rewards: jax.Array, state: Returns, *, clip: float | None = None, epsilon: float = 1e-5
 ) -> jax.Array:
-    """``reward / sqrt(var(returns) + epsilon)``: the scale changes, the sign does not.
+    """Scale rewards, and keep their signs: ``reward / sqrt(var(returns) + epsilon)``.
 
     Args:
-      rewards: of any shape.
-      state: as :func:`update` returned it. Before the first update rewards come out as they went
-        in.
+      rewards: rewards in any shape.
+      state: a state from :func:`update`. Before the first update, rewards are returned unchanged.
       clip: the largest absolute value of the result.
       epsilon: added to the variance.
 
     Returns:
-      An array of the shape and dtype of ``rewards``.
+      An array with the shape and dtype of ``rewards``.
 
     Raises:
       TypeError: integer rewards.
@@ -167,6 +166,7 @@ def normalize(
     >>> returns.normalize(jnp.array([8.0]), state, epsilon=0.0).tolist()
     [2.0]
     """
+    # a mean of 0, since subtracting one would change the signs of rewards
     zero = jnp.zeros_like(state.moments.mean)
     scale = Moments(state.moments.count, zero, state.moments.var)
     return observations.normalize(
