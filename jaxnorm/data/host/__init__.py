@@ -1,8 +1,8 @@
-"""Moments in float64 NumPy: for workers that have no accelerator, or where JAX cannot be imported.
+"""Moments in float64 NumPy, for workers without an accelerator and programs without JAX.
 
-``Moments``, ``moments`` and ``merge`` obey the laws, and raise the messages, of their namesakes in
-:mod:`jaxnorm`. Two things differ: everything is computed in float64, whatever the dtype of the
-data, and integers are accepted, since they are what data sets hold (images of uint8). There is no
+``Moments``, ``moments`` and ``merge`` obey the same laws and raise the same messages as their
+namesakes in :mod:`jaxnorm`. Three things differ. Everything is computed in float64, whatever the
+dtype of the data. Integers are accepted, since data sets hold them (images of uint8). There is no
 ``axis_name``.
 """
 

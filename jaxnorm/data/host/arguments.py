@@ -1,4 +1,4 @@
-"""What the functions of NumPy accept; errors say what those of arguments/validation.py say."""
+"""Checks of NumPy arguments; their errors use the words of arguments/validation.py."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def numbers(x, name: str = "x") -> np.ndarray:
-    """``x`` as an array of a dtype that float64 (or complex128) holds."""
+    """Return ``x`` as an array whose dtype float64 (or complex128) can hold."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must not be a masked array: pass {name}.data, and where=~{name}.mask."
@@ -21,19 +21,18 @@ def numbers(x, name: str = "x") -> np.ndarray:
 
 
 def is_extended(dtype: np.dtype) -> bool:
-    """Whether it is a number of less than 32 bits that NumPy itself does not know: bfloat16,
-    float8.
-    """
+    """Return whether a dtype is a number below 32 bits that NumPy lacks: bfloat16, float8."""
+    # such dtypes come from ml_dtypes as kind V, which records and raw bytes have too
     return dtype.kind == "V" and dtype.names is None and np.can_cast(dtype, np.float64)
 
 
 def is_real_number(dtype: np.dtype) -> bool:
-    """Whether elements of this dtype are real numbers, or booleans, which count as 0 and 1."""
+    """Return whether a dtype holds real numbers, or booleans, which count as 0 and 1."""
     return dtype.kind in "biuf" or is_extended(dtype)
 
 
 def mask(where, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A boolean mask or non-negative float weights that broadcast against ``shape``."""
+    """Return a boolean mask, or non-negative float weights, that broadcast against ``shape``."""
     if where is None:
         return None
     where = np.asarray(where)

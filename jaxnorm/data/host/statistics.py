@@ -1,4 +1,4 @@
-"""Count, mean and variance of groups of elements in float64 NumPy, and merging them."""
+"""Count, mean and variance of groups of elements in float64 NumPy, and their merge."""
 
 import math
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Moments:
 
     Attributes:
       count: how many elements (or how much weight) each group holds, exact to 2^53; 0 for an empty
-        one.
-      mean: the mean of each group, 0 for an empty one.
-      var: the biased variance of each group, 0 for an empty one.
-      low_mean: what ``mean`` lacks by rounding, 0 unless given. So merges keep the variance of
-        integers beyond 2^53.
+        group.
+      mean: the mean of each group, 0 for an empty group.
+      var: the biased variance of each group, 0 for an empty group.
+      low_mean: the low part of the mean, which ``mean`` loses by rounding; 0 unless given. With it,
+        merges keep the variance of integers beyond 2^53.
 
     >>> import numpy as np
     >>> from jaxnorm import host
@@ -43,7 +43,7 @@ class Moments:
             object.__setattr__(self, "low_mean", zeros)
 
     def merge(self, axes: Axes, **sizes: int) -> "Moments":
-        """Reduces further axes: the groups along ``axes`` become one.
+        """Merge the groups along ``axes`` into one.
 
         Args:
           axes: ints or a pattern over the shape of ``mean``.
@@ -58,9 +58,7 @@ class Moments:
 
 
 class Summary(NamedTuple):
-    """The Moments of groups of elements, and the smallest and largest element of each (inf and -inf
-    of an empty one).
-    """
+    """Moments, minimum and maximum of groups of elements; inf and -inf for an empty group."""
 
     moments: Moments
     min: np.ndarray
@@ -68,24 +66,25 @@ class Summary(NamedTuple):
 
 
 def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int) -> Moments:
-    """Count, mean and variance of ``x`` over ``axes``, in float64.
+    """Return count, mean and variance of ``x`` over ``axes``, in float64.
 
     Args:
-      x: array of floating, complex or integer dtype, of any shape; memory-mapped ones are read tile
-        by tile.
+      x: array of floating, complex or integer dtype and any shape. A memory-mapped array is read
+        tile by tile.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
-      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts
-        for nothing, even NaN.
+      where: boolean mask or float weights that broadcast against ``x``. Masked elements count for
+        nothing, even if they are NaN.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose reduced axes have size one (a split axis ``(g [c])`` has size g), of float64
-      (the mean of complex ``x`` is complex128). The variance is biased, and computed from
-      deviations from the mean, corrected for its rounding.
+      Moments in float64 (the mean of complex ``x`` is complex128). Reduced axes have size one, a
+      split axis ``(g [c])`` has size g. The variance is biased. It is computed by the corrected
+      two-pass: from deviations from the mean, corrected for the rounding of that mean.
 
     Raises:
-      TypeError: boolean ``x``, or what holds no numbers; a mask that is neither boolean nor float.
+      TypeError: boolean ``x``, or an array without numbers; a mask that is neither boolean nor
+        float.
       ValueError: axes, pattern or mask that do not fit ``x``.
 
     >>> import numpy as np
@@ -98,6 +97,7 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     reduction = resolve(axes, x.shape, sizes)
     if not np.iscomplexobj(x):
         return summarize(x, reduction, where, centered=centered, extremes=False).moments
+    # |z - mean|^2 is the sum of both parts' squares, so the two variances add up
     real, imag = (
         summarize(part, reduction, where, centered=centered, extremes=False).moments
         for part in (x.real, x.imag)
@@ -107,9 +107,9 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
-    """The Moments of several collections taken together.
+    """Merge the Moments of several collections of elements into one.
 
-    Associative and commutative; an empty Moments (count 0) is the identity.
+    The merge is associative and commutative. An empty Moments (count 0) is its identity.
 
     >>> import numpy as np
     >>> from jaxnorm import host
@@ -152,8 +152,9 @@ def summarize(
     extremes=True,
     threads: int = 1,
 ) -> Summary:
-    """The Moments and extremes of real arguments that have been checked. ``threads`` changes no
-    bit.
+    """Return Moments and extremes of each group; the arguments are real and checked already.
+
+    ``threads`` changes no bit.
     """
     *moments, low, high = reduce_tiles(
         x, reduction, where, centered=centered, extremes=extremes, threads=threads
@@ -165,7 +166,13 @@ def summarize(
 def _merge(
     reduction: Reduction, count: np.ndarray, mean: np.ndarray, var: np.ndarray, low: np.ndarray
 ) -> Moments:
-    """Relative to the mean of the part that holds most, so that one part alone keeps its bits."""
+    """Merge the parts along the reduction axes, each a Moments, into one for each group.
+
+    With weights ``s = count / sum(count)``: ``mean = sum(s * mean_i)``, and ``var`` is the variance
+    within parts ``sum(s * var_i)`` plus the variance between them ``sum(s * (mean_i - mean)^2)``.
+    """
+    # Means are taken relative to the part that holds most: a part alone keeps its bits, and large
+    # means lose no digits. The variance between parts is a corrected two-pass.
     kept = tuple(axis for axis in range(len(reduction.split_shape)) if axis not in reduction.axes)
     groups = math.prod(reduction.split_shape[axis] for axis in kept)
 
@@ -174,7 +181,7 @@ def _merge(
         return split.transpose(*kept, *reduction.axes).reshape(groups, reduction.group_size)
 
     shape = reduction.stats_shape
-    if not mean.size:
+    if not mean.size:  # argmax below needs a part
         return Moments(np.zeros(shape), np.zeros(shape, mean.dtype), np.zeros(shape))
     count, mean, var, low = rows(count), rows(mean), rows(var), rows(low)
     whole, live = count.sum(1, keepdims=True), count > 0

@@ -1,6 +1,4 @@
-"""Sums over data in NumPy, read in tiles that stay in the processor's cache, so that the corrected
-two-pass reads main memory once.
-"""
+"""The corrected two-pass in NumPy, over tiles that fit the cache, so that memory is read once."""
 
 import itertools
 import math
@@ -13,16 +11,16 @@ import numpy as np
 from jaxnorm.arguments.axes import Reduction
 from jaxnorm.data.host.words import beyond_float64, from_pivots, two_sum
 
-# elements: 2 MiB of float64, which the cache holds; with fewer, what is done once for each tile
-# shows
+# Elements of a tile: 2 MiB of float64, which the cache holds. With smaller tiles the fixed cost of
+# each one shows.
 TILE = 1 << 18
-ROWS = 16  # of a tile at least, where a row is longer than a tile
-# from this many groups side by side NumPy's loops run along them; fewer are transposed
+ROWS = 16  # least rows of a tile, even where a row is longer than a tile
+# With this many groups side by side NumPy's loops run along the groups; fewer are transposed.
 COLUMNS = 64
-LONG = 2048  # elements of a row from which on what NumPy does once for each is little
-QUIET = np.errstate(invalid="ignore", over="ignore")  # what is not finite shows in the result
-# of large arrays, for threads to share; the same number on every machine, so that the result is the
-# same
+LONG = 2048  # elements of a row that make NumPy's fixed cost for each row small
+QUIET = np.errstate(invalid="ignore", over="ignore")  # the result shows NaN and Inf anyway
+# Parts of a large array, which threads share. The order of sums depends on it, so it is the same on
+# every machine, and so are the bits of the result.
 PARTS = 8
 
 
@@ -35,7 +33,7 @@ def reduce_tiles(
     extremes: bool,
     threads: int,
 ) -> tuple:
-    """Return count, mean, variance, low word of the mean, minimum and maximum of each group.
+    """Return count, mean, variance, low part of the mean, minimum and maximum of each group.
 
     ``threads`` changes no bit.
     """
@@ -68,7 +66,7 @@ def reduce_tiles(
 
 
 class _Totals:
-    """Sums over each group: ``squares`` of the deviations from the mean, which has two words."""
+    """Running totals of each group: count, mean in two parts, squared deviations, extremes."""
 
     def __init__(self, shape: tuple[int, ...]):
         self.count, self.mean, self.low, self.squares = (np.zeros(shape) for _ in range(4))
@@ -79,14 +77,18 @@ class _Totals:
 
     @QUIET
     def add(self, place: Any, columns: tuple) -> None:
-        """Merges in those of the groups at ``place``; what is empty changes no bit."""
+        """Merge the statistics of a tile into the groups at ``place``; empty ones change no bit.
+
+        With ``d`` the new mean minus the old one: ``mean += d * n_new / n``, and ``squares``, the
+        sum of squared deviations, grows by the new squares and ``d^2 * n_old * n_new / n``.
+        """
         shape = self.count[place].shape
         columns = tuple(c if np.ndim(c) == 0 else c.reshape(shape) for c in columns)
         count, mean, low_mean, squares, low, high = columns
         before, pivot, low_pivot = self.count[place], self.mean[place], self.low[place]
         whole = before + count
         share = count / np.where(whole > 0, whole, 1)
-        first = (before == 0) & (count > 0)  # both words of the mean as they are
+        first = (before == 0) & (count > 0)  # takes both parts of the mean as they are
         step = np.where(first, 0, (mean - pivot) + (low_mean - low_pivot))
         self.squares[place] += squares + step * step * before * share
         moved = two_sum(pivot, low_pivot + step * share)
@@ -104,7 +106,7 @@ class _Totals:
 
 
 class _Arrange:
-    """Copies tiles into matrices: elements of a group along one axis, groups along the other."""
+    """Copies of tiles as matrices: elements of a group along one axis, groups along the other."""
 
     def __init__(self, axes: tuple[int, ...], shape: tuple[int, ...]):
         kept = tuple(axis for axis in range(len(shape)) if axis not in axes)
@@ -114,11 +116,11 @@ class _Arrange:
         self.buffers: dict[tuple[str, type], np.ndarray] = {}
 
     def place(self, tile: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Where the statistics of the tile stand."""
+        """Return the slices of the totals that belong to a tile's groups."""
         return tuple(slice(0, 1) if axis in self.axes else part for axis, part in enumerate(tile))
 
     def matrix(self, name: str, x: np.ndarray, dtype: type = np.float64) -> np.ndarray:
-        """A copy of a tile, in a buffer that the next tile overwrites."""
+        """Copy a tile into a matrix, in a buffer that the next tile overwrites."""
         key = name, dtype
         if self.buffers.get(key, np.empty(0)).size < x.size:
             self.buffers[key] = np.empty(x.size, dtype)
@@ -136,13 +138,14 @@ class _Arrange:
         centered: bool,
         extremes: bool,
     ) -> tuple:
-        """Return each group's count, mean in two words, squared deviations, minimum, maximum."""
+        """Return each group's count, mean in two parts, squared deviations, minimum, maximum."""
         axis = 0 if self.elements_first else 1
         w = None if where is None else self.matrix("w", where[tile])
+        # integers that float64 rounds: {2**60 + 1, 2**60 + 3} would have variance 0 instead of 1
         exact = centered and beyond_float64(x[tile])
         given = self.matrix("x", x[tile], x.dtype.type if exact else np.float64)
         if w is not None and not exact:
-            given[w == 0] = 0  # even NaN
+            given[w == 0] = 0  # weight 0 times NaN would be NaN
         low, high = _extremes(given, w, axis) if extremes else (None, None)
         if not exact:
             return _two_pass(given, w, axis, centered, (low, high))
@@ -156,7 +159,11 @@ class _Arrange:
 def _two_pass(
     d: np.ndarray, w: np.ndarray | None, axis: int, centered: bool, extremes: tuple
 ) -> tuple:
-    """Return the columns for :meth:`_Totals.add` by the corrected two-pass, which overwrites d."""
+    """Return the columns for :meth:`_Totals.add` by the corrected two-pass; overwrite ``d``.
+
+    With ``e`` the mean of ``d = x - mean(x)``, the squares are ``sum(d^2) - n * e^2`` and the mean
+    is ``mean(x) + e``: ``e`` is the rounding error of the first mean.
+    """
     along = (lambda a: a) if axis == 0 else (lambda a: a[:, None])
     sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
     if w is None:
@@ -176,8 +183,9 @@ def _two_pass(
 
 
 def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
-    """Reduces columns several rows at a time: NumPy starts anew with each row, which takes long if
-    rows are short.
+    """Reduce a matrix along an axis; along the first, several short rows at a time.
+
+    NumPy has a fixed cost for each row, which is more than the work on a short row.
     """
     rows, columns = d.shape
     fold = LONG // max(columns, 1)
@@ -189,7 +197,7 @@ def _reduced(function: np.ufunc, d: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """In float64; inf and -inf where nothing is left by the mask."""
+    """Return minimum and maximum of each group; inf and -inf where the mask leaves no element."""
     if w is None:
         return _reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)
     live = w > 0
@@ -202,8 +210,9 @@ def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarra
 
 
 def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slice, ...]]:
-    """Slices that cut the shape into tiles of TILE elements or so: along the first axes first, in
-    which memory runs slowest.
+    """Yield slices that cut a shape into tiles of about TILE elements.
+
+    They cut the first axes first, since steps along these are the largest in memory.
     """
     sizes = list(shape)
     for axis, size in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Numbers in two words of float64, and integers that one word cannot hold."""
+"""Double-float numbers: a high and a low part in float64, also for integers beyond 2**53."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ EXACT = 2**53  # float64 holds every integer up to here
 
 
 def two_sum(a, b) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounded a + b, and its rounding error, 0 where it is not finite.
+    """Return the rounded sum a + b and its rounding error, which is 0 where the sum is not finite.
 
-    Knuth (1997), section 4.2.2.
+    The algorithm is TwoSum: Knuth (1997), section 4.2.2.
 
     >>> high, low = two_sum(np.array(2.0**60), np.array(3.0))
     >>> (int(high) - 2**60, float(low))
@@ -20,7 +20,7 @@ def two_sum(a, b) -> tuple[np.ndarray, np.ndarray]:
 
 
 def beyond_float64(x: np.ndarray) -> bool:
-    """Whether these are integers that a cast to float64 would round."""
+    """Return whether a cast to float64 could round the elements: integers beyond 2**53."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 8 or not x.size:
         return False
     return int(x.max()) > EXACT or int(x.min()) < -EXACT
@@ -29,22 +29,24 @@ def beyond_float64(x: np.ndarray) -> bool:
 def from_pivots(
     x: np.ndarray, w: np.ndarray | None, axis: int, out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return 64-bit integers as differences from one element of each group, and it in two words.
+    """Return differences of 64-bit integers from a pivot of each group, and the pivot in two parts.
 
-    The differences are written to ``out``. The element is the first that the mask ``w`` leaves, so
-    that what is masked out, of any size, costs no digit.
+    The differences are written to ``out``. The pivot is the first element that the mask ``w``
+    leaves. So masked elements cost no digits, whatever their size.
     """
     first = np.zeros(x.shape[1 - axis], np.intp) if w is None else (w > 0).argmax(axis)
     pivot = np.take_along_axis(x, np.expand_dims(first, axis), axis)
-    wide, base = x.view(np.uint64), pivot.view(np.uint64)  # modulo 2**64, whatever the distance
+    # unsigned integers subtract modulo 2**64, so no difference overflows
+    wide, base = x.view(np.uint64), pivot.view(np.uint64)
     if int(x.max()) - int(x.min()) < 2**63:
         np.copyto(out, (wide - base).view(np.int64))
-    else:
+    else:  # a distance may need all 64 bits: its size first, then its sign
         less = x < pivot
         np.copyto(out, np.where(less, base - wide, wide - base))
         np.negative(out, out=out, where=less)
     if w is not None:
         out[w == 0] = 0
     pivot = pivot.squeeze(axis)
+    # halves of 32 bits are exact in float64
     digits = pivot & pivot.dtype.type(2**32 - 1)
     return out, *two_sum((pivot >> pivot.dtype.type(32)) * 2.0**32, digits.astype(np.float64))
