@@ -1,4 +1,4 @@
-"""Data sets in files, read piece by piece: NumPy's, Parquet and Zarr, here or at an address."""
+"""Data sets in NumPy, Parquet and Zarr files, local or at an address, read piece by piece."""
 
 import os
 import re
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 COORDINATE = "a coordinate"
-PIECE = 64 << 20  # bytes of a piece, or so
+PIECE = 64 << 20  # approximate bytes of a piece
 READERS = {
     ".npy": "numpy_files.npy",
     ".npz": "numpy_files.npz",
@@ -57,7 +57,7 @@ READERS = {
 
 
 class Piece(NamedTuple):
-    """A part of a file: small, and to be sent to whoever reads it.
+    """A part of a file, named by a path and a cut, so that it can be sent to another process.
 
     ``along`` says which axis of each leaf is cut.
     """
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     cut: Cut
 
     def read(self) -> Any:
-        """The batch: an array, or a dict of arrays.
+        """Return the batch: an array, or a dict of arrays.
 
         Raises:
           SourceError: the file cannot be read.
@@ -79,15 +79,15 @@ class Piece(NamedTuple):
 
 
 def masks(batch) -> dict[str, Any] | None:
-    """What :meth:`Normalizer.update` takes as ``where``."""
+    """Return the masks of a batch, as :meth:`Normalizer.update` takes them for ``where``."""
     return getattr(batch, "masks", None)
 
 
 def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
-    """Return the leaves of a file that :func:`pieces` leaves out, and what each holds instead.
+    """Return the leaves of a file that :func:`pieces` leaves out, with their contents in words.
 
-    They hold no arrays of numbers, or coordinates of others, and the axes name the tree that they
-    are in, not themselves.
+    Such a leaf holds no array of numbers, or it is a coordinate of other leaves. The axes name the
+    tree that holds the leaf, but not the leaf itself.
 
     Raises:
       SourceError: the file is missing or damaged.
@@ -105,16 +105,16 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
 
 
 def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, int]) -> list[Piece]:
-    """The pieces of all files, which must have the same leaves.
+    """Return the pieces of all files, which must have the same leaves.
 
     Args:
-      paths: files and folders of this machine, and addresses that fsspec knows, with ``*`` too.
+      paths: local files and folders, and addresses that fsspec knows, also with ``*``.
       axes: the reduction axes by leaf, or by a tree of leaves.
       sizes: sizes of split axes in patterns.
 
     Raises:
-      SourceError: files that are missing, damaged, of other leaves than the first one, or without
-        elements; leaves that are named and hold no numbers.
+      SourceError: files that are missing, damaged, without elements, or whose leaves are not those
+        of the first file; leaves that are named and hold no numbers.
     """
     result, first = [], None
     for path in expanded(paths):
@@ -134,13 +134,13 @@ def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, i
 
 
 def _cut(path: str, whole: Mapping[str, list[int]], reader: Reader) -> list[Piece]:
-    alone = len(whole) == 1  # others are cut along their first axis, as they belong together
+    alone = len(whole) == 1  # several leaves are cut along their first axis, to stay together
     along = {leaf: reader.axis(leaf, axes, alone) for leaf, axes in whole.items()}
     return [Piece(path, tuple(along.items()), cut) for cut in reader.cuts(along, PIECE)]
 
 
 def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
-    """The leaves that are fitted: of those that a tree is named for, the arrays of numbers."""
+    """Return the leaves to fit: those that axes name, and the arrays of numbers in named trees."""
     leaves = _guarded(path, lambda reader: reader.leaves)
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
@@ -202,7 +202,7 @@ def _reduction(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: 
 
 
 def _whole(path: str, reduction, axes: Axes) -> list[int]:
-    """The axes that are reduced as a whole."""
+    """Return the axes that are reduced as a whole, along which a leaf can be cut."""
     if not (whole := reduction.unsplit_reduced):
         said = "one axis must be reduced as a whole, to be read in pieces"
         raise PatternError(f"{path}: {said}: {axes!r} has none.")
@@ -210,15 +210,17 @@ def _whole(path: str, reduction, axes: Axes) -> list[int]:
 
 
 class _Readers(threading.local):
-    """The last few readers of each thread, which stay open.
+    """The last few readers of each thread, kept open.
 
-    No two threads share one: a file goes on where it was read last, and pyarrow's readers crash.
+    Threads do not share readers. A stream goes on where it was read last, so a shared one would
+    give wrong numbers, and pyarrow's readers crash when two threads use them.
     """
 
     def __init__(self):
         self.opened = lru_cache(maxsize=4)(_opened)
 
 
+# `changed` and `process` are keys of the cache: after a change or a fork, a file is opened anew
 def _opened(path: str, changed: Any, process: int) -> Reader:
     kind = READERS[_suffix(path)]
     module, name = kind.split(".")
@@ -226,7 +228,7 @@ def _opened(path: str, changed: Any, process: int) -> Reader:
 
 
 def _suffix(path: str) -> str:
-    """The suffix that says what a file is, or that folders of its kind have."""
+    """Return the suffix that names a file's format; a folder has the suffix of its contents."""
     suffix, folder = PurePath(path).suffix.lower(), is_folder(path)
     if suffix in (".npy", ".npz") and folder:
         raise SourceError(f"{path} must be a file: it is a folder.")
@@ -257,7 +259,7 @@ def _reader(path: str) -> Reader:
 
 
 def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
-    """What is read of a file; whatever goes wrong is one sentence, which names the file."""
+    """Read from a file; turn any error into a SourceError of one sentence that names the file."""
     try:
         return read(_reader(path))
     except (SourceError, MemoryError):
@@ -268,12 +270,13 @@ def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
     except OSError as error:
         if error.errno is not None:
             said = os.strerror(error.errno)
-        elif isinstance(error, (PermissionError, ConnectionError, TimeoutError)):  # fsspec's
+        # errors of fsspec have no number: s3fs raises a PermissionError without one
+        elif isinstance(error, (PermissionError, ConnectionError, TimeoutError)):
             said = _one_line(error)
-        else:  # pyarrow's
+        else:  # pyarrow raises OSError for damaged bytes
             raise _damaged(path, error) from error
         raise SourceError(f"{path} cannot be read: {said}.") from error
-    except Exception as error:  # whatever a parser makes of damaged bytes
+    except Exception as error:  # parsers raise anything at damaged bytes
         raise _damaged(path, error) from error
 
 
@@ -285,7 +288,7 @@ def _damaged(path: str, error: Exception) -> SourceError:
 
 
 def _one_line(error: Exception) -> str:
-    """What a library says, short, and without the bytes that it found."""
+    """Shorten a library's message to one line, without the bytes of the file that it quotes."""
     text = re.sub(r"""\bb('[^']*'|"[^"]*")""", "other bytes", str(error))
     text = re.sub(r"\\x[0-9a-f]{2}|[^\w\s!-~]", "?", text)
     return textwrap.shorten(text, 160, placeholder=" …").rstrip(".")

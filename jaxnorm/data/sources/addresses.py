@@ -1,4 +1,4 @@
-"""Where files lie: paths of this machine, and addresses that fsspec knows (``gs://``)."""
+"""Locations of files: local paths, and addresses that fsspec knows (``gs://``)."""
 
 import hashlib
 import os
@@ -8,15 +8,15 @@ from typing import Any
 
 
 class SourceError(Exception):
-    """A file that is missing, damaged, or does not fit the others: one sentence."""
+    """An error, in one sentence, of a file that is missing, damaged or unlike the others."""
 
 
 class PatternError(SourceError):
-    """Axes or sizes that do not fit the file."""
+    """An error of axes or sizes that do not fit a file."""
 
 
 def is_address(path: str) -> bool:
-    """Whether a path names its file system: ``memory://a.npy``.
+    """Return whether a path names its file system: ``memory://a.npy``.
 
     >>> is_address("s3://bucket/a.npy"), is_address("file:///tmp/a.npy"), is_address("data/a.npy")
     (True, True, False)
@@ -25,7 +25,7 @@ def is_address(path: str) -> bool:
 
 
 def local(path: str) -> Path | None:
-    """Return the path on this machine; None for a file elsewhere."""
+    """Return the path of a local file, or None for a file elsewhere."""
     if is_address(path):
         scheme, _, rest = path.partition("://")
         return Path(rest) if scheme in ("file", "local") else None
@@ -33,10 +33,10 @@ def local(path: str) -> Path | None:
 
 
 def remote(path: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it.
+    """Return the file system of an address, and the path in that file system.
 
     Raises:
-      SourceError: fsspec does not know it, or needs a library for it.
+      SourceError: fsspec does not know the address, or needs a library for it.
     """
     import fsspec
 
@@ -49,7 +49,7 @@ def remote(path: str) -> tuple[Any, str]:
 
 
 def opened_file(path: str) -> Any:
-    """Open a file for reading, here or elsewhere."""
+    """Open a local or remote file for reading."""
     if (found := local(path)) is not None:
         return open(found, "rb")
     system, inside = remote(path)
@@ -57,10 +57,12 @@ def opened_file(path: str) -> Any:
 
 
 def version(path: str) -> Any:
-    """Return what a file's own entry says of its last change, without looking into a folder.
+    """Return the time or tag of a file's last change, by its own entry alone.
+
+    A folder is not searched: a change deep inside one does not show.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: the file does not exist.
     """
     if (found := local(path)) is not None:
         return found.stat().st_mtime_ns
@@ -69,7 +71,7 @@ def version(path: str) -> Any:
 
 
 def is_empty(path: str) -> bool:
-    """Whether it is a file without data."""
+    """Return whether a path is a file of 0 bytes."""
     if (found := local(path)) is not None:
         return found.is_file() and found.stat().st_size == 0
     system, inside = remote(path)
@@ -81,11 +83,12 @@ def is_folder(path: str) -> bool:
     if (found := local(path)) is not None:
         return found.is_dir()
     system, inside = remote(path)
-    return system.info(inside)["type"] == "directory"  # isdir would fetch a file by HTTP
+    # isdir would fetch the whole file over HTTP
+    return system.info(inside)["type"] == "directory"
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the names of all files in a folder, at any depth, within the folder, in order."""
+    """Return the sorted names of all files in a folder, at any depth, relative to the folder."""
     if (found := local(folder)) is not None:
         names = (os.path.relpath(file, found) for file in _files(found))
         return sorted(name.replace(os.sep, "/") for name in names)
@@ -95,7 +98,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def expanded(paths: Sequence[str]) -> list[str]:
-    """Return the paths with the files in place of each address with ``*``, as a shell does here.
+    """Replace each address with ``*`` by the files that it matches, as a shell does local paths.
 
     >>> expanded(["data/*.npy"])
     ['data/*.npy']
@@ -118,14 +121,14 @@ def _is_pattern(path: str) -> bool:
 
 
 def fingerprint(path: str | os.PathLike) -> list:
-    """Return what changes whenever a file does, for JSON, by names, sizes and times alone.
+    """Return a list, for JSON, that changes when a file does; contents are not read.
 
-    A file has its size and its time of modification in nanoseconds. A folder (Zarr, Parquet in
-    parts) has the number of its files, the newest time, and a hash of all names, sizes and times.
-    A file of another machine has what its file system says of it: size, time or ETag.
+    For a file it holds the size and the time of modification in nanoseconds. For a folder (Zarr,
+    Parquet in parts) it holds the number of files, the newest time, and a hash of all names, sizes
+    and times. For a remote file it depends on the file system's own facts: size, time or ETag.
 
     Raises:
-      SourceError: there is no such file.
+      SourceError: the file does not exist.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -160,7 +163,7 @@ def _files(folder: str | Path) -> Iterator[str]:
 
 def _remote_fingerprint(path: str) -> list:
     system, inside = remote(path)
-    system.invalidate_cache()
+    system.invalidate_cache()  # fsspec would answer from an old listing
     if _is_pattern(path):
         facts = system.glob(inside, detail=True)
     elif (facts := system.info(inside))["type"] == "directory":

@@ -1,4 +1,4 @@
-"""Columns of Arrow as NumPy arrays: numbers, lists and tensors, with a mask for nulls."""
+"""Arrow columns of numbers, lists and tensors as NumPy arrays, with a mask for nulls."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ Shape = tuple[int, ...]
 
 
 class RaggedError(ValueError):
-    """Lists of several lengths in one column."""
+    """An error of lists with different lengths in one column."""
 
 
 def static(kind) -> tuple[np.dtype | None, Shape | None]:
-    """Return the dtype of a column's numbers, and the shape of a row where the type fixes it.
+    """Return the dtype of a column's numbers, and the shape of a row if the type fixes it.
 
-    The dtype is None where the column holds no numbers. Decimals are read in float64.
+    The dtype is None if the column holds no numbers. Decimals are read as float64.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -48,12 +48,12 @@ def _is_list(kind) -> bool:
 
 
 def _order(tensor) -> Any:
-    """The axes of a tensor, in their order in memory."""
+    """Return the axes of a tensor in the order that they have in memory."""
     return tensor.permutation or range(len(tensor.shape))
 
 
 def depth(kind) -> int:
-    """Return how many lists a column's numbers are in."""
+    """Return how deep a column nests its numbers in lists; 0 for bare numbers."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -62,7 +62,7 @@ def depth(kind) -> int:
 
 
 def measured(column) -> Shape | None:
-    """Return the shape of the first row that holds something; None without one."""
+    """Return the shape of the first row that is not empty, or None if all rows are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -76,9 +76,9 @@ def measured(column) -> Shape | None:
 
 
 def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the numbers of a column whose rows have this shape, and a mask where it has nulls.
+    """Return the numbers of a column whose rows have this shape, and a mask if it has nulls.
 
-    A list that is null is masked as a whole.
+    A null list is masked as a whole.
 
     Raises:
       RaggedError: lists of other lengths.
@@ -100,7 +100,7 @@ def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
     if pa.types.is_float16(kind):
-        column = column.cast(pa.float32())  # pyarrow does not fill what is shorter
+        column = column.cast(pa.float32())  # pyarrow cannot fill nulls of float16
     filled = column.fill_null(pa.scalar(0).cast(column.type))
     return filled.to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
 
@@ -113,6 +113,7 @@ def _turned(flat: np.ndarray, tensor) -> np.ndarray:
 def _lists(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     import pyarrow.compute as pc
 
+    # null lists may have any length, so they are dropped here and put back as masked zeros
     full = column.drop_null()
     lengths = set(pc.list_value_length(full).unique().to_pylist())
     if lengths - {shape[0]}:
@@ -129,7 +130,7 @@ def _lists(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _scattered(rows: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """The rows where they are there, and zeros elsewhere."""
+    """Return the rows in the positions where ``there`` is true, and zeros elsewhere."""
     result = np.zeros((len(there), *rows.shape[1:]), rows.dtype)
     result[there] = rows
     return result

@@ -1,4 +1,4 @@
-"""Parquet by pyarrow: files, and folders of them; cut between row groups."""
+"""Reader of Parquet files and folders by pyarrow; pieces are whole row groups."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -12,7 +12,7 @@ from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, Batch, Cut, Leaf, nby
 
 
 class Group(NamedTuple):
-    """A row group: of which file, which one there, and how many rows it has."""
+    """A row group: the index of its file, its number in that file, and its rows."""
 
     file: int
     number: int
@@ -20,10 +20,10 @@ class Group(NamedTuple):
 
 
 class Parquet:
-    """Columns of numbers, and of lists or tensors of one shape; nulls are masked.
+    """Reader of columns of numbers, and of lists or tensors of one shape; nulls are masked.
 
-    Folders by key (``year=2024``) give the keys as columns. Files of one folder have the same
-    columns; where their types differ, the wider one holds.
+    Folders by key (``year=2024``) give the keys as columns. All files of a folder must have the
+    same columns. Where their types differ, the wider type is used.
     """
 
     def __init__(self, path: str):
@@ -34,7 +34,7 @@ class Parquet:
         self.groups = [
             Group(number, group.id, group.num_rows)
             for number, file in enumerate(self.files)
-            for group in file.row_groups  # as their footers say
+            for group in file.row_groups  # known from the footer, without reading data
         ]
         rows = sum(group.rows for group in self.groups)
         self.leaves = {field.name: self._leaf(field, rows) for field in self.schema}
@@ -43,7 +43,7 @@ class Parquet:
         return axes[0]
 
     def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
-        """Between row groups, of which a piece holds one or more."""
+        """Return cuts between row groups; a piece holds one row group or more."""
         if others := [leaf for leaf, axis in along.items() if axis]:
             said = f"{self.path}: the rows of {others[0]!r} must be reduced, to be read in pieces"
             raise SourceError(f"{said}. Write a pattern that begins with [n].")
@@ -75,7 +75,7 @@ class Parquet:
 
         try:
             return file.to_table(schema=self.schema, columns=fields)
-        except pa.ArrowInvalid as error:  # as pyarrow 25 says it
+        except pa.ArrowInvalid as error:  # the words of pyarrow 25
             if "Expected all lists to be of size" not in str(error):
                 raise
             said = f"{self.path} must hold no null among lists of a fixed size"
@@ -84,7 +84,10 @@ class Parquet:
             ) from None
 
     def _common_schema(self, first) -> Any:
-        """The columns of all files, and the keys of the folders, which the first schema has."""
+        """Return a schema of the columns of all files and the keys of folders.
+
+        ``first`` is the data set's schema, which has the keys.
+        """
         import pyarrow as pa
 
         names = [file.physical_schema.names for file in self.files]
@@ -107,7 +110,7 @@ class Parquet:
         return Leaf((rows, *(self._measured(field) if shape is None else shape)), str(dtype))
 
     def _measured(self, field) -> tuple[int, ...]:
-        """The shape of a column's first row that holds something."""
+        """Return the shape of a column's first row that is not empty."""
         from pyarrow.parquet import ParquetFile
 
         for file in self.files:
@@ -125,7 +128,7 @@ class Parquet:
             raise SourceError(f"{said}. Pad them, or {self._without(name)}.") from None
 
     def _without(self, column: str) -> str:
-        """How to fit the other columns."""
+        """Return the remedy for a column that cannot be fitted: how to fit the others."""
         shapes = {name: leaf.shape for name, leaf in self.leaves.items() if not leaf.unsupported}
         axes = {name: " ".join(["[n]", *"abcdefgh"[: len(shapes[name]) - 1]]) for name in shapes}
         others = [f"--pattern {f'{name}={axes[name]}'!r}" for name in axes if name != column]
@@ -141,7 +144,7 @@ def _dataset(path: str) -> Any:
     if is_folder(path):
         names = [name for name in names_in(path) if name.lower().endswith(PARQUET_SUFFIXES)]
         base = base.rstrip("/")
-        # what Spark and Hive write beside the data: _temporary/, .part.crc
+        # Spark and Hive write more than data: _temporary/, .part.crc
         hidden = [name for name in names if any(part[0] in "_." for part in name.split("/"))]
         files = [f"{base}/{name}" for name in names if name not in hidden]
         if not files:

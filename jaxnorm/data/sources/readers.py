@@ -1,4 +1,4 @@
-"""What a reader of one format gives: the leaves of a file, where it is cut, and its parts."""
+"""The interface of readers, one for each format: a file's leaves, its cuts and its parts."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from jaxnorm.data.host.arguments import is_real_number
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")  # files by which a folder is a Zarr store
-Cut = tuple[int, int]  # first and last
+Cut = tuple[int, int]  # the first index, and the one after the last
 
 
 class Batch(dict):
-    """Arrays by leaf, and the masks of those in which something is missing."""
+    """Arrays by leaf, with masks for the leaves that lack elements."""
 
     masks: dict[str, np.ndarray]
 
@@ -24,15 +24,13 @@ class Batch(dict):
 
     @classmethod
     def of(cls, found: Mapping[str, tuple[np.ndarray, np.ndarray | None]]) -> "Batch":
-        """Return the batch of pairs: the values of each leaf, and their mask if something is
-        missing.
-        """
+        """Build a batch from pairs: the values of each leaf, and their mask or None."""
         masks = {leaf: mask for leaf, (_, mask) in found.items() if mask is not None}
         return cls({leaf: values for leaf, (values, _) in found.items()}, masks)
 
 
 class Masked(np.ndarray):
-    """A bare array in which something is missing, with its mask."""
+    """A bare array that lacks elements, with its mask."""
 
     masks: dict[str, np.ndarray]
 
@@ -46,17 +44,18 @@ class Masked(np.ndarray):
 class Leaf(NamedTuple):
     """Shape and dtype of an array or a column.
 
-    ``dtype`` is NumPy's name for numbers, or the file format's word for what holds none: "string".
+    ``dtype`` is NumPy's name for a dtype of numbers, or the file format's word for another type:
+    "string".
     """
 
     shape: tuple[int, ...]
     dtype: str
     is_number: bool = True
-    is_coordinate: bool = False  # it says where the others lie: fitted only where it is named
+    is_coordinate: bool = False  # positions of other leaves: fitted only if it is named
 
     @property
     def unsupported(self) -> str:
-        """What is there instead of an array of numbers; "" if it can be fitted."""
+        """The contents in words, for a leaf that is no array of numbers; "" if it can be fitted."""
         if not self.is_number:
             return self.dtype
         return "" if self.shape else "one number"
@@ -64,7 +63,7 @@ class Leaf(NamedTuple):
 
 def leaf_of(shape: tuple[int, ...], dtype: np.dtype) -> Leaf:
     """Return the Leaf of a NumPy array; booleans count as the numbers 0 and 1."""
-    if dtype.kind == "T":
+    if dtype.kind == "T":  # NumPy's StringDType
         return Leaf(shape, "strings", is_number=False)
     if dtype.hasobject:
         return Leaf(shape, "Python's objects", is_number=False)
@@ -72,23 +71,23 @@ def leaf_of(shape: tuple[int, ...], dtype: np.dtype) -> Leaf:
 
 
 class Reader(Protocol):
-    """One file. ``leaves`` is found without reading data; a bare array is the leaf ''."""
+    """Reader of one file. It finds ``leaves`` without reading data; a bare array is the leaf ''."""
 
     leaves: dict[str, Leaf]
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
-        """Choose the axis to cut a leaf along, among those that are reduced as a whole."""
+        """Choose the axis to cut a leaf along from ``axes``, which are reduced as a whole."""
         ...
 
     def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
-        """Return cuts of ``size`` bytes or so; ``along`` says which axis of each leaf is cut."""
+        """Return cuts of about ``size`` bytes; ``along`` says which axis of each leaf is cut."""
         ...
 
     def read(self, along: Mapping[str, int], cut: Cut) -> Batch: ...
 
 
 def rows_of(leaves: Mapping[str, Leaf], along: Mapping[str, int], size: int) -> tuple[int, int]:
-    """Return how long the longest leaf is, and how many rows of all leaves make ``size`` bytes."""
+    """Return the length of the longest leaf, and how many rows of all leaves fit ``size`` bytes."""
     length = max((leaves[leaf].shape[axis] for leaf, axis in along.items()), default=0)
     total = sum(nbytes(leaves[leaf].shape, leaves[leaf].dtype) for leaf in along)
     return (length, max(1, size * length // total)) if total else (0, 1)
@@ -99,7 +98,7 @@ def nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def cuts_of(length: int, rows: int) -> list[Cut]:
-    """Return cuts of ``rows`` each; shorter leaves end earlier."""
+    """Return cuts of ``rows`` rows each, for the longest leaf; shorter leaves end earlier."""
     return [(start, min(start + rows, length)) for start in range(0, length, rows)]
 
 

@@ -1,4 +1,4 @@
-"""Zarr: arrays and groups of them, decoded as xarray does, cut so that chunks are unpacked once."""
+"""Reader of Zarr arrays and groups, decoded by xarray; each chunk is unpacked once if possible."""
 
 import base64
 import math
@@ -22,9 +22,10 @@ from jaxnorm.data.sources.readers import (
     rows_of,
 )
 
-PACKED = ("scale_factor", "add_offset", "_Unsigned")  # by the conventions for Climate and Forecast
+# Attributes of the Climate and Forecast (CF) conventions for packed numbers and missing elements.
+PACKED = ("scale_factor", "add_offset", "_Unsigned")
 MISSING = ("_FillValue", "missing_value")
-UNPACKED = 64 << 20  # bytes that are unpacked at a time
+UNPACKED = 64 << 20  # most bytes that are unpacked at a time, but for a larger chunk
 
 
 class Zarr:
@@ -38,19 +39,20 @@ class Zarr:
         }
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
-        """The first one; of an array alone that whose chunks, side by side, are the least."""
+        """Choose the first axis, or for an array alone the axis with the smallest slabs."""
         return min(axes, key=self.arrays[leaf].slab_size) if alone else axes[0]
 
     def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
-        """Between chunks of all leaves, or else of the largest one of them.
+        """Return cuts between chunks of all leaves or, failing that, of the largest leaf.
 
-        Where one chunk is larger than a piece should be, a piece is as large as the chunk.
+        If a chunk is larger than ``size``, a piece is as large as the chunk.
         """
         size = max([size, *(self.arrays[leaf].chunk_size for leaf in along)])
         length, rows = rows_of(self.leaves, along, size)
         steps = {leaf: self.arrays[leaf].chunks[axis] for leaf, axis in along.items()}
+        # a multiple of all chunk lengths cuts no chunk, but may be far longer than a piece
         common = math.lcm(*steps.values())
-        if rows < common <= 2 * rows:  # such a piece is not much larger
+        if rows < common <= 2 * rows:  # twice a piece is still small enough
             rows = common
         elif common > rows:
             short = [leaf for leaf in along if steps[leaf] <= rows]
@@ -64,7 +66,7 @@ class Zarr:
 
 
 class Array:
-    """An array of Zarr. Chunks that are longer than the parts that are read are kept unpacked."""
+    """A Zarr array. If chunks are longer than the parts to read, the last ones stay unpacked."""
 
     def __init__(self, array: Any):
         self.array = array
@@ -78,7 +80,7 @@ class Array:
         self.slab: Any = None  # (axis, number) and the array
 
     def slab_size(self, axis: int) -> int:
-        """Bytes of all chunks that have an index along the axis."""
+        """Return the bytes of a slab: all chunks that share an index along the axis."""
         shape = self.array.shape
         return nbytes((*shape[:axis], self.chunks[axis], *shape[axis + 1 :]), self.array.dtype)
 
@@ -96,7 +98,7 @@ class Array:
         return self._decoded(np.concatenate(slabs, axis))
 
     def _slab(self, axis: int, number: int) -> np.ndarray:
-        """All chunks of one index along the axis, unpacked in a temporary file."""
+        """Return all chunks of one index along the axis, unpacked in a temporary file."""
         if self.slab is None or self.slab[0] != (axis, number):
             start = number * self.chunks[axis]
             stop = min(start + self.chunks[axis], self.array.shape[axis])
@@ -104,14 +106,14 @@ class Array:
             region[axis] = slice(start, stop)
             shape = tuple(piece.stop - piece.start for piece in region)
             with tempfile.TemporaryFile() as file:
-                self.slab = None  # before there is another
+                self.slab = None  # frees its disk space before the next slab needs some
                 target = np.memmap(file, self.array.dtype, "w+", 0, shape)
             self._unpack(target, axis, tuple(region))
             self.slab = (axis, number), target
         return self.slab[1]
 
     def _unpack(self, target: np.ndarray, along: int, region: tuple[slice, ...]) -> None:
-        """Fill in a region, halved between chunks until it is small."""
+        """Fill in a region; halve it between chunks until a part is small enough to unpack."""
         sizes = [piece.stop - piece.start for piece in region]
         chunks = [-(-size // chunk) for size, chunk in zip(sizes, self.chunks, strict=True)]
         axis = int(np.argmax(chunks))
@@ -123,7 +125,7 @@ class Array:
             self._unpack(target, along, (*region[:axis], half, *region[axis + 1 :]))
 
     def _decoded(self, raw) -> tuple[np.ndarray, np.ndarray | None]:
-        """The numbers that packed ones stand for, and a mask where the fill value is."""
+        """Return the decoded numbers, and a mask of the elements that are not fill values."""
         raw = np.asarray(raw)
         if not self.attributes:
             return raw, None
@@ -134,12 +136,12 @@ class Array:
         values = decode_cf_variable("", packed, decode_times=False).values
         missing = np.isnan(values) if self.attributes.keys() & set(MISSING) else np.zeros(1, bool)
         if not self.attributes.keys() & set(PACKED):
-            values = raw  # integers with all of their digits
+            values = raw  # xarray makes floats of integers with fill values, which lose digits
         return values, ~missing if missing.any() else None
 
 
 def _dimensions(array) -> list[str]:
-    """The names of an array's axes, as xarray writes them."""
+    """Return the names of an array's axes, as xarray writes them."""
     format_3 = getattr(array.metadata, "dimension_names", None)
     return list(format_3 or array.attrs.get("_ARRAY_DIMENSIONS", ()))
 
@@ -149,21 +151,22 @@ def _last(name: str) -> str:
 
 
 def _attributes(array) -> dict[str, Any]:
-    """What says how numbers are packed and which of them are missing.
+    """Return the attributes that say how numbers are packed and which elements are missing.
 
-    The fill value of an array is one of its numbers, unless xarray wrote it in the place of
-    ``_FillValue`` (format 2) or it is NaN.
+    An array's own fill value counts as a number. It means a missing element only if it is NaN, or
+    if xarray wrote it instead of ``_FillValue`` (format 2).
     """
     if array.dtype.kind not in "biuf":
         return {}
     given = array.attrs.asdict()
     found = {name: given[name] for name in PACKED + MISSING if given.get(name) is not None}
+    # in format 3 xarray writes a float's fill value as base64 of a float64's bytes
     if isinstance(text := found.get("_FillValue"), str) and array.dtype.kind == "f":
         (found["_FillValue"],) = struct.unpack("<d", base64.b64decode(text))
     fill = array.fill_value
     of_xarray = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in given
     if fill is not None and np.isnan(fill):
-        found.setdefault("_FillValue", fill)  # NaN is missing beside another one too
+        found.setdefault("_FillValue", fill)  # keeps an attribute's value: NaN is masked anyway
     elif fill is not None and of_xarray:
         found["_FillValue"] = fill
     return found
