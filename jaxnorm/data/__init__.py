@@ -1,6 +1,4 @@
-"""Normalize data sets: statistics of features, fitted on the host over pytrees of arrays, in one
-pass. No JAX in here.
-"""
+"""Normalization of data sets by statistics fitted on the host, in one pass, without JAX."""
 
 from jaxnorm.data.normalizer import Normalizer
 

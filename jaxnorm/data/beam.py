@@ -1,4 +1,4 @@
-"""Fitting a Normalizer in Apache Beam: ``batches | beam.CombineGlobally(FitNormalizer(axes))``."""
+"""Fit a Normalizer in Apache Beam: ``batches | beam.CombineGlobally(FitNormalizer(axes))``."""
 
 import pickle
 import tempfile
@@ -15,12 +15,11 @@ from jaxnorm.data.sources import Piece
 
 
 class FitNormalizer(beam.CombineFn):
-    """Combines batches (arrays or pytrees of them) to a Normalizer: in any order, in bundles of any
-    size, empty ones too.
+    """Combine batches (arrays, or pytrees of arrays) into a Normalizer.
 
-    Single examples become batches by ``beam.BatchElements()`` and ``beam.Map(np.stack)``. The
-    arguments are those of :class:`jaxnorm.data.Normalizer`; ``where`` takes a batch and gives its
-    masks.
+    Batches may come in any order and in bundles of any size, also empty ones. To make batches of
+    single examples, use ``beam.BatchElements()`` and ``beam.Map(np.stack)``. The arguments are as
+    in :class:`jaxnorm.data.Normalizer`. ``where`` takes a batch and returns its masks.
     """
 
     def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
@@ -42,9 +41,8 @@ class FitNormalizer(beam.CombineFn):
 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
-    """The Normalizer of pieces of files, by the runner that Beam is configured for, on this
-    machine.
-    """
+    """Fit a Normalizer to pieces of files on this machine, with the runner that Beam is set to."""
+    # a pipeline returns no values, so the result comes back in a file
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fitted"
         with beam.Pipeline() as pipeline:

@@ -1,4 +1,4 @@
-"""The command line ``jaxnorm fit``: the statistics of a data set in files."""
+"""The command ``jaxnorm fit``, which fits statistics to a data set in files."""
 
 import argparse
 import re
@@ -20,20 +20,20 @@ from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.sources import PatternError, SourceError
 from jaxnorm.data.unfinished import Unfinished
 
-# and the module that each needs
+# Engines, and the module that each one needs.
 ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}
-ROUND = 16  # pieces that an engine fits first; further rounds take about progress.SECONDS
-EVERY = 100  # pieces between two savings, if they take less than that
-NAMED = 5  # features that are not finite
-INTERRUPTED = 130
+ROUND = 16  # pieces of an engine's first round; later rounds take about progress.SECONDS
+EVERY = 100  # most pieces between two savings; progress.SECONDS may save earlier
+NAMED = 5  # most features that a message names
+INTERRUPTED = 130  # shells report 128 + SIGINT
 
 
 class UsageError(ValueError):
-    """Arguments that do not fit each other, or the files."""
+    """An error of arguments that do not fit each other, or the files."""
 
 
 class _Task(NamedTuple):
-    """What is to be fitted, and where its state is kept."""
+    """The pieces to fit, an empty Normalizer for them, and the file of the state."""
 
     empty: Normalizer
     pieces: list
@@ -43,8 +43,8 @@ class _Task(NamedTuple):
 def main(arguments: list[str]) -> int:
     """Run the command, and return its exit status.
 
-    That is 0; 1 for files that cannot be read or written, or statistics that are not finite; 2 for
-    arguments that are wrong, or do not fit the files; 130 if interrupted.
+    The status is 0 for success, 1 for files that cannot be read or written or for statistics that
+    are not finite, 2 for arguments that are wrong or do not fit the files, 130 for an interrupt.
     """
     options = _parser().parse_args(arguments)
     others = [word for word in arguments if word != "--resume"]
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     if options.engine != "local":
-        import_module(f"jaxnorm.data.{options.engine}")  # before anything is said
+        import_module(f"jaxnorm.data.{options.engine}")  # fails before any other message
     if "" in options.files:
         raise UsageError("FILES must be names: got ''.")
     axes, where = _axes(options.pattern), _where(options.where)
@@ -96,7 +96,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
 
 def _left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     found = sources.left_out(path, axes)
-    strings = r"[<>|=]?[SU]\d+"  # NumPy's names
+    strings = r"[<>|=]?[SU]\d+"  # NumPy's names for strings, such as <U5
     return {name: re.sub(strings, "strings", kind) for name, kind in found.items()}
 
 
@@ -126,7 +126,7 @@ def _fit_local(fitted: Normalizer, task: _Task, advance) -> Normalizer:
                 fitted.update(batch, where=sources.masks(batch))
             except (ValueError, TypeError) as error:
                 raise SourceError(f"{piece.path}: {error}") from error
-            del batch  # before the next one is read
+            del batch  # frees its memory before the next one is read
             advance()
             if due():
                 task.state.save(fitted)
@@ -137,9 +137,8 @@ def _fit_local(fitted: Normalizer, task: _Task, advance) -> Normalizer:
 
 
 def _fit_in_rounds(fitted: Normalizer, task: _Task, advance, engine: str) -> Normalizer:
-    """Fit by an engine, round by round, and save after each; rounds grow to the time between
-    savings.
-    """
+    """Fit pieces with an engine in rounds, and save after each round."""
+    # the size of rounds adapts until one takes about progress.SECONDS, the time between savings
     fit_pieces, size = import_module(f"jaxnorm.data.{engine}").fit_pieces, ROUND
     while fitted.batches < len(task.pieces):
         some, start = task.pieces[fitted.batches : fitted.batches + size], time.monotonic()
@@ -167,14 +166,14 @@ def _empty(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
 def _with_masks(
     options: argparse.Namespace, empty: Normalizer, found: list, where: Mapping[str, str]
 ) -> tuple[Normalizer, list]:
-    """The Normalizer of the leaves that are no masks, and pieces that hold the masks, too."""
+    """Return an empty Normalizer for the leaves that are no masks, and pieces with the masks."""
     axes, along = empty.axes, dict(found[0].along)
     if "" in along:
         raise UsageError(
             f"--where must name an array of the files: {found[0].path} holds one array, which has "
             "no name."
         )
-    if "" in axes:  # for all: now for each that is no mask
+    if "" in axes:  # one pattern for all leaves now holds for each leaf that is no mask
         axes = {leaf: axes[""] for leaf in along if leaf not in where.values()}
     if unknown := sorted(set(where) - set(along)):
         raise UsageError(
@@ -182,7 +181,7 @@ def _with_masks(
             f"{', '.join(map(repr, axes))}."
         )
     empty = Normalizer(axes, **empty.sizes)
-    for _ in range(2):  # beside another one a leaf may be cut along another axis
+    for _ in range(2):  # read together with its mask, a leaf may be cut along another axis
         found = sources.pieces(options.files, masking.with_masks(axes, where, along), empty.sizes)
         along = dict(found[0].along)
     return empty, found
@@ -233,7 +232,7 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _in_words_of_the_command(text: str) -> str:
-    """Return a message in which sizes and patterns are given as the command takes them.
+    """Rewrite a message of the library so that it names the command's options.
 
     >>> _in_words_of_the_command("all sizes but one must be given: pass g=…, k=… by keyword.")
     'all sizes but one must be given: pass --size g=… --size k=….'
@@ -245,14 +244,14 @@ def _in_words_of_the_command(text: str) -> str:
 
 
 def _not_installed(error: ModuleNotFoundError, engine: str) -> ModuleNotFoundError:
-    if str(error).endswith("."):  # a sentence of ours
+    if str(error).endswith("."):  # a message of jaxnorm already, which is a sentence
         return error
     extra = engine if error.name in (ENGINES[engine], engine) else "data"
     return ModuleNotFoundError(f"{error.name} is not installed: pip install 'jaxnorm[{extra}]'.")
 
 
 def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
-    """Name leaves whose statistics are not finite; the exit status."""
+    """Print the leaves whose statistics are not finite, and return the exit status."""
     status = 0
     for leaf, summary in fitted.summaries.items():
         moments = summary.moments
@@ -276,7 +275,7 @@ def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
 
 
 def _labels(shape: tuple[int, ...], features: np.ndarray) -> str:
-    """The indices of the first few features, in brackets."""
+    """Return the indices of the first few features, in brackets."""
     some = [label(shape, int(feature)) for feature in features[:NAMED]]
     more = ["…"] if len(features) > NAMED else []
     between = "; " if any("," in name for name in some) else ", "
@@ -284,10 +283,11 @@ def _labels(shape: tuple[int, ...], features: np.ndarray) -> str:
 
 
 def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
-    """One pattern for all leaves, or KEY=PATTERN for each that is fitted."""
+    """Parse ``--pattern``: one pattern for all leaves, or KEY=PATTERN for each leaf to fit."""
     if not patterns:
         return 0
-    parts = [pattern.rpartition("=") for pattern in patterns]  # patterns hold no "="
+    # a key may hold "=", a pattern cannot
+    parts = [pattern.rpartition("=") for pattern in patterns]
     named: dict[str, Axes] = {key: pattern for key, _, pattern in parts}
     if len(named) < len(patterns) or ("" in named and len(named) > 1):
         given = ", ".join(map(repr, patterns))

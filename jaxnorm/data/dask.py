@@ -1,4 +1,4 @@
-"""Fitting a Normalizer to what Dask holds: arrays, data frames, delayed batches."""
+"""Fit a Normalizer to Dask's arrays, data frames and delayed batches."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,30 +13,31 @@ from jaxnorm.data.parts import fit_piece, merge_parts, settled
 from jaxnorm.data.sources import Piece
 from jaxnorm.data.trees import of_prefix, sizes_in
 
-MERGED = 8  # at a time: the tree of merges is as deep as the logarithm
+MERGED = 8  # Normalizers to merge at a time, in a tree of logarithmic depth
 
 
 def fit(
     collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int
 ) -> Normalizer:
-    """The Normalizer of a collection, computed by the scheduler that Dask is configured for.
+    """Fit a Normalizer to a collection, with the scheduler that Dask is configured for.
 
     Args:
       collection: a Dask array, a mapping from names to arrays, a data frame (each column is a
-        leaf), or a sequence of delayed batches. Arrays of a mapping are as long as each other along
-        the first axis that is reduced.
-      axes: the reduction axes, as of :class:`jaxnorm.data.Normalizer`.
-      where: from a batch, as the worker sees it, to its masks.
+        leaf), or a sequence of delayed batches. The arrays of a mapping must have equal lengths
+        along their first reduction axis.
+      axes: the reduction axes, as in :class:`jaxnorm.data.Normalizer`.
+      where: a function from a batch, as a worker receives it, to its masks.
       **sizes: sizes of split axes in patterns.
     """
     empty = Normalizer(axes, **sizes)
+    # pure=False names tasks without hashing their batches
     fit_one = dask.delayed(_fit_one, pure=False)
     parts = [fit_one(empty, batch, where) for batch in _batches(collection, empty)]
     return _merged(parts, empty).compute()
 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
-    """The Normalizer of pieces of files."""
+    """Fit a Normalizer to pieces of files."""
     fit_one = dask.delayed(fit_piece, pure=False)
     return settled(_merged([fit_one(piece, empty) for piece in pieces], empty).compute())
 
@@ -66,7 +67,7 @@ def _batches(collection, empty: Normalizer) -> list:
 
 
 def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
-    """Batches of all arrays, cut in the same places."""
+    """Return delayed batches of all arrays, which are cut at the same indices."""
     blocks: dict[str, list] = {}
     chunks = None
     for name, array in arrays.items():
@@ -85,7 +86,7 @@ def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
 
 
 def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> Any:
-    """Delayed blocks, whole along the axes that are kept or split."""
+    """Return delayed blocks, which are whole along the axes that are kept or split."""
     along = _along(name, array, empty)
     whole = {
         axis: -1 for axis in range(array.ndim) if axis not in along and array.numblocks[axis] > 1
@@ -95,9 +96,9 @@ def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> An
 
 
 def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
-    """The axes that are reduced as a whole."""
+    """Return the axes that are reduced as a whole, along which blocks may be cut."""
     axes = empty.axes[str(of_prefix(empty.axes, name))]
-    # NaN where the lengths of chunks are not known
+    # Dask gives NaN for sizes that it does not know; any size does here
     shape = tuple(1 if math.isnan(size) else size for size in array.shape)
     reduction = resolve(axes, shape, sizes_in(axes, empty.sizes))
     if not (found := reduction.unsplit_reduced):

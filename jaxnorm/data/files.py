@@ -1,6 +1,4 @@
-"""Statistics in files, safetensors or JSON by the suffix, from which they come back equal to the
-bit.
-"""
+"""Files of statistics, in safetensors or JSON by the suffix; they keep every bit."""
 
 import json
 import math
@@ -17,16 +15,16 @@ from jaxnorm.data.host.statistics import Moments, Summary
 
 FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")
-LOW = "low_mean"  # which older files lack
+LOW = "low_mean"  # the low part of the mean, which older files lack
 SUFFIXES = (".safetensors", ".json")
 
 
 class _ContentError(ValueError):
-    """What is wrong within a file, as a phrase."""
+    """An error in the contents of a file, as a phrase."""
 
 
 def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -> None:
-    """Replaces the file in one step: whoever reads it finds the old or the new one whole."""
+    """Write a file in one step, so that a reader finds either the old or the new one whole."""
     writable(path)
     path = Path(path)
     facts = {"format": FORMAT} | facts
@@ -51,7 +49,7 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # a full disk is known before the old file is replaced
+            os.fsync(file.fileno())  # a full disk shows before the old file is replaced
         partial.replace(path)
     except OSError as error:
         reason = f"{path} must be written: {error.strerror or error}"
@@ -64,9 +62,7 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
 
 @contextmanager
 def parsed(path: str | os.PathLike) -> Iterator[None]:
-    """Within it whatever is made of a file that holds something else is one error, which names the
-    file.
-    """
+    """Turn every error of parsing within this context into one ValueError that names the file."""
     known(Path(path))
     try:
         yield
@@ -82,7 +78,7 @@ def parsed(path: str | os.PathLike) -> Iterator[None]:
 
 
 def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
-    """What :func:`write` wrote, within :func:`parsed`."""
+    """Read a file of :func:`write`; call it within :func:`parsed`."""
     path = Path(path)
     suffix, data = known(path), path.read_bytes()
     facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
@@ -92,7 +88,7 @@ def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
-    """The arrays of each leaf, named by its path."""
+    """Return the arrays of all leaves, named by the leaf's path and the field."""
     return {
         _named(leaf, field): array
         for leaf, (moments, low, high) in summaries.items()
@@ -101,7 +97,7 @@ def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
 
 
 def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
-    """The summary of a leaf, from the arrays of a file."""
+    """Return the summary of a leaf from the arrays of a file."""
     if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
         raise _ContentError(f"it does not hold {missing[0]!r}")
     found = [arrays[_named(leaf, field)] for field in FIELDS]
@@ -119,7 +115,7 @@ def _named(leaf: str, field: str) -> str:
 
 
 def writable(path: str | os.PathLike) -> None:
-    """Refuses what could not be written, before there is something to write."""
+    """Refuse a path that cannot be written to, before a long fit begins."""
     path = Path(path)
     known(path)
     if not path.parent.is_dir():
@@ -136,7 +132,7 @@ def writable(path: str | os.PathLike) -> None:
 
 
 def known(path: Path) -> str:
-    """The suffix of a file that can be written and read here."""
+    """Return the suffix of a file, and refuse one that cannot be written or read."""
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got "
@@ -159,6 +155,7 @@ def _from_safetensors(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         arrays = load(data)
     except SafetensorError:
         raise _ContentError("it is no safetensors file, or cut off") from None
+    # `load` drops the metadata: 8 bytes of length, then a header in JSON
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     if "jaxnorm" not in header.get("__metadata__", {}):
         held = f", {min(arrays)!r}" if arrays else ""
@@ -181,12 +178,15 @@ def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
 
 
 def _coded(value: float) -> Any:
-    """JSON has no infinities and no NaN."""
+    """Return a number for JSON, which has no infinities and no NaN: these become strings."""
     return value if math.isfinite(value) else str(value)
 
 
 def encode(tree: Any) -> Any:
-    """A tree of dicts, lists, tuples, strings, numbers and None as JSON, which has no tuples."""
+    """Encode a tree of dicts, lists, tuples, strings, numbers and None for JSON.
+
+    JSON has no tuples, so each container becomes a dict that names its kind.
+    """
     if isinstance(tree, dict):
         return {"dict": {key: encode(value) for key, value in tree.items()}}
     if isinstance(tree, list | tuple):
@@ -195,7 +195,8 @@ def encode(tree: Any) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """
+    """Decode a tree of :func:`encode`.
+
     >>> decode(encode({"a": [1, (2, None)]}))
     {'a': [1, (2, None)]}
     """

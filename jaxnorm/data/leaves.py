@@ -1,4 +1,4 @@
-"""One leaf of a batch: its summary, the floors of its deviation, and errors that name it."""
+"""Single leaves of a batch: summaries, floors of deviations, and errors that name the leaf."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,10 +32,10 @@ def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) 
 
 
 def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception:
-    """Return the error of a leaf that holds no numbers, with how to leave that leaf out."""
+    """Add to an error of a leaf without numbers how to leave that leaf out."""
     dtypes: dict[str, Any] = {other: getattr(leaf, "dtype", None) for other, leaf in leaves.items()}
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
-    if kind not in tuple("SUTOMm"):
+    if kind not in tuple("SUTOMm"):  # strings, objects, dates and durations
         return error
     fit = [
         other
@@ -49,7 +49,7 @@ def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception
 
 
 def joined(old: Summary | None, new: Summary) -> Summary:
-    """Return the summary of the elements of both."""
+    """Merge two summaries into one."""
     if old is None:
         return new
     moments = merge(old.moments, new.moments)
@@ -59,7 +59,7 @@ def joined(old: Summary | None, new: Summary) -> Summary:
 def check_leaves(
     leaves: Mapping[str, Any], axes: Mapping[str, Axes], before: Mapping[str, Any]
 ) -> None:
-    """Refuse a batch without the leaves that axes name, or with other leaves than those before."""
+    """Refuse a batch that lacks a leaf named in ``axes``, or has other leaves than ``before``."""
     if not leaves and list(axes) == [""]:
         raise ValueError("a batch must hold an array: this one holds none.")
     if before and (differing := sorted(set(before) ^ set(leaves))):
@@ -74,7 +74,7 @@ def check_leaves(
 
 
 def check_shape(path: str, old: Summary | None, new: Summary) -> None:
-    """Refuse statistics of another shape than those before."""
+    """Refuse statistics whose shape differs from the statistics so far."""
     if old is not None and old.min.shape != new.min.shape:
         shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
         must = f"{_label(path)} must keep its shape but for the reduction axes"
@@ -82,7 +82,7 @@ def check_shape(path: str, old: Summary | None, new: Summary) -> None:
 
 
 def label(shape: tuple[int, ...], feature: int) -> str:
-    """Return the indices of a feature, without those of reduced axes.
+    """Return the indices of a feature along the axes that are not reduced.
 
     >>> label((1, 3, 4), 6)
     '1,2'
@@ -92,7 +92,7 @@ def label(shape: tuple[int, ...], feature: int) -> str:
 
 
 def floors(floor, floor_relative, paths: Mapping[str, Any]) -> dict[str, Floor]:
-    """Return the floor of each leaf: of a mapping from paths of leaves or trees, or one for all.
+    """Return the floor of each leaf, from one for all or a mapping from paths of leaves or trees.
 
     >>> floors({"state": 0.01}, 0.0, ["state", "image"])["state"].absolute
     0.01
@@ -119,9 +119,9 @@ def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, flo
 
 
 def of_leaf(path: str, error: Exception) -> Exception:
-    """Return the same error with the leaf's name.
+    """Return an error with the leaf's name before its message.
 
-    It is a TypeError or a ValueError itself: subclasses may take other arguments.
+    The result is a plain TypeError or ValueError, since subclasses may take other arguments.
     """
     kind = TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{_label(path)}: {error}" if path else str(error))

@@ -1,4 +1,4 @@
-"""Masks of leaves in files: NaN, and leaves that say which elements of another count."""
+"""Masks for leaves in files, from NaN and from other leaves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from jaxnorm.data.trees import of_prefix
 
 
 class MaskedPiece(NamedTuple):
-    """A piece whose masks leave out more than what is missing in the file.
+    """A piece with further masks besides the elements that are missing in the file.
 
     Attributes:
       piece: the part of a file.
       where: pairs of a leaf and the leaf that masks it.
-      skip_nan: whether NaN is left out.
-      dropped: leaves of masks that are not fitted themselves.
+      skip_nan: whether NaN is masked.
+      dropped: leaves that serve as masks only, and are not fitted.
     """
 
     piece: Piece
@@ -47,7 +47,7 @@ class MaskedPiece(NamedTuple):
         return Masked.of(np.asarray(read), masks)
 
     def _mask(self, batch: Mapping, missing: Mapping, leaf: str, by: str) -> np.ndarray:
-        """The mask, whose axes are the leading ones of the leaf; nulls in it mask out."""
+        """Return leaf ``by`` as a mask over the leading axes of ``leaf``; a null in it is 0."""
         x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
         leading = x.shape[: mask.ndim]
         if mask.ndim > x.ndim or any(
@@ -65,7 +65,7 @@ class MaskedPiece(NamedTuple):
         return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
 
     def _of_integers(self, mask: np.ndarray, by: str) -> np.ndarray:
-        """Booleans that were written as 0 and 1; others may as well be labels."""
+        """Return booleans for integers 0 and 1; refuse other integers, which may be labels."""
         unlike = mask[(mask != 0) & (mask != 1)]
         if unlike.size:
             must = f"{self.path} must hold booleans or float weights in {by!r}, as it masks"
@@ -78,7 +78,7 @@ class MaskedPiece(NamedTuple):
 def masked(
     found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool
 ) -> list:
-    """Return the pieces with the masks that are asked for."""
+    """Return the pieces with the requested masks."""
     if not where and not skip_nan:
         return list(found)
     dropped = tuple(by for by in where.values() if of_prefix(axes, by) is None)
@@ -88,7 +88,7 @@ def masked(
 def with_masks(
     axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]
 ) -> dict[str, Axes]:
-    """Return axes by which the leaves of masks are read and cut as those that they mask."""
+    """Return axes that include the masks, so that each is cut like the leaf that it masks."""
     reading = dict(axes)
     for leaf, by in where.items():
         kept = " ".join(f"k{axis}" for axis in range(along[leaf]))
@@ -97,16 +97,17 @@ def with_masks(
 
 
 def _without_nan(x, mask) -> Any:
-    """The mask without the elements that are NaN."""
+    """Return the mask with elements that are NaN masked as well."""
     x = np.asarray(x)
-    if x.dtype.kind in "biu":
+    if x.dtype.kind in "biu":  # these have no NaN
         return mask
     return _joined(mask, ~np.isnan(x))
 
 
 def _joined(mask, other: np.ndarray) -> np.ndarray:
-    """A mask or weights for what both leave."""
+    """Return the elements that both masks leave, with the weights of the one that has any."""
     if mask is None:
         return other
+    # booleans first: they choose between the other's weights and 0
     masks = sorted((np.asarray(mask), other), key=lambda each: each.dtype != bool)
     return np.where(masks[0], masks[1], masks[1].dtype.type(0))

@@ -1,4 +1,4 @@
-"""The statistics of a data set's features: fitted batch by batch, merged, saved, applied."""
+"""Normalizer: fits the statistics of a data set's features, merges, saves and applies them."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -32,26 +32,26 @@ from jaxnorm.data.trees import (
 
 
 class _State(NamedTuple):
-    """What batches change, all at once: an interrupt leaves the old or the new one."""
+    """Everything that a batch changes, replaced as one, so that an interrupt cannot split it."""
 
     summaries: dict[str, Summary]
-    # the tree of the batches, with its paths as leaves, or None where nothing is fitted
+    # the tree of a batch, whose leaves are their paths, or None where a leaf is not fitted
     structure: Any
     batches: int
 
 
 class Normalizer:
-    """Mean, deviation, minimum and maximum of each feature of a data set, and normalizing by them.
+    """Mean, deviation, minimum and maximum of each feature of a data set, to normalize by.
 
-    Batches are pytrees of arrays: an array, or dicts, lists and tuples of them. They are reduced
-    one by one on the host, in float64 and by the corrected two-pass, so that the variance is right
-    to 1e-10 about a mean of 1e6 deviations; that of features that deviate by 1e150 and more may be
-    inf. Fitting needs no JAX.
+    Batches are pytrees of arrays: an array, or dicts, lists and tuples of arrays. They are reduced
+    one by one on the host, in float64, by the corrected two-pass. So the variance is right to 1e-10
+    around a mean of 1e6 deviations. It may be inf for features whose deviation is 1e150 or more.
+    Fitting needs no JAX.
 
     Args:
       axes: the reduction axes of every leaf (ints, or a pattern such as ``"[n h w] c"``), or a
-        mapping from paths of leaves, or of the trees that hold them, to axes; leaves that it does
-        not name are left as they are.
+        mapping to axes from paths of leaves, or of trees that hold leaves. Leaves that the mapping
+        does not name are not fitted.
       **sizes: sizes of split axes in patterns.
 
     >>> import numpy as np
@@ -94,11 +94,12 @@ class Normalizer:
         threads: int | None = None,
         **sizes: int,
     ) -> "Normalizer":
-        """The Normalizer of all batches, in one pass. The arguments are those of the class and of
-        :meth:`extend`.
+        """Fit a Normalizer to all batches in one pass.
+
+        The arguments are as in the class and in :meth:`extend`.
 
         Raises:
-          ValueError: there is no batch, and no state to go on with.
+          ValueError: there is no batch, and no state to resume.
         """
         new = cls(axes, **sizes)
         new.extend(
@@ -125,20 +126,20 @@ class Normalizer:
         show_progress: bool = False,
         threads: int | None = None,
     ) -> "Normalizer":
-        """Goes on with further batches, in one pass.
+        """Take in further batches, in one pass.
 
         Args:
-          batches: any iterable of batches. Where it has ``len`` the bar shows how much is left;
-            where it has ``skip(n)``, that passes over batches that a resumed fit has seen already.
-          where: from a batch to its masks, as :meth:`update` takes them: ``lambda batch: {"state":
-            batch["mask"]}``.
-          state: a file for the state, saved every ``every`` batches, every 30 seconds, at the end,
-            and when an error or interrupt ends the pass. If it is there already, the pass goes on
-            after the batches that it holds, and gives the same numbers.
-          every: how often, in batches.
-          show_progress: show a bar, by rich.
-          threads: how many reduce a batch; those of the machine by default. Their number changes no
-            bit.
+          batches: any iterable of batches. If it has ``len``, the bar shows how much is left. If it
+            has ``skip(n)``, a resumed fit calls it to pass over the batches that it has seen.
+          where: a function from a batch to its masks, as :meth:`update` takes them: ``lambda
+            batch: {"state": batch["mask"]}``.
+          state: a file for the state. It is saved every ``every`` batches, every 30 seconds, at the
+            end, and when an error or interrupt ends the pass. If the file exists, the pass resumes
+            after the batches that it holds, and gives the same numbers as a pass without a break.
+          every: the number of batches between two savings of the state.
+          show_progress: show a bar, with rich.
+          threads: the number of threads that reduce a batch; by default one for each CPU of the
+            machine. It changes no bit.
 
         Returns:
           self.
@@ -158,7 +159,7 @@ class Normalizer:
                     self.update(
                         batch, where=None if where is None else where(batch), threads=threads
                     )
-                    del batch  # before the next one is read
+                    del batch  # frees its memory before the next one is read
                     advance()
                     if state is not None and due():
                         self.save(state)
@@ -168,20 +169,20 @@ class Normalizer:
         return self
 
     def update(self, batch, *, where=None, threads: int | None = None) -> "Normalizer":
-        """Takes in one batch.
+        """Take in one batch.
 
         Args:
-          batch: an array or a pytree of arrays, of the structure of those before it. One that
-            raises changes nothing.
-          where: a mask or weights for every leaf, or a mapping from paths to them; they broadcast
-            against the leaf.
-          threads: how many reduce it.
+          batch: an array or a pytree of arrays, with the structure of the batches before it. A
+            batch that raises an error changes nothing.
+          where: a mask or weights for every leaf, or a mapping from paths to masks or weights. They
+            broadcast against the leaf.
+          threads: the number of threads that reduce the batch.
 
         Returns:
           self.
 
         Raises:
-          TypeError: a leaf that holds no numbers.
+          TypeError: a leaf without numbers.
           ValueError: leaves, shapes or masks that do not fit.
         """
         leaves = {
@@ -198,7 +199,7 @@ class Normalizer:
         return self
 
     def merge(self, other: "Normalizer") -> "Normalizer":
-        """A new Normalizer, of the data of both; one without data is the identity."""
+        """Return a new Normalizer of the data of both; one without data is the identity."""
         if not isinstance(other, Normalizer):
             raise TypeError(f"merge takes a Normalizer: got {type(other).__name__}.")
         if (self.axes, self.sizes) != (other.axes, other.sizes):
@@ -212,43 +213,44 @@ class Normalizer:
                 check_shape(path, self._state.summaries[path], summary)
         return self._with(self._joined(other._state))
 
-    # what was found ------------------------------------------------------------------------------
+    # results -------------------------------------------------------------------------------------
 
     @property
     def batches(self) -> int:
-        """How many batches were taken in."""
+        """The number of batches so far."""
         return self._state.batches
 
     @property
     def summaries(self) -> Mapping[str, Summary]:
-        """Moments and extremes of each leaf that is fitted, by its path."""
+        """The Moments and extremes of each fitted leaf, by its path."""
         return dict(self._state.summaries)
 
     @property
     def moments(self) -> Any:
-        """:class:`jaxnorm.host.Moments` of each leaf that is fitted, in a tree as of a batch, named
-        tuples and dataclasses as dicts.
+        """The :class:`jaxnorm.host.Moments` of each fitted leaf, in a tree like a batch.
+
+        Named tuples and dataclasses of the batch are dicts in this tree.
         """
         return self._tree(lambda summary: summary.moments)
 
     @property
     def mean(self) -> Any:
-        """The mean of each feature, in such a tree."""
+        """The mean of each feature, in a tree like :attr:`moments`."""
         return self._tree(lambda summary: summary.moments.mean)
 
     @property
     def std(self) -> Any:
-        """The deviation of each feature, in such a tree."""
+        """The deviation of each feature, in a tree like :attr:`moments`."""
         return self._tree(lambda summary: np.sqrt(summary.moments.var))
 
     @property
     def min(self) -> Any:
-        """The smallest element of each feature, in such a tree."""
+        """The smallest element of each feature, in a tree like :attr:`moments`."""
         return self._tree(lambda summary: summary.min)
 
     @property
     def max(self) -> Any:
-        """The largest element of each feature, in such a tree."""
+        """The largest element of each feature, in a tree like :attr:`moments`."""
         return self._tree(lambda summary: summary.max)
 
     # applying ------------------------------------------------------------------------------------
@@ -262,25 +264,22 @@ class Normalizer:
         floor_relative: float | Mapping = 0.0,
         dtype=None,
     ) -> Any:
-        """Return the tree with ``(x - mean) / max(deviation, floor, floor_relative * |mean|)`` for
-        each fitted leaf.
+        """Normalize each fitted leaf of a tree, and leave the others unchanged.
 
-        The other leaves stay as they are.
-
-        A pure function: JAX arrays come back as JAX arrays, within ``jit`` and ``grad`` too, NumPy
+        The result is ``(x - mean) / max(deviation, floor, floor_relative * |mean|)``. The function
+        is pure. JAX arrays come back as JAX arrays, also within ``jit`` and ``grad``, and NumPy
         arrays as NumPy arrays.
 
         Args:
-          tree: a batch or a part of one; a single example, without its leading reduction axes, too.
+          tree: a batch or a part of one, or a single example without its leading reduction axes.
           clip: the largest absolute value of the result.
-          floor: the smallest deviation to divide by; that of a constant feature is 0. A mapping
-            from paths of leaves, or of the trees that hold them, gives each its own; 1e-6 for the
-            others.
-          floor_relative: the same in units of the mean's absolute value, 0 for leaves that a
-            mapping does not name. 1e-6 takes the rounding of float32 about a constant of any size
-            for no signal.
-          dtype: of the result: that of the leaf by default, and float32 of integers, whose digits
-            all count.
+          floor: the smallest deviation to divide by, since a constant feature has deviation 0. A
+            mapping from paths of leaves, or of trees that hold leaves, gives each its own floor;
+            leaves that it does not name have 1e-6.
+          floor_relative: a floor in units of the mean's absolute value. Leaves that a mapping does
+            not name have 0. With 1e-6, float32 rounding of a constant of any size is no signal.
+          dtype: the dtype of the result. By default it is the leaf's dtype; for integers it is
+            float32, computed from all of their digits.
         """
         clip = clip if clip is None else transform.positive("clip", clip)
         return self._applied(
@@ -295,26 +294,26 @@ class Normalizer:
         floor_relative: float | Mapping = 0.0,
         dtype=None,
     ) -> Any:
-        """Return the tree with ``y * max(deviation, floor, floor_relative * |mean|) + mean`` for
-        each fitted leaf.
+        """Denormalize each fitted leaf of a tree, and leave the others unchanged.
 
-        It undoes :meth:`normalize` with the same floors, but for clipping. An integer ``dtype``
-        gets the nearest.
+        The result is ``y * max(deviation, floor, floor_relative * |mean|) + mean``. This undoes
+        :meth:`normalize` with the same floors, but for clipping. With an integer ``dtype`` the
+        result is rounded to the nearest integer.
         """
         return self._applied(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
 
     # files ---------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes a ``.safetensors`` or ``.json`` file, replacing what is there in one step."""
+        """Write a ``.safetensors`` or ``.json`` file; an existing file is replaced in one step."""
         files.write(path, *self._saved())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Normalizer":
-        """Reads what :meth:`save` wrote, equal to the bit.
+        """Load a Normalizer that :meth:`save` wrote, equal to the bit.
 
         Raises:
-          FileNotFoundError: nothing is there.
+          FileNotFoundError: the file does not exist.
           ValueError: the file holds something else, or is damaged.
         """
         with files.parsed(path):
@@ -331,7 +330,7 @@ class Normalizer:
             f"leaves {sorted(self._state.summaries)})"
         )
 
-    # within --------------------------------------------------------------------------------------
+    # internals -----------------------------------------------------------------------------------
 
     def _with(self, state: _State) -> "Normalizer":
         new = Normalizer(self.axes, **self.sizes)
@@ -339,7 +338,7 @@ class Normalizer:
         return new
 
     def _saved(self) -> tuple[dict, dict[str, np.ndarray]]:
-        """Return facts and arrays for a file."""
+        """Return the facts and arrays to write to a file."""
         facts = {
             "axes": files.encode(self.axes),
             "sizes": self.sizes,

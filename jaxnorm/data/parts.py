@@ -1,7 +1,7 @@
-"""What each engine does with pieces of files: fit one, merge many, and say in words what is wrong.
+"""The work of every engine on pieces of files: fit one, merge many, and report errors in words.
 
-Errors are results here. Raised in a worker they come back as its traceback, of which the reason is
-the last line.
+Errors are results here. An error that a worker raises comes back as a traceback, whose last line
+is the reason.
 """
 
 from collections.abc import Iterable
@@ -14,23 +14,23 @@ Part = Normalizer | SourceError
 
 
 def fit_piece(piece: Any, empty: Normalizer) -> Part:
-    """Return the Normalizer of one piece, or why it cannot be fitted.
+    """Fit a Normalizer to one piece, and return it or the error.
 
-    A piece has a ``path`` and is ``read``. It has no type here, since Beam takes types for
-    promises.
+    A piece has ``path`` and ``read``. The argument has no type, since pieces have two classes and
+    Beam checks annotations.
     """
     try:
         batch = piece.read()
         new = Normalizer(empty.axes, **empty.sizes)
         return new.update(batch, where=masks(batch), threads=1)
     except SourceError as error:
-        return SourceError(str(error))  # without what led to it
+        return SourceError(str(error))  # a new error, without cause and traceback
     except (ValueError, TypeError) as error:
         return SourceError(f"{piece.path}: {error}")
 
 
 def merge_parts(parts: Iterable[Part], empty: Normalizer) -> Part:
-    """Return the Normalizer of all parts, or the first error among them."""
+    """Merge parts into one Normalizer, or return the first error among them."""
     merged = empty
     for part in parts:
         if isinstance(part, SourceError):

@@ -1,4 +1,4 @@
-"""A pass through batches: what it takes, where it goes on, and a bar that shows how far it is."""
+"""A pass through batches: checks of its arguments, where it resumes, when it saves, and its bar."""
 
 import sys
 import time
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 
-SECONDS = 30.0  # between two savings, at most as much work as one does again without a thought
+SECONDS = 30.0  # between two savings: little enough work to repeat after a kill
 
 
 class Due:
-    """Whether to save: after so many batches, and after :data:`SECONDS`, since the last time.
+    """A clock that says when to save: ``every`` batches, or :data:`SECONDS` after the last time.
 
     >>> due = Due(2)
     >>> [due() for _ in range(5)]
@@ -31,9 +31,7 @@ class Due:
 
 
 def check(batches: Iterable, where: Callable | None, every: int) -> None:
-    """Refuses a batch by itself, whose rows or names would be taken for batches, and masks by
-    themselves.
-    """
+    """Refuse a bare batch, whose rows or names would be taken for batches, and bare masks."""
     array = hasattr(batches, "shape") and hasattr(batches, "dtype")
     if array or isinstance(batches, Mapping | str | bytes):
         kind = f"array, of shape {tuple(batches.shape)}" if array else type(batches).__name__  # type: ignore[attr-defined]
@@ -51,7 +49,7 @@ def check(batches: Iterable, where: Callable | None, every: int) -> None:
 
 
 def after(batches: Iterable, seen: int) -> Iterator:
-    """The batches that have not been seen yet."""
+    """Return an iterator over the batches after the first ``seen``."""
     if seen and hasattr(batches, "skip"):
         return iter(batches.skip(seen))
     rest = iter(batches)
@@ -65,7 +63,7 @@ def after(batches: Iterable, seen: int) -> Iterator:
 
 @contextmanager
 def shown(show: bool, total: int | None, done: int) -> Iterator[Callable[[], None]]:
-    """What is called after each batch. The bar is drawn where standard error is a terminal."""
+    """Yield a function to call after each batch; a bar is drawn if standard error is a terminal."""
     if not (show and sys.stderr.isatty()):
         yield lambda: None
         return

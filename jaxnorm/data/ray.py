@@ -1,5 +1,6 @@
-"""Fitting a Normalizer to a Ray data set: ``fit(dataset, axes)``, or
-``dataset.aggregate(FitNormalizer(axes))``.
+"""Fit a Normalizer to a Ray data set.
+
+Call ``fit(dataset, axes)``, or ``dataset.aggregate(FitNormalizer(axes))``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,11 @@ NAME = "normalizer"
 
 
 class FitNormalizer(AggregateFn):
-    """Aggregates blocks, whose columns are the leaves, to a Normalizer, in the column
-    ``"normalizer"``.
+    """Aggregate blocks into a Normalizer, in the column ``"normalizer"``.
 
-    The arguments are those of :class:`jaxnorm.data.Normalizer`; ``where`` takes a batch, a dict of
-    arrays, and gives its masks.
+    The columns of blocks are the leaves. The arguments are as in
+    :class:`jaxnorm.data.Normalizer`. ``where`` takes a batch, a dict of arrays, and returns its
+    masks.
     """
 
     def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
@@ -47,16 +48,18 @@ def fit(
     where: Callable | None = None,
     **sizes: int,
 ) -> Normalizer:
-    """The Normalizer of a data set: each column that the axes name is a leaf. One without rows
-    gives an empty Normalizer.
+    """Fit a Normalizer to a data set, whose columns are the leaves.
+
+    Only columns that ``axes`` name are fitted. A data set without rows gives an empty Normalizer.
     """
     found = dataset.aggregate(FitNormalizer(axes, where=where, **sizes))
     return Normalizer(axes, **sizes) if found is None else found[NAME]
 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
-    """The Normalizer of pieces of files, a task for each, which Ray tries again where its worker
-    dies.
+    """Fit a Normalizer to pieces of files, in a task for each piece.
+
+    Ray repeats a task whose worker dies.
     """
     fit_one = ray.remote(fit_piece)
     parts = map(ray.get, [fit_one.remote(piece, empty) for piece in pieces])

@@ -1,4 +1,4 @@
-"""The command line ``jaxnorm show``: the statistics in a file, as a table or as JSON."""
+"""The command ``jaxnorm show``, which prints the statistics in a file as a table or as JSON."""
 
 import argparse
 import json
@@ -15,15 +15,15 @@ from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
 
-SHOWN = 20  # features of a leaf: all of them, or as many that are not finite, and
-ENDS = 3  # the first and the last
+SHOWN = 20  # a leaf with more features shows its ends, and this many that are not finite
+ENDS = 3  # features at each end
 COLUMNS = ("count", "mean", "deviation", "min", "max")
 
 
 def main(arguments: list[str]) -> int:
     """Run the command, and return its exit status.
 
-    That is 0, 1 for a file that cannot be shown, 2 for wrong usage.
+    The status is 0 for success, 1 for a file that cannot be shown, 2 for wrong usage.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -76,9 +76,9 @@ def _print_table(path: Path, summaries: dict[str, Summary]) -> None:
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Yield a label and the numbers of features, some for many, and of all together.
+    """Yield a label and the numbers of each feature to show, and then of all features together.
 
-    One feature has no label.
+    A single feature has no label.
     """
     columns = [np.ravel(leaf) for leaf in _columns(summary)]
     features = columns[0].size
@@ -98,7 +98,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 
 
 def _shown(broken: np.ndarray) -> list[int]:
-    """All features that are not too many, or the ends, and those that are not finite."""
+    """Return the features to show: all up to SHOWN, or both ends and some that are not finite."""
     features = range(len(broken))
     if len(features) <= SHOWN:
         return list(features)
@@ -126,11 +126,11 @@ def _numbers(columns: list[np.ndarray], feature: int) -> list[str]:
 
 
 def _count(value: float) -> str:
-    return str(int(value)) if value.is_integer() else f"{value:.9g}"  # of weights
+    return str(int(value)) if value.is_integer() else f"{value:.9g}"  # a sum of weights
 
 
 def _number(value: float, deviation: float) -> str:
-    """A number, to a thousandth of the deviation or 6 digits, whichever are more.
+    """Format a number to a thousandth of the deviation or to 6 digits, whichever is more.
 
     >>> _number(1000000.2134, 2.0), _number(0.123456789, 1.0), _number(float("nan"), 1.0)
     ('1000000.21', '0.123457', 'nan')
@@ -139,7 +139,7 @@ def _number(value: float, deviation: float) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e9:
         return str(int(value))
-    digits = 9  # which tell all of float32 apart
+    digits = 9  # enough to tell all float32 numbers apart
     if deviation and math.isfinite(deviation):
         digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(deviation)) + 3
     return f"{value:.{min(max(digits, 6), 17)}g}"

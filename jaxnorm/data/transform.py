@@ -1,6 +1,4 @@
-"""Normalizing an array by statistics in float64: NumPy in, NumPy out; JAX in, JAX out, within jit
-too.
-"""
+"""Normalization of NumPy or JAX arrays, also within jit, by statistics in float64."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,11 +11,11 @@ from jaxnorm.data.host.statistics import Summary
 
 
 class Fit(NamedTuple):
-    """The statistics of one leaf, in a shape that broadcasts against it."""
+    """The statistics of one leaf, in a shape that broadcasts against the leaf."""
 
-    mean: np.ndarray  # in float64
-    low: np.ndarray  # what the mean lacks by rounding
-    deviation: np.ndarray  # above 0
+    mean: np.ndarray  # the high part, in float64
+    low: np.ndarray  # the low part, which the mean loses by rounding
+    deviation: np.ndarray  # at least the floor, so above 0
 
 
 class Floor(NamedTuple):
@@ -37,7 +35,7 @@ def normalize(
     floor: Floor,
     dtype,
 ) -> Any:
-    """``(x - mean) / max(deviation, floor)``."""
+    """Normalize an array: ``(x - mean) / max(deviation, floor)``."""
     xp, x, wide, own = _opened(x, dtype)
     if own.kind in "iu":
         raise TypeError(f"dtype must be floating point: got {own}.")
@@ -51,24 +49,29 @@ def normalize(
 def denormalize(
     y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype
 ) -> Any:
-    """``y * max(deviation, floor) + mean``; an integer dtype gets the nearest number it holds."""
+    """Denormalize an array: ``y * max(deviation, floor) + mean``.
+
+    With an integer dtype, return the nearest number that it can hold.
+    """
     xp, y, wide, own = _opened(y, dtype)
     fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
     scaled = y.astype(wide).reshape(shape) * fit.deviation
     if own.kind in "iu":
         return _to_integers(xp, scaled, fit, wide, own).reshape(y.shape)
     mean, rest = _words(fit, wide)
+    # the low part goes first: added to the mean itself, it would be lost in rounding
     return ((scaled + _hidden(xp, rest)) + mean).reshape(y.shape).astype(own)
 
 
 def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
-    """The array's namespace, the array, the dtype to compute in, and that of the result."""
+    """Return the array's namespace, the array, the dtype to compute in, and the result's dtype."""
     if not hasattr(x, "__array_namespace__"):
         x = np.asarray(x)
     xp, given = x.__array_namespace__(), np.dtype(x.dtype)
     if given.kind == "b":
         x, given = x.astype(np.uint8), np.dtype(np.uint8)
     if given.kind in "iu":
+        # float32 holds integers of up to 16 bits exactly, longer ones not
         wide = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
         own = np.dtype(np.float32)
     elif given.kind == "f" or is_extended(given):
@@ -80,41 +83,45 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
     if own.kind not in "iuf" and not is_extended(own):
         raise TypeError(f"dtype must be floating point or integer: got {own}.")
     if xp is not np and own.itemsize > 4:
-        own = np.dtype(xp.zeros((), own).dtype)  # without x64 the half of it, of which JAX warns
-    if own == np.float64:
+        own = np.dtype(xp.zeros((), own).dtype)  # without x64 JAX halves the dtype, and warns
+    if own == np.float64:  # by way of float32, uint8 came out 1.3e-8 off
         wide = _widest(xp)
     return xp, x, wide, own
 
 
 def _widest(xp) -> np.dtype:
-    """float64, or float32 where JAX has no other."""
+    """Return float64, or float32 for JAX without x64."""
     return np.dtype(np.float64) if xp is np else np.dtype(xp.zeros((), float).dtype)
 
 
 def _words(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The mean, and what rounding left of it: float32 holds 1e6 + 0.3 to no more than 0.03."""
+    """Return high and low part of the mean: float32 alone holds 1e6 + 0.3 only to 0.03."""
     high = fit.mean.astype(dtype)
     left = fit.mean - np.where(np.isfinite(high), high, 0).astype(np.float64)
     return high, (left + fit.low).astype(dtype)
 
 
 def _hidden(xp, low: np.ndarray) -> Any:
-    """Return the low part of a mean, for JAX's arrays behind a barrier that XLA does not fold."""
+    """Return the low part of a mean; for JAX, behind a barrier.
+
+    Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants.
+    """
     if xp is np:
         return low
+    # imported late: statistics of NumPy arrays need no JAX
     from jaxnorm.engine.xla import hidden_from_folding
 
     return hidden_from_folding(xp.asarray(low))
 
 
-@np.errstate(invalid="ignore")  # of a mean that is infinite
+@np.errstate(invalid="ignore")  # an infinite mean gives NaN
 def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
-    """``x - mean``. Integers of more digits than a float has are taken apart, so that nothing is
-    rounded before the difference.
-    """
+    """Return ``x - mean``, without rounding long integers before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
         high, rest = _words(fit, wide)
         return (x.astype(wide) - high) - _hidden(xp, rest)
+    # Integers may have more digits than a float. So x and the whole part of the mean are split into
+    # halves, x = above * 2**bits + below, whose differences a float holds.
     bits = 4 * x.dtype.itemsize
     whole, further = np.floor(fit.mean), np.rint(fit.low)
     high = np.floor(whole / 2**bits)
@@ -127,9 +134,8 @@ def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
 
 @np.errstate(over="ignore")
 def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
-    """``scaled + mean``, rounded, and within the range of the dtype: the whole part of the mean is
-    added as an integer.
-    """
+    """Return ``scaled + mean`` rounded to integers and clipped to the range of the dtype."""
+    # the whole part of the mean is added as an integer, since a float may not hold its digits
     info = np.iinfo(own)
     nearest, further = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
     wholes = [
@@ -142,14 +148,14 @@ def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
     rest = ((fit.mean - nearest) + (fit.low - further)) + (exact - base).astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
-    # sums in it are right where differences do not fit the dtype
+    # unsigned sums are modulo 2**bits: they are right even where a step does not fit the dtype
     modular = np.dtype(f"uint{8 * own.itemsize}")
     size, start = abs(steps).astype(modular), (base % 2 ** (8 * own.itemsize)).astype(modular)
     return xp.where(steps < 0, start - size, start + size).astype(own)
 
 
 def _not_beyond(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Integers as floats, rounded towards 0."""
+    """Convert integers to floats, rounded towards 0."""
     rounded = exact.astype(np.float64).astype(dtype)
     return np.where(
         (abs(rounded.astype(object)) > abs(exact)).astype(bool),
@@ -166,18 +172,18 @@ def _fit(
     floor: Floor,
     dtype: np.dtype,
 ) -> tuple[Fit, tuple[int, ...]]:
-    """The statistics for an array of this shape, and the shape it takes to fit them."""
+    """Return the statistics for an array of this shape, and the shape that the array must take."""
     count, mean, var, low = vars(summary.moments).values()
     least = (
         np.maximum(floor.absolute, floor.relative * np.abs(mean))
         if floor.relative
         else floor.absolute
     )
-    # a feature without data stays as it is
+    # a feature without data has mean 0, and deviation 1 leaves it unchanged
     deviation = np.where(count > 0, np.maximum(np.sqrt(var), least), 1)
     missing = mean.ndim - len(shape)
     if isinstance(axes, str) and "(" in axes:
-        # one example, without the axis of the batch
+        # a single example lacks the leading reduction axes
         if missing > 0 and set(mean.shape[:missing]) == {1}:
             shape = (1,) * missing + shape
         reduction = resolve(axes, shape, sizes)
@@ -193,7 +199,7 @@ def _fit(
             own not in (1, size) for own, size in zip(fitted, shape, strict=True)
         ):
             raise _misfit(mean.shape, shape)
-    # a floor may be less than the dtype holds
+    # the cast may round a small floor to 0
     deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)
     return Fit(*(leaf.reshape(fitted) for leaf in (mean, low, deviation))), shape
 
@@ -206,14 +212,14 @@ def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
 
 
 def positive(name: str, value) -> float:
-    """A finite number above 0."""
+    """Return a number after checking that it is finite and above 0."""
     if not _is_finite(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number > 0: got {value!r}.")
     return float(value)
 
 
 def nonnegative(name: str, value) -> float:
-    """A finite number, 0 or above."""
+    """Return a number after checking that it is finite and not negative."""
     if not _is_finite(value) or value < 0:
         raise ValueError(f"{name} must be a finite number >= 0: got {value!r}.")
     return float(value)

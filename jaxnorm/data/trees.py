@@ -1,6 +1,4 @@
-"""Pytrees of arrays, as data sets yield them: dicts, lists, tuples, named tuples and dataclasses.
-JAX's own need JAX.
-"""
+"""Pytrees without JAX: dicts, lists, tuples, named tuples and dataclasses of arrays."""
 
 import copy
 import dataclasses
@@ -13,8 +11,9 @@ from jaxnorm.arguments.axes import Axes
 
 
 def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -> Any:
-    """The tree with ``function(path, leaf)`` in place of each leaf; None stays None. Paths are keys
-    with ``/`` between them.
+    """Replace each leaf of a tree by ``function(path, leaf)``; None stays None.
+
+    A path joins keys with ``/``.
 
     >>> map_leaves(lambda path, leaf: path, {"image": 1, "state": (2, None, 3)})
     {'image': 'image', 'state': ('state/0', None, 'state/2')}
@@ -26,7 +25,7 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         mapped = {key: deeper(key, value) for key, value in tree.items()}
         if not isinstance(tree, dict):
             return type(tree)(mapped)  # type: ignore[call-arg]
-        new = copy.copy(tree)  # of its own kind, with what else it holds
+        new = copy.copy(tree)  # keeps a subclass and its attributes, as of a defaultdict
         new.update(mapped)
         return new
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -36,14 +35,14 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         filled = copy.copy(tree)
         for field in dataclasses.fields(tree):
-            # though it be frozen
+            # setattr would raise for a frozen dataclass
             object.__setattr__(filled, field.name, deeper(field.name, getattr(tree, field.name)))
         return filled
     return function(path, tree)
 
 
 def flatten(tree: Any) -> dict[str, Any]:
-    """The leaves by their paths.
+    """Return the leaves of a tree by their paths.
 
     >>> flatten({"a": {"b": 1, "c": 2}})
     {'a/b': 1, 'a/c': 2}
@@ -63,7 +62,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 
 def of_prefix(prefixes: Mapping[str, Any], path: str) -> str | None:
-    """Which of the prefixes leads to the path: the path itself, or the nearest tree that holds it.
+    """Return the prefix of a path: the path itself, or the nearest tree that holds it.
 
     >>> of_prefix({"observation": 0}, "observation/image")
     'observation'
@@ -76,8 +75,9 @@ def of_prefix(prefixes: Mapping[str, Any], path: str) -> str | None:
 
 
 def plain(tree: Any) -> Any:
-    """The tree of dicts, lists and tuples: what named tuples and dataclasses are after they have
-    been saved and loaded.
+    """Convert a tree to dicts, lists and tuples, the only containers that files keep.
+
+    Named tuples and dataclasses become dicts.
 
     >>> plain({"a": [1, (2, None)]})
     {'a': [1, (2, None)]}
@@ -94,7 +94,7 @@ def plain(tree: Any) -> Any:
 
 
 def masks_by_path(where, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The mask of each leaf that has one: of a mapping from paths, or the same for all."""
+    """Return the mask of each leaf that has one, from one for all or a mapping from paths."""
     if where is None:
         return {}
     if not isinstance(where, Mapping | list | tuple):
@@ -114,8 +114,9 @@ def masks_by_path(where, leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
-    """Axes by paths, as they are compared and saved: ints, tuples of ints, patterns. One for all
-    leaves has the path of the whole tree.
+    """Return axes by path, as ints, tuples of ints or patterns, which can be compared and saved.
+
+    Axes for all leaves have the path of the whole tree, ``""``.
     """
     if isinstance(axes, Mapping):
         parts = [
@@ -132,8 +133,9 @@ def axes_by_path(axes, path: str = "") -> dict[str, Axes]:
 
 
 def index(axis) -> Any:
-    """An int where it is an integer of NumPy, so that it can be saved; what is none is refused
-    where it is used.
+    """Convert NumPy's integers to int, so that they can be saved.
+
+    Other types pass. They are refused where they are used.
     """
     return (
         operator.index(axis) if hasattr(axis, "__index__") and not isinstance(axis, bool) else axis
@@ -141,7 +143,7 @@ def index(axis) -> Any:
 
 
 def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that a pattern names; the others are for other leaves."""
+    """Return the sizes that a pattern names; other sizes are for other leaves."""
     return {
         name: size
         for name, size in sizes.items()

@@ -1,4 +1,4 @@
-"""The state of a fit of files that has not come to its end, in a file that outlives the process."""
+"""The state of an unfinished fit of files, in a file that outlives the process."""
 
 import hashlib
 import json
@@ -11,15 +11,16 @@ from jaxnorm.data.sources import SourceError, fingerprint
 
 
 class Unfinished:
-    """The file of a state, and what it holds.
+    """The file of a state, and its contents.
 
-    Its name tells fits of other files and options apart. Within it stand the fingerprints of the
-    files, so that none that was replaced is gone on with, and the number of pieces, so that a state
-    is only ever replaced by one that holds more.
+    The file's name depends on the files and options of the fit, so different fits do not collide.
+    The file holds fingerprints of the data files, so that a fit does not resume with a file that
+    was replaced. It holds the number of fitted pieces, so that a state is only replaced by one with
+    more pieces.
 
     Args:
-      out: the file of the statistics, beside which the state lies.
-      arguments: what the fit is of: files, patterns, options, as JSON can hold them.
+      out: the file of the statistics. The state lies in its folder.
+      arguments: the files, patterns and options of the fit, in types that JSON can hold.
       pieces: the pieces of the files.
     """
 
@@ -36,7 +37,7 @@ class Unfinished:
         return self.path.exists()
 
     def resumed(self) -> Normalizer:
-        """Return what was fitted.
+        """Return the Normalizer fitted so far.
 
         Raises:
           SourceError: there is no state, or the files have changed since.
@@ -62,7 +63,7 @@ class Unfinished:
         return Normalizer.load(self.path)
 
     def save(self, fitted: Normalizer) -> None:
-        """Write the state, unless one that holds as much or more is there already."""
+        """Write the state, unless the file already holds as many pieces or more."""
         if fitted.batches > self.held:
             facts, arrays = fitted._saved()
             files.write(self.path, facts | {"files": self.files, "pieces": self.cuts}, arrays)
@@ -72,7 +73,7 @@ class Unfinished:
         self.path.unlink(missing_ok=True)
 
     def _held(self) -> int:
-        """Return how many pieces a state holds: 0 if files have changed, or it cannot be read."""
+        """Return how many pieces the state holds; 0 if it is unreadable or the files changed."""
         try:
             return self.resumed().batches
         except (SourceError, ValueError, OSError):
