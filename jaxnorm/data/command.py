@@ -80,7 +80,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     if where:
         empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    files.writable(options.out)
+    files.writable(options.out)  # a long fit should not end in an error of its output
     facts = [options.files, options.pattern, options.size, options.where, options.skip_nan]
     masked = masking.masked(found, empty.axes, where, options.skip_nan)
     task = _Task(empty, masked, Unfinished(options.out, facts, found))

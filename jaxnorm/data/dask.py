@@ -74,6 +74,7 @@ def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
         if of_prefix(empty.axes, name) is None:
             continue
         along = _along(name, array, empty)[0]
+        # one chunk along all other axes: a batch then holds one block of each array
         array = array.rechunk({axis: -1 for axis in range(array.ndim) if axis != along})
         chunks = chunks or array.chunks[along]
         if sum(chunks) != array.shape[along]:

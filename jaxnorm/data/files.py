@@ -44,6 +44,7 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
             {name: np.ascontiguousarray(array) for name, array in arrays.items()},
             {"jaxnorm": json.dumps(facts)},
         )
+    # in the folder of the file, since a rename to another file system is not one step
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:

@@ -19,6 +19,7 @@ def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) 
       TypeError: the array holds no real numbers.
       ValueError: axes or a mask that do not fit.
     """
+    # asarray would drop the mask of a masked array silently; `numbers` refuses such an array
     x = leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
     x = numbers(x.view(np.uint8) if x.dtype == bool else x)
     if np.iscomplexobj(x):
@@ -32,7 +33,7 @@ def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) 
 
 
 def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception:
-    """Add to an error of a leaf without numbers how to leave that leaf out."""
+    """Return the error of a leaf without numbers, with the way to leave that leaf out."""
     dtypes: dict[str, Any] = {other: getattr(leaf, "dtype", None) for other, leaf in leaves.items()}
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
     if kind not in tuple("SUTOMm"):  # strings, objects, dates and durations

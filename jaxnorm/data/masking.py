@@ -60,7 +60,7 @@ class MaskedPiece(NamedTuple):
         if mask.dtype.kind in "iu":
             mask = self._of_integers(mask, by)
         mask = mask if mask.dtype == bool else mask.astype(np.float64)
-        if by in missing:
+        if by in missing:  # an element whose mask is unknown does not count
             mask = np.where(missing[by], mask, mask.dtype.type(0))
         return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
 
@@ -105,7 +105,7 @@ def _without_nan(x, mask) -> Any:
 
 
 def _joined(mask, other: np.ndarray) -> np.ndarray:
-    """Return the elements that both masks leave, with the weights of the one that has any."""
+    """Combine two masks: keep the elements that both leave, with the weights of either."""
     if mask is None:
         return other
     # booleans first: they choose between the other's weights and 0

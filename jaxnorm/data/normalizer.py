@@ -164,7 +164,7 @@ class Normalizer:
                     if state is not None and due():
                         self.save(state)
         finally:
-            if state is not None and self.batches > begun:
+            if state is not None and self.batches > begun:  # also after an error or interrupt
                 self.save(state)
         return self
 
@@ -195,6 +195,7 @@ class Normalizer:
         threads = os.cpu_count() or 1 if threads is None else threads
         new = {path: self._summarized(path, leaves, masks.get(path), threads) for path in leaves}
         structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
+        # assigned once all leaves are reduced, so that an error before leaves the state as it was
         self._state = self._joined(_State(new, structure, 1))
         return self
 
@@ -369,6 +370,7 @@ class Normalizer:
             for path, summary in new.summaries.items()
         }
         structure = new.structure if old.structure is None else old.structure
+        # `both` is empty if `new` is, and merging with nothing keeps the old summaries
         return _State(both or old.summaries, structure, old.batches + new.batches)
 
     def _tree(self, function: Callable[[Summary], Any]) -> Any:

@@ -50,7 +50,7 @@ def check(batches: Iterable, where: Callable | None, every: int) -> None:
 
 def after(batches: Iterable, seen: int) -> Iterator:
     """Return an iterator over the batches after the first ``seen``."""
-    if seen and hasattr(batches, "skip"):
+    if seen and hasattr(batches, "skip"):  # without reading them, if the data set can
         return iter(batches.skip(seen))
     rest = iter(batches)
     if (passed := sum(1 for _ in islice(rest, seen))) < seen:

@@ -28,7 +28,7 @@ class FitNormalizer(AggregateFn):
     def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
         def accumulate(fitted: Normalizer, block) -> Normalizer:
             batch = BlockAccessor.for_block(block).to_batch_format("numpy")
-            if not len(next(iter(batch.values()), ())):
+            if not len(next(iter(batch.values()), ())):  # a block may have no rows
                 return fitted
             return fitted.update(batch, where=None if where is None else where(batch), threads=1)
 
@@ -53,6 +53,7 @@ def fit(
     Only columns that ``axes`` name are fitted. A data set without rows gives an empty Normalizer.
     """
     found = dataset.aggregate(FitNormalizer(axes, where=where, **sizes))
+    # Ray gives None for a data set without rows
     return Normalizer(axes, **sizes) if found is None else found[NAME]
 
 
@@ -62,5 +63,6 @@ def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     Ray repeats a task whose worker dies.
     """
     fit_one = ray.remote(fit_piece)
+    # the list starts all tasks before the first result is awaited
     parts = map(ray.get, [fit_one.remote(piece, empty) for piece in pieces])
     return settled(merge_parts(parts, empty))

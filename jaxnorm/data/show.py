@@ -141,6 +141,7 @@ def _number(value: float, deviation: float) -> str:
         return str(int(value))
     digits = 9  # enough to tell all float32 numbers apart
     if deviation and math.isfinite(deviation):
+        # from the number's first digit down to the third after the deviation's first
         digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(deviation)) + 3
     return f"{value:.{min(max(digits, 6), 17)}g}"
 

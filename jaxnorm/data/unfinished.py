@@ -66,6 +66,7 @@ class Unfinished:
         """Write the state, unless the file already holds as many pieces or more."""
         if fitted.batches > self.held:
             facts, arrays = fitted._saved()
+            # Normalizer.load ignores the further facts, so it reads a state like any file
             files.write(self.path, facts | {"files": self.files, "pieces": self.cuts}, arrays)
             self.held = fitted.batches
 
@@ -76,7 +77,7 @@ class Unfinished:
         """Return how many pieces the state holds; 0 if it is unreadable or the files changed."""
         try:
             return self.resumed().batches
-        except (SourceError, ValueError, OSError):
+        except (SourceError, ValueError, OSError):  # a useless state may be replaced
             return 0
 
 

@@ -111,6 +111,7 @@ def normalize(
     epsilon = validation.number("epsilon", epsilon)
 
     def apply(x, moments):
+        # jaxnorm.normalize gives 0 for a count of 0, and an agent's first inputs would be lost
         seen = jnp.broadcast_to(moments.count > 0, jnp.shape(moments.mean))
         y = normalization.normalize(x, moments, epsilon=epsilon)
         y = jnp.where(seen.reshape((1,) * (x.ndim - seen.ndim) + seen.shape), y, x)
@@ -156,7 +157,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
     epsilon = validation.number("epsilon", epsilon)
 
     def apply(y, moments):
-        # not 1 / inverse_root, which is Inf where variance and epsilon are 0
+        # not 1 / inverse_root, which is Inf where variance and epsilon are both 0
         root = jnp.sqrt(jnp.where(moments.count > 0, moments.var + epsilon, 1)).astype(
             moments.mean.dtype
         )

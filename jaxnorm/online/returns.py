@@ -117,11 +117,13 @@ def update(
     weights = jnp.ones(rewards.shape, bool) if weights is None else _weights(weights, rewards.shape)
     dtype = state.current.dtype
     steps = rewards.astype(dtype), done, weights
+    # the scan needs a time axis, which a single step lacks
     steps = steps if rewards.ndim > len(shape) else jax.tree.map(lambda a: a[None], steps)
 
     def follow(current, step):
         reward, ended, weight = step
         current = jnp.asarray(gamma, dtype) * current + jnp.where(weight.astype(bool), reward, 0)
+        # NaN or Inf would stay in `current` for good, so it ends the return like `done`
         counts = weight.astype(bool) & jnp.isfinite(current)
         found = jnp.where(counts, current, 0), jnp.where(counts, weight, jnp.zeros_like(weight))
         return jnp.where(ended | ~counts, 0, current), found

@@ -118,6 +118,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
     [3.0]
     """
     parts = (first, *others)
+    # jaxnorm.Moments has the same class name, so an error names its module
     for wrong in (type(part) for part in parts if not isinstance(part, Moments)):
         kind = f"those of {wrong.__module__}" if wrong.__name__ == "Moments" else wrong.__name__
         raise TypeError(

@@ -91,7 +91,7 @@ def names_in(folder: str) -> list[str]:
     """Return the sorted names of all files in a folder, at any depth, relative to the folder."""
     if (found := local(folder)) is not None:
         names = (os.path.relpath(file, found) for file in _files(found))
-        return sorted(name.replace(os.sep, "/") for name in names)
+        return sorted(name.replace(os.sep, "/") for name in names)  # as addresses have it
     system, inside = remote(folder)
     start = len(inside.rstrip("/")) + 1
     return sorted(name[start:] for name in system.find(inside))

@@ -95,7 +95,7 @@ def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
         return values(column.storage, shape)
     if pa.types.is_dictionary(kind):
         return values(column.dictionary_decode(), shape)
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(kind):  # NumPy has no decimals
         column = column.cast(pa.float64())
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None

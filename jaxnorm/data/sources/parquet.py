@@ -48,6 +48,7 @@ class Parquet:
             said = f"{self.path}: the rows of {others[0]!r} must be reduced, to be read in pieces"
             raise SourceError(f"{said}. Write a pattern that begins with [n].")
         leaves = [self.leaves[leaf] for leaf in along]
+        # by the size of the numbers in memory, which may be far more than the packed file
         row = sum(nbytes(leaf.shape[1:], leaf.dtype) for leaf in leaves)
         cuts, start, filled = [], 0, 0
         for number, group in enumerate(self.groups):
@@ -151,6 +152,7 @@ def _dataset(path: str) -> Any:
             raise SourceError(f"{path} must hold .parquet files: there are none.")
     else:
         files = [base]
+    # off by default; pages without checksums are read all the same
     checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     kind = ds.ParquetFileFormat(default_fragment_scan_options=checked)
     keys = ds.HivePartitioning.discover()
