@@ -131,8 +131,8 @@ class Normalizer:
         Args:
           batches: any iterable of batches. If it has ``len``, the bar shows how much is left. If it
             has ``skip(n)``, a resumed fit calls it to pass over the batches that it has seen.
-          where: a function from a batch to its masks, as :meth:`update` takes them: ``lambda
-            batch: {"state": batch["mask"]}``.
+          where: a function from a batch to its masks, as :meth:`update` takes them:
+            ``lambda batch: {"state": batch["mask"]}``.
           state: a file for the state. It is saved every ``every`` batches, every 30 seconds, at the
             end, and when an error or interrupt ends the pass. If the file exists, the pass resumes
             after the batches that it holds, and gives the same numbers as a pass without a break.
@@ -236,22 +236,22 @@ class Normalizer:
 
     @property
     def mean(self) -> Any:
-        """The mean of each feature, in a tree like :attr:`moments`."""
+        """The mean of each feature, in a tree like ``moments``."""
         return self._tree(lambda summary: summary.moments.mean)
 
     @property
     def std(self) -> Any:
-        """The deviation of each feature, in a tree like :attr:`moments`."""
+        """The deviation of each feature, in a tree like ``moments``."""
         return self._tree(lambda summary: np.sqrt(summary.moments.var))
 
     @property
     def min(self) -> Any:
-        """The smallest element of each feature, in a tree like :attr:`moments`."""
+        """The smallest element of each feature, in a tree like ``moments``."""
         return self._tree(lambda summary: summary.min)
 
     @property
     def max(self) -> Any:
-        """The largest element of each feature, in a tree like :attr:`moments`."""
+        """The largest element of each feature, in a tree like ``moments``."""
         return self._tree(lambda summary: summary.max)
 
     # applying ------------------------------------------------------------------------------------
