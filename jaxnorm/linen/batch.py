@@ -19,13 +19,12 @@ from jaxnorm.flax_common.calls import evaluated, switched
 from jaxnorm.flax_common.running import collect
 from jaxnorm.linen.layers import across, inputs, over
 
-COLLECTION = "batch_moments"  # what has been seen of the present batch: there only if asked for
+# Holds the Moments of the microbatches so far. It exists only after accumulate().
+COLLECTION = "batch_moments"
 
 
 class _Running:
-    """The running statistics of a module: variables ``mean`` and ``var`` of the collection
-    ``batch_stats``.
-    """
+    """The running statistics of a module: variables ``mean`` and ``var`` in ``batch_stats``."""
 
     def __init__(self, module: nn.Module, sizes: tuple[int, ...], dtype: Dtype):
         self.module = module
@@ -37,10 +36,12 @@ class _Running:
 
     def update(self, batch: Moments) -> None:
         module = self.module
-        if module.is_initializing():
+        if module.is_initializing():  # as in Flax, init() leaves the state at 0 and 1
             return
         mean, var = self.mean.value, self.var.value
-        if module.has_variable(COLLECTION, "seen"):  # a microbatch: see accumulate
+        if module.has_variable(COLLECTION, "seen"):
+            # The batch is a microbatch. To blend once, start from the old running statistics and
+            # blend in the Moments of all microbatches so far.
             batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
             seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
             module.put_variable(COLLECTION, "seen", seen)
@@ -56,17 +57,42 @@ class _Running:
 
 
 class BatchNorm(nn.BatchNorm):
-    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a
-    :class:`flax.linen.BatchNorm`.
+    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but
-    ``axis``, the feature axis or axes, of whose shape scale, bias and the running statistics are.
-    In training (``use_running_average=False``) the batch's statistics normalize it and are blended,
-    biased, into the collection ``batch_stats``, which must be mutable. ``momentum`` is the weight
-    of the old value: 0.99 here is 0.01 in PyTorch, which also averages the unbiased variance.
-    Initialization leaves the running statistics at 0 and 1. ``unbiased`` and ``skip_constant`` are
-    those of :func:`jaxnorm.ema`: average the unbiased variance, as PyTorch does; leave a feature's
-    running statistics alone where its batch has one element, or equal ones.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over all
+    axes except ``axis``. Scale, bias and the running statistics have the shape of the feature axes.
+    A subclass of :class:`flax.linen.BatchNorm`.
+
+    In training (``use_running_average=False``) a batch is normalized by its own statistics. These
+    are also blended into the running statistics. The collection ``batch_stats`` holds them and must
+    be mutable. Initialization leaves the running mean at 0 and the running variance at 1. By
+    default the biased variance is averaged; PyTorch averages the unbiased one.
+
+    Attributes:
+      use_running_average: whether the running statistics normalize ``x`` (evaluation) or the
+        statistics of the batch do (training). None, the default, leaves the choice to the call.
+      axis: the feature axis, or axes, which are not reduced; the last axis by default.
+      momentum: weight of the old value in the running statistics; 0.99 by default, which is 0.01 in
+        PyTorch.
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: whether the running statistics are stored in float32 (True, the
+        default) or in ``param_dtype``. Statistics are always computed in float32 at least.
+      unbiased: whether to average the unbiased variance ``var * n / (n - 1)``, as PyTorch does;
+        False by default.
+      skip_constant: whether to keep the running statistics of a feature whose batch has variance 0,
+        because it holds one element or equal elements; False by default. See :func:`jaxnorm.ema`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -89,7 +115,17 @@ class BatchNorm(nn.BatchNorm):
         *,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``, and update the running statistics in training.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          use_running_average: see the class. Give it here or to the constructor, not to both.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         evaluating = flag(
             "use_running_average",
             nn.merge_param("use_running_average", self.use_running_average, use_running_average),
@@ -107,13 +143,39 @@ class BatchNorm(nn.BatchNorm):
 
 
 class SwitchableNorm(nn.Module):
-    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance,
-    layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by
-    ``softmax(mean_logits)``, var by ``softmax(var_logits)``. Parameters ``scale``, ``bias`` of the
-    shape of the feature axes, ``mean_logits`` and ``var_logits`` ``(3,)`` in the order instance,
-    layer, batch, all zero at first: equal weights. Running batch statistics as :class:`BatchNorm`.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The mean is a learned blend of
+    instance, layer and batch mean with the weights ``softmax(mean_logits)``. The variance is
+    blended with ``softmax(var_logits)``.
+
+    The parameters ``mean_logits`` and ``var_logits`` have the shape ``(3,)``, in the order
+    instance, layer, batch. They start at zero, which means equal weights. Scale and bias have the
+    shape of ``feature_axes``. The batch statistics have running statistics as in
+    :class:`BatchNorm`.
+
+    Attributes:
+      use_running_average: whether the running statistics (evaluation) or the statistics of the
+        batch (training) enter the blend. None, the default, leaves the choice to the call.
+      feature_axes: the axes of the features, which batch and instance statistics do not reduce; the
+        last axis by default.
+      momentum: weight of the old value in the running statistics; 0.99 by default, which is 0.01 in
+        PyTorch.
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      axis_name: name, or names, of the device axes over which the batch extends; None by default.
+        It has no effect where no axis is bound, for example under sharded ``jit``.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      unbiased: whether to average the unbiased variance ``var * n / (n - 1)``, as PyTorch does;
+        False by default.
+      skip_constant: whether to keep the running statistics of a feature whose batch has variance 0,
+        because it holds one element or equal elements; False by default. See :func:`jaxnorm.ema`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -147,7 +209,18 @@ class SwitchableNorm(nn.Module):
         *,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``, and update the running statistics in training.
+
+        Args:
+          x: the array ``(batch, ..., features)`` to normalize, with an axis between batch and
+            features; integers and booleans become floats.
+          use_running_average: see the class. Give it here or to the constructor, not to both.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         evaluating = flag(
             "use_running_average",
             nn.merge_param("use_running_average", self.use_running_average, use_running_average),

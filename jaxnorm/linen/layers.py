@@ -1,4 +1,4 @@
-"""Norms without state: layer, RMS, instance, group, graph and pair norm."""
+"""Norms without state: layer, RMS, positional, instance, group, graph and pair norm."""
 
 from typing import Any
 
@@ -38,7 +38,10 @@ __all__ = [
 
 
 def inputs(module: Any, x: jax.Array, features: tuple[int, ...]) -> Inputs:
-    """Return ``x``, scale and bias of a module, created on first use, and its output's dtype."""
+    """Return a module's ``x``, scale, bias and output dtype.
+
+    Scale and bias are created on first use.
+    """
     sizes = tuple(x.shape[axis] for axis in features)
 
     def create(name: str) -> jax.Array | None:
@@ -52,8 +55,9 @@ def inputs(module: Any, x: jax.Array, features: tuple[int, ...]) -> Inputs:
 
 
 def across(module: Any):
-    """The device axes that a module shares statistics over; while it is initialized, as in Flax,
-    they need not be bound.
+    """Return the device axes over which a module shares statistics.
+
+    As in Flax, the axes need not be bound while a module is initialized.
     """
     return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
 
@@ -75,11 +79,29 @@ def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) 
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
+
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over
+    ``reduction_axes``. Scale and bias have the shape of ``feature_axes``. A subclass of
     :class:`flax.linen.LayerNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over
-    ``reduction_axes``, scale and bias of the shape of ``feature_axes``.
+    Attributes:
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce; the last axis by default.
+      feature_axes: the axes that give scale and bias their shape; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -98,8 +120,20 @@ class LayerNorm(nn.LayerNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
-        count for nothing and become 0.
+        """Normalize ``x``, or each of its segments.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order. Positions along the
+            first reduction axis with the same id form a group, for example the tokens of a
+            document. The shape is ``(n,)`` or, if every row has ids of its own, the shape of ``x``
+            up to that axis; see :func:`jaxnorm.moments`.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features, reduced = module_axes(self, x.ndim)
         call = call_of(
@@ -116,11 +150,26 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a
-    :class:`flax.linen.RMSNorm`.
+    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467).
 
-    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale of the
-    shape of ``feature_axes``.
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale``. The mean is taken over ``reduction_axes``. The
+    scale has the shape of ``feature_axes``. A subclass of :class:`flax.linen.RMSNorm`.
+
+    Attributes:
+      epsilon: added to the mean square, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce; the last axis by default.
+      feature_axes: the axes that give the scale its shape; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -132,19 +181,47 @@ class RMSNorm(nn.RMSNorm):
     @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         return run(over_axes(self, x, mask, centered=False))
 
 
 class PositionalNorm(nn.LayerNorm):
-    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its
-    Moments, without parameters unless asked.
+    """Positional normalization (Li et al. 2019, arXiv 1907.04312), which also returns the Moments.
 
-    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and
-    ``use_bias``; mean and variance of each position over ``reduction_axes``, the channels, and
-    scale and bias of the shape of ``feature_axes``. It returns ``(y, Moments)``: ``z *
-    jnp.sqrt(moments.var + epsilon) + moments.mean`` gives a later layer's output z the moments of
-    ``x`` (moment shortcut).
+    ``y = (x - mean) / sqrt(var + epsilon)``, then times scale with ``use_scale`` and plus bias with
+    ``use_bias``. The mean and variance of each position are computed over ``reduction_axes``, the
+    channels. Scale and bias have the shape of ``feature_axes``; by default there are none.
+
+    A call returns ``(y, moments)``. The formula
+    ``z * jnp.sqrt(moments.var + epsilon) + moments.mean`` gives the output z of a later layer the
+    moments of ``x``: the paper's moment shortcut.
+
+    Attributes:
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; False by default.
+      use_scale: whether to multiply by a learned scale; False by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce; the last axis by default.
+      feature_axes: the axes that give scale and bias their shape; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -160,18 +237,43 @@ class PositionalNorm(nn.LayerNorm):
     @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
-        """The output, and the Moments of each position; elements where ``mask`` is 0 count for
-        nothing and become 0.
+        """Normalize ``x`` and return the Moments of each position.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``, and the Moments, whose reduced axes have size
+          1.
         """
         return run_with_moments(over_axes(self, x, mask))
 
 
 class InstanceNorm(nn.InstanceNorm):
-    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a
-    :class:`flax.linen.InstanceNorm`.
+    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the
-    batch's, 0, and ``feature_axes``, of whose shape scale and bias are.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over all
+    axes except the batch axis 0 and ``feature_axes``. Scale and bias have the shape of
+    ``feature_axes``. A subclass of :class:`flax.linen.InstanceNorm`.
+
+    Attributes:
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      feature_axes: the axes that, besides the batch, are not reduced; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -190,8 +292,21 @@ class InstanceNorm(nn.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
-        count for nothing and become 0.
+        """Normalize ``x``, or each of its segments.
+
+        Args:
+          x: the array ``(batch, ..., features)`` to normalize; with ``segments`` also
+            ``(n, features)``, without a batch. Integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order. Positions along the
+            first reduction axis with the same id form a group, for example the tokens of a
+            document. The shape is ``(n,)`` or, if every row has ids of its own, the shape of ``x``
+            up to that axis; see :func:`jaxnorm.moments`.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
         call = call_of(
@@ -208,12 +323,33 @@ class InstanceNorm(nn.InstanceNorm):
 
 
 class GroupNorm(nn.GroupNorm):
-    """Group normalization (Wu & He 2018, arXiv 1803.08494), a :class:`flax.linen.GroupNorm`.
+    """Group normalization (Wu & He 2018, arXiv 1803.08494).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of
-    neighbouring channels, the last axis, over all axes but the batch's, 0, or over
-    ``reduction_axes``; scale and bias ``(channels,)``. Give ``num_groups`` or, with
-    ``num_groups=None``, ``group_size``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The channels are the last axis.
+    Neighbouring channels form groups, and each group has its own mean and variance, computed over
+    all axes except the batch axis 0, or over ``reduction_axes``. Scale and bias have the shape
+    ``(channels,)``. A subclass of :class:`flax.linen.GroupNorm`.
+
+    Attributes:
+      num_groups: the number of groups, which must divide the number of channels; 32 by default.
+        Pass None to give ``group_size`` instead.
+      group_size: the number of channels in a group; None by default.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce, which must include the last one; by default all except
+        axis 0.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -225,18 +361,45 @@ class GroupNorm(nn.GroupNorm):
     @known_keywords
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``.
+
+        Args:
+          x: the array ``(batch, ..., channels)`` to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
         reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
         return run(over(self, x, reduction, (x.ndim - 1,), mask))
 
 
 class GraphNorm(nn.InstanceNorm):
-    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see
-    :func:`jaxnorm.graph_norm`.
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each graph.
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale,
-    bias and mean_scale of the shape of ``feature_axes``.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Scale,
+    bias and ``mean_scale`` have the shape of ``feature_axes``. See also :func:`jaxnorm.graph_norm`.
+
+    Attributes:
+      epsilon: added to the mean square, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      feature_axes: the axes of the channels; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
+      mean_scale_init: initializer of ``mean_scale``, the learned part of the mean that is
+        subtracted; ones by default.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -261,8 +424,20 @@ class GraphNorm(nn.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
-        become 0.
+        """Normalize the nodes of each graph.
+
+        Args:
+          x: the nodes ``(nodes, channels)`` of all graphs, or a batch ``(batch, nodes, channels)``
+            of such arrays; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order: which graph each node
+            belongs to. Without ids, all nodes of ``x``, or of each example of a batch, are one
+            graph.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
@@ -284,11 +459,28 @@ class GraphNorm(nn.InstanceNorm):
 
 
 class PairNorm(nn.InstanceNorm):
-    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see
-    :func:`jaxnorm.pair_norm`.
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each graph.
 
-    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with
-    ``use_scale`` and ``use_bias``.
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, then times scale with
+    ``use_scale`` and plus bias with ``use_bias``. See also :func:`jaxnorm.pair_norm`.
+
+    Attributes:
+      epsilon: added to the mean squared length of the nodes, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; False by default.
+      use_scale: whether to multiply by a learned scale; False by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      feature_axes: the axes of the channels; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      force_float32_reductions: has no effect: statistics are always computed in float32 at least.
+      length: root mean square length of the nodes in the output, the paper's s; 1 by default.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -311,8 +503,20 @@ class PairNorm(nn.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
-        become 0.
+        """Normalize the nodes of each graph.
+
+        Args:
+          x: the nodes ``(nodes, channels)`` of all graphs, or a batch ``(batch, nodes, channels)``
+            of such arrays; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order: which graph each node
+            belongs to. Without ids, all nodes of ``x``, or of each example of a batch, are one
+            graph.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         given = inputs(self, x, features)

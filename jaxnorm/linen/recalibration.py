@@ -25,26 +25,28 @@ Variables = Mapping[str, Any]
 
 
 def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str, Any]:
-    """Variables with which the batches that follow are microbatches of one batch.
+    """Return variables that make the following batches microbatches of one batch.
 
-    They have one collection more, ``batch_moments``, in which the norms merge what they see. The
-    running statistics are then at each time the old ones blended *once* with all microbatches so
-    far. Keep the collection from one microbatch to the next (``mutable=["batch_stats",
-    "batch_moments"]``), call this again where the next batch begins, and :func:`stop_accumulating`
-    to go back to one blend per call. With ``momentum=0`` and one call for all, the running
-    statistics are those of all elements seen: cumulative.
+    The variables have one more collection, ``batch_moments``, in which the norms merge the Moments
+    of their inputs. The running statistics are then always the old ones blended *once* with all
+    microbatches so far. Keep the collection from one microbatch to the next
+    (``mutable=["batch_stats", "batch_moments"]``). Call this function again where the next batch
+    begins. Call :func:`stop_accumulating` to go back to one blend per call.
+
+    With ``momentum=0`` and a single call of this function, the running statistics cover all
+    elements seen: they are cumulative.
 
     Args:
-      variables: those of a model with :class:`BatchNorm` or :class:`SwitchableNorm`.
-      when: whether a batch begins here; may be traced, for example ``optimizer.has_updated(state)``
-        of ``optax.MultiSteps``.
+      variables: the variables of a model with :class:`BatchNorm` or :class:`SwitchableNorm`.
+      when: whether a batch begins here. It may be traced, for example
+        ``optimizer.has_updated(state)`` of ``optax.MultiSteps``.
 
     Returns:
-      New variables. Lifted transformations, such as ``nn.scan`` over layers, must carry the
+      New variables. Lifted transformations, such as ``nn.scan`` over layers, must carry the new
       collection as they carry ``batch_stats``.
 
     Raises:
-      ValueError: variables without running statistics.
+      ValueError: the variables have no running statistics.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -64,7 +66,10 @@ def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str,
 
 
 def stop_accumulating(variables: Variables) -> dict[str, Any]:
-    """Variables without what :func:`accumulate` added; the running statistics stay as they are."""
+    """Return the variables without the collection that :func:`accumulate` added.
+
+    The running statistics stay as they are.
+    """
     return {name: value for name, value in variables.items() if name != COLLECTION}
 
 
@@ -78,31 +83,32 @@ def population(
     progress: Progress = None,
     **arguments: Any,
 ) -> Seen:
-    """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all
-    batches, merged by count.
+    """Return the Moments of every norm's inputs over all batches, merged by count.
+
+    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`.
 
     Args:
       model: the model.
       variables: its variables.
-      batches: what the model is called with, one after the other; a tuple holds several positional
-        arguments.
-      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to
-        whether it is one of them; a path stands for all norms below it. None takes all. The others
-        do what ``arguments`` make them do.
-      seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
-      progress: True shows a bar (needs the package ``rich``); a function is called as
+      batches: the inputs of the model, batch by batch; a tuple holds several positional arguments.
+      only: the norms to calibrate: a path such as ``"block/norm"``, several paths, or a function
+        that takes a path and returns whether to include it. A path includes all norms below it.
+        None takes all. The other norms follow ``arguments``.
+      seen: the result of an earlier call, or the last value that ``progress`` received, to continue
+        from.
+      progress: True shows a progress bar, which needs the package ``rich``. A function is called as
         ``progress(number of batches, seen)``.
-      **arguments: further arguments of ``model.apply``, the same for every batch: ``train=True`` or
-        whatever makes the norms use the statistics of their batch.
+      **arguments: further arguments of ``model.apply`` for every batch. They must make the norms
+        use the statistics of their batch, for example ``train=True``.
 
     Returns:
-      Moments by the path of the module, such as ``"block/BatchNorm_0"``: a pytree, for
-      :func:`recalibrate`.
+      A dict of Moments by the path of the norm, such as ``"block/BatchNorm_0"``. It is a pytree,
+      and :func:`recalibrate` takes it as ``seen``.
 
     Raises:
-      TypeError: abstract variables, as of ``jax.eval_shape``.
-      ValueError: a model without running statistics, or whose norms do not use those of their
-        batch; ``seen`` of another model; an ``only`` that names no norm.
+      TypeError: the variables are abstract, as ``jax.eval_shape`` returns them.
+      ValueError: the model has no running statistics, or its norms do not use the statistics of
+        their batch; ``seen`` belongs to another model; ``only`` names no norm.
     """
 
     @jax.jit
@@ -134,27 +140,29 @@ def recalibrate(
     progress: Progress = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Variables whose running statistics are those of the population, for weights that were
-    averaged or changed otherwise.
+    """Return variables whose running statistics are the statistics of the population.
 
-    The Moments of all batches are merged by count, not blended; each norm uses the statistics of
-    its batch meanwhile, so that large batches are better. Arguments, and what is raised, are those
-    of :func:`population`. With ``batches=()`` it takes what has been ``seen``.
+    Use it after the weights were averaged or otherwise changed. The Moments of all batches are
+    merged by count, not blended. Meanwhile each norm uses the statistics of its batch, so large
+    batches are better. With ``batches=()`` the result depends on ``seen`` alone.
 
     Args:
       model: the model.
       variables: its variables, for example with the averaged parameters of stochastic weight
         averaging.
-      batches: what the model is called with, one after the other; a tuple holds several positional
-        arguments.
-      only: which norms, as in :func:`population`. The others keep their statistics, as do those
-        that are built with ``use_running_average=True``: frozen norms see nothing.
-      seen: where to go on from.
-      progress: True or a function.
+      batches: the inputs of the model, batch by batch; a tuple holds several positional arguments.
+      only: the norms to calibrate, as in :func:`population`. The other norms keep their statistics.
+        So do norms built with ``use_running_average=True``, which are frozen and see nothing.
+      seen: Moments to continue from, as in :func:`population`.
+      progress: True or a function, as in :func:`population`.
       **arguments: further arguments of ``model.apply``, such as ``train=True``.
 
     Returns:
-      New variables. Statistics of features that saw nothing stay as they were.
+      New variables. Features that saw no element keep their statistics.
+
+    Raises:
+      TypeError: as in :func:`population`.
+      ValueError: as in :func:`population`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -175,7 +183,7 @@ def recalibrate(
 
 
 def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.Array, jax.Array]]:
-    """Path, mean and variance of every norm with running statistics that ``only`` names."""
+    """Return path, mean and variance of every norm with running statistics that ``only`` names."""
     stats = flatten_dict(variables.get("batch_stats", {}))
     paths = [path[:-1] for path in stats if path[-1] == "mean" and (*path[:-1], "var") in stats]
     if not paths:

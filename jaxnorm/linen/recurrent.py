@@ -28,7 +28,7 @@ from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
 
 
 class _Cell(nn.RNNCellBase, Generic[S]):
-    """What the cells share: parameters, one step, the carry."""
+    """The common base of the cells: parameters, one step and the carry."""
 
     features: int
     norm: str | None = "layer"
@@ -46,7 +46,15 @@ class _Cell(nn.RNNCellBase, Generic[S]):
     projection: ClassVar[int | None] = None
 
     def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
-        """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
+        """Run one step.
+
+        Args:
+          carry: the state before the step: ``(c, h)`` for an LSTM, h otherwise.
+          inputs: the inputs ``(*batch, in_features)`` of the step.
+
+        Returns:
+          ``(carry, outputs)`` after the step.
+        """
         params = self.parameters(inputs.shape[-1], carry)
         return run_cell(
             self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon
@@ -54,7 +62,10 @@ class _Cell(nn.RNNCellBase, Generic[S]):
 
     @nn.compact
     def parameters(self, in_features: int, carry: Any = None) -> dict[str, jax.Array]:
-        """The parameters as :mod:`jaxnorm.recurrent` takes them, of the width of the carry."""
+        """Return the parameters in the form that :mod:`jaxnorm.recurrent` takes.
+
+        A ``carry`` determines the number of features.
+        """
         cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
         start = module_start(
             self.kind,
@@ -79,8 +90,10 @@ class _Cell(nn.RNNCellBase, Generic[S]):
 
     @nn.nowrap
     def _width(self, carry: Any) -> int:
-        """The features of the state: those of h where one is given, as in Flax's cells; with a
-        projection h has others.
+        """Return the number of features of the state.
+
+        As in Flax's cells, a given h determines it, except with a projection: h then has other
+        features than c.
         """
         h = carry[-1] if isinstance(carry, tuple | list) else carry
         return (
@@ -92,7 +105,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
     def _of_flax(
         self, start: Start, in_features: int, rows: int, packed: int
     ) -> dict[str, jax.Array]:
-        """The parameters of Flax's cell without a norm, gate by gate, packed."""
+        """Return the parameters of Flax's cell, for ``norm=None``, with the gates concatenated."""
         gates = FLAX_GATES[self.kind]
         dense = partial(self._dense, packed // len(gates))
         inward = [
@@ -134,7 +147,15 @@ class _Cell(nn.RNNCellBase, Generic[S]):
 
     @nn.nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> S:
-        """The carry for inputs of that shape: (c, h), or h alone."""
+        """Return the initial carry for inputs of ``input_shape``: (c, h), or h alone.
+
+        Args:
+          rng: random key for ``carry_init``.
+          input_shape: shape ``(*batch, in_features)`` of the inputs of one step.
+
+        Returns:
+          The carry, in ``param_dtype``.
+        """
         carry: Any
         if self.kind != "lstm":
             carry = self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
@@ -160,12 +181,27 @@ FLAX_GATES: dict[str, tuple[str, ...]] = {
 
 
 class LayerNormLSTMCell(_Cell[Pair]):
-    """A layer-normalized LSTM cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.lstm` has
-    the equations.
+    """A layer-normalized LSTM cell for :class:`flax.linen.RNN`.
 
-    The carry is (c, h), as in Flax; one that is given determines the number of features. With
-    ``norm=None`` it is :class:`flax.linen.OptimizedLSTMCell` with its parameters. ``forget_bias``
-    starts at 1, without a norm at 0, as in Flax.
+    See :func:`jaxnorm.recurrent.lstm` for the equations. The carry is (c, h), as in Flax. A given
+    carry determines the number of features. With ``norm=None`` the cell equals
+    :class:`flax.linen.OptimizedLSTMCell`, parameters included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"``, ``"gate"`` or
+        ``"carried_cell"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
+      forget_bias: the value at which the bias of the forget gate starts; by default 1, and without
+        a norm 0, as in Flax.
+      projection: number of features to which h is projected; None, the default, projects nothing.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -180,10 +216,22 @@ class LayerNormLSTMCell(_Cell[Pair]):
 
 
 class LayerNormGRUCell(_Cell[jax.Array]):
-    """A layer-normalized GRU cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.gru` has
-    the equations.
+    """A layer-normalized GRU cell for :class:`flax.linen.RNN`.
 
-    With ``norm=None`` it is :class:`flax.linen.GRUCell` with its parameters.
+    See :func:`jaxnorm.recurrent.gru` for the equations. With ``norm=None`` the cell equals
+    :class:`flax.linen.GRUCell`, parameters included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"`` or ``"gate"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -196,10 +244,22 @@ class LayerNormGRUCell(_Cell[jax.Array]):
 
 
 class LayerNormSimpleCell(_Cell[jax.Array]):
-    """A layer-normalized simple cell for :class:`flax.linen.RNN`; :func:`jaxnorm.recurrent.rnn` has
-    the equations.
+    """A layer-normalized simple cell for :class:`flax.linen.RNN`.
 
-    With ``norm=None`` it is :class:`flax.linen.SimpleCell` with its parameters.
+    See :func:`jaxnorm.recurrent.rnn` for the equations. With ``norm=None`` the cell equals
+    :class:`flax.linen.SimpleCell`, parameters included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default) or ``"sum"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -216,7 +276,7 @@ class _CallOptions(CallOptions, total=False):
 
 
 class _Layer(nn.Module):
-    """What the layers share."""
+    """The common base of the layers."""
 
     features: int
     norm: str | None = "layer"
@@ -274,26 +334,30 @@ class _Layer(nn.Module):
         keep_order: bool | None = None,
         deterministic: bool | None = None,
     ) -> jax.Array | tuple[Carry, jax.Array]:
-        """Runs the sequences ``(*batch, time, features)``.
+        """Run sequences ``(*batch, time, features)``.
 
         Args:
           inputs: the sequences; time is axis 0 with ``time_major``.
-          initial_carry: the carry to start from, of any width, as in Flax: (c, h) or h; with
-            several layers a tuple of those, with two directions a pair of them each.
+          initial_carry: the carry before the first step, of any width, as in Flax: (c, h) for an
+            LSTM, h otherwise. Several layers take a tuple of carries, one for each layer. Two
+            directions take a pair of carries in each layer.
           init_key: random key for ``carry_init``.
-          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are
-            0.
+          seq_lengths: integers ``(*batch)``: the number of steps of each sequence. Later steps are
+            not taken; their outputs are 0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
-          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other.
-          return_carry: whether to return ``(carry, outputs)``.
-          time_major: this and the following override the attributes.
-          reverse: from the last step to the first.
-          keep_order: return reversed outputs in the order of the inputs.
-          deterministic: no dropout, and the expected value of zoneout. Random units need an rng
-            named ``dropout``.
+          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other; each
+            starts anew.
+          return_carry: whether to return ``(carry, outputs)``. It overrides the attribute, as do
+            ``time_major``, ``reverse`` and ``keep_order``.
+          time_major: whether time is axis 0.
+          reverse: whether to run from the last step to the first.
+          keep_order: whether reversed outputs are returned in the order of the inputs.
+          deterministic: True switches dropout off and replaces zoneout by its expected value.
+            Otherwise both need an rng named ``dropout``. Give it here or to the constructor, not to
+            both.
 
         Returns:
-          The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
+          The outputs ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
         cells = [
             [self._make_cell(name) for name in directions]
@@ -366,14 +430,42 @@ class _Layer(nn.Module):
 
 
 class LSTM(_Layer):
-    """Layer-normalized LSTM layers over whole sequences, the parameters those of
-    ``RNN(LayerNormLSTMCell)``.
+    """Layer-normalized LSTM layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(OptimizedLSTMCell)``, parameters and dtypes included. ``num_layers`` layers are stacked,
-    with ``dropout`` between them; ``bidirectional`` ones concatenate the outputs of both
-    directions; ``projection`` is the number of features that h is projected to; ``forget_bias``
-    starts at 1, without a norm at 0, as in Flax.
+    See :func:`jaxnorm.recurrent.lstm` for the equations. The parameters match
+    ``RNN(LayerNormLSTMCell)``. With ``norm=None`` the module equals Flax's
+    ``RNN(OptimizedLSTMCell)``, parameters and dtypes included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"``, ``"gate"`` or
+        ``"carried_cell"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305), or
+        one rate for each part of the state, for an LSTM (h, c); 0 by default.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value. With
+        None, the default, the call must decide if one of them is in use.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
+      forget_bias: the value at which the bias of the forget gate starts; by default 1, and without
+        a norm 0, as in Flax.
+      projection: number of features to which h is projected; None, the default, projects nothing.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -391,11 +483,38 @@ class LSTM(_Layer):
 
 
 class GRU(_Layer):
-    """Layer-normalized GRU layers over whole sequences, the parameters those of
-    ``RNN(LayerNormGRUCell)``.
+    """Layer-normalized GRU layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(GRUCell)``, parameters and dtypes included.
+    See :func:`jaxnorm.recurrent.gru` for the equations. The parameters match
+    ``RNN(LayerNormGRUCell)``. With ``norm=None`` the module equals Flax's ``RNN(GRUCell)``,
+    parameters and dtypes included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"`` or ``"gate"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
+        by default.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value. With
+        None, the default, the call must decide if one of them is in use.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -408,11 +527,38 @@ class GRU(_Layer):
 
 
 class SimpleRNN(_Layer):
-    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of
-    ``RNN(LayerNormSimpleCell)``.
+    """Layer-normalized simple recurrent layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(SimpleCell)``, parameters and dtypes included.
+    See :func:`jaxnorm.recurrent.rnn` for the equations. The parameters match
+    ``RNN(LayerNormSimpleCell)``. With ``norm=None`` the module equals Flax's ``RNN(SimpleCell)``,
+    parameters and dtypes included.
+
+    Attributes:
+      features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default) or ``"sum"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
+        by default.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value. With
+        None, the default, the call must decide if one of them is in use.
+      scale: the value at which all gains start; 1 by default.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      carry_init: initializer of the carry; zeros by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

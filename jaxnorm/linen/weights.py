@@ -11,12 +11,25 @@ from jaxnorm.norms.weights import kernel_features, spectral_norm, weight_norm
 
 
 class WeightNorm(nn.WeightNorm):
-    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a
+    """Weight normalization (Salimans & Kingma 2016, arXiv 1602.07868) of a wrapped layer.
+
+    ``w / sqrt(sum(w**2) + epsilon) * scale`` replaces every weight w whose path contains a word of
+    ``variable_filter``. The sum runs over all axes except ``feature_axes``. The scale is the
+    parameter ``<layer>/<path>/scale`` and has the shape of the feature axes. A subclass of
     :class:`flax.linen.WeightNorm`.
 
-    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every
-    parameter of ``layer_instance`` whose path contains a word of ``variable_filter``;
-    ``<layer>/<path>/scale`` is learned, of the shape of the feature axes.
+    Attributes:
+      layer_instance: the layer to call with normalized weights.
+      epsilon: added to the sum of squares, inside the root; 1e-12 by default.
+      dtype: dtype of the normalized weights; by default the dtype to which weight and scale
+        promote.
+      param_dtype: dtype of the scale; float32 by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      scale_init: initializer of the scale; ones by default.
+      feature_axes: the axes of a weight that are not reduced; the last axis by default. None
+        reduces all axes.
+      variable_filter: words to look for in the paths of the parameters; ``{"kernel"}`` by default.
+        None or an empty collection takes all parameters.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -27,7 +40,15 @@ class WeightNorm(nn.WeightNorm):
 
     @nn.compact
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
-        """Calls the layer with these arguments."""
+        """Call the layer with normalized weights.
+
+        Args:
+          *args: positional arguments of the layer.
+          **kwargs: keyword arguments of the layer.
+
+        Returns:
+          The output of the layer.
+        """
         return _call_with(self, self._normalized, args, kwargs)
 
     def _normalized(self, path: str, value: jax.Array) -> jax.Array:
@@ -50,12 +71,24 @@ class WeightNorm(nn.WeightNorm):
 
 
 class SpectralNorm(nn.SpectralNorm):
-    """Calls a layer with its weights divided by their largest singular value, a
-    :class:`flax.linen.SpectralNorm`.
+    """Spectral normalization (Miyato et al. 2018, arXiv 1802.05957) of a wrapped layer.
 
-    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every
-    parameter of rank 2 or more, whose last axis is the output. ``update_stats`` stores the vector
-    of the iteration, ``(1, out)``, in ``collection_name``.
+    ``w / sigma`` replaces every weight w of rank 2 or more. The last axis is the output; the other
+    axes are flattened. Sigma is the largest singular value, estimated by power iteration. The
+    vector of the iteration, of shape ``(1, out)``, is stored as ``u`` in ``collection_name``, next
+    to ``sigma``. A subclass of :class:`flax.linen.SpectralNorm`.
+
+    Attributes:
+      layer_instance: the layer to call with normalized weights.
+      n_steps: the number of power iterations in each call; 1 by default. Below 1 the weights stay
+        as they are.
+      epsilon: added to sums of squares in the iteration; 1e-12 by default.
+      dtype: dtype of the normalized weights; by default the dtype to which weight and ``u``
+        promote.
+      param_dtype: dtype in which ``u`` and ``sigma`` are created; float32 by default.
+      error_on_non_matrix: whether a weight of rank 3 or more raises ``ValueError``; False by
+        default.
+      collection_name: the collection that holds ``u`` and ``sigma``; ``"batch_stats"`` by default.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -68,7 +101,17 @@ class SpectralNorm(nn.SpectralNorm):
 
     @nn.compact
     def __call__(self, *args: Any, update_stats: bool, **kwargs: Any) -> jax.Array:
-        """Calls the layer with these arguments."""
+        """Call the layer with normalized weights.
+
+        Args:
+          *args: positional arguments of the layer.
+          update_stats: whether to store the new ``u`` and ``sigma``: True in training. The
+            collection must then be mutable.
+          **kwargs: keyword arguments of the layer.
+
+        Returns:
+          The output of the layer.
+        """
 
         def normalized(path: str, value: jax.Array) -> jax.Array:
             return self._normalized(path, value, update_stats)
@@ -99,17 +142,17 @@ class SpectralNorm(nn.SpectralNorm):
             wide, u.value, n_steps=self.n_steps, epsilon=self.epsilon
         )
         if update_stats:
-            # as Flax, whatever they were before
+            # Flax stores them in this dtype too, whatever their dtype was before.
             u.value, sigma.value = new_u.astype(wide.dtype), new_sigma.astype(wide.dtype)
         return kernel.astype(promoted(self.dtype, wide))
 
 
 def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any], **options):
-    """Calls ``module.layer_instance``, its parameters replaced by ``transform(path, value)``."""
+    """Call ``module.layer_instance`` with parameters replaced by ``transform(path, value)``."""
 
     def trans_in(variables):
         def leaf(path, value):
-            # kernel/value of a kernel in a box of metadata
+            # A kernel in a box of metadata has the path kernel/value.
             name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
             return transform(f"{module.layer_instance.name}/{name}", jnp.asarray(value))
 
