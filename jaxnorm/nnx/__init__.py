@@ -1,17 +1,22 @@
-"""Drop-in replacements for the normalization modules of :mod:`flax.nnx`, and subclasses of them.
+"""Drop-in replacements for the normalization modules of :mod:`flax.nnx`.
 
-Same class names, arguments, defaults, parameters and state, so that a model changes one import and
-loads its old checkpoint. What differs, for the better: ``x`` is not cast to ``dtype`` before its
-statistics are computed (bit for bit the output of :mod:`jaxnorm.linen`), statistics are always
-computed stably (``use_fast_variance`` is accepted and has no effect), ``mask`` may hold float
-weights and hides NaN, replicas are weighted by their valid elements, an ``axis_name`` is ignored
-where no axis is bound (an error where others are), a batch that is empty or not finite leaves the
-state as it was, and WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone.
-Where ``mask`` is 0 the output is 0. Axes, groups and masks that do not fit raise ``ValueError``.
+Where Flax has a class, the class here is a subclass with the same name, arguments, defaults,
+parameters and state. A model changes one import and loads its old checkpoint. The differences from
+Flax, all for the better:
 
-Dtypes: parameters are of ``param_dtype``, statistics and what is computed with them of float32 at
-least, and the output is of ``dtype`` or, by default, of what ``x`` and the parameters promote to.
-``mask`` is boolean or float weights, and broadcasts against ``x``.
+- ``x`` is not cast to ``dtype`` before its statistics are computed. The output equals the output of
+  :mod:`jaxnorm.linen` bit for bit.
+- Statistics are always computed stably; ``use_fast_variance`` is accepted and has no effect.
+- ``mask`` may hold float weights. It hides NaN, and where it is 0 the output is 0.
+- Statistics over devices weight each device by its valid elements.
+- An ``axis_name`` has no effect where no axis is bound. It is an error where other axes are.
+- A batch that is empty or not finite leaves the state unchanged.
+- WeightNorm and SpectralNorm leave the parameters of the wrapped layer alone.
+- Axes, groups and masks that do not fit raise ``ValueError``.
+
+Parameters have the dtype ``param_dtype``. Statistics, and everything computed with them, are
+float32 at least. The output has the dtype ``dtype``; by default it has the dtype to which ``x`` and
+the parameters promote. ``mask`` is boolean or float weights, and broadcasts against ``x``.
 """
 
 try:

@@ -28,12 +28,13 @@ NO_METADATA: Metadata = MappingProxyType({})
 
 
 class BatchMoments(nnx.Variable):
-    """What a norm has seen of the present batch: there only if :func:`accumulate` asked for it."""
+    """The Moments of the microbatches so far; a norm has it only after :func:`accumulate`."""
 
 
 def with_keywords_of(function: Callable, other: Callable) -> Signature:
-    """The signature of a function that hands on ``**options`` to another: that of the other, and
-    the function's own keywords.
+    """Return the signature of a function that passes ``**options`` on to another function.
+
+    It has the parameters of the other function, and then the function's own keywords.
     """
     own = [p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     return Signature([*signature(other).parameters.values(), *own])
@@ -57,8 +58,9 @@ def _moments(mean: jax.Array, var: jax.Array, sizes: tuple[int, ...] = (-1,)) ->
 def _update(module: Any, batch: Moments) -> None:
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
     mean, var = module.mean[...], module.var[...]
-    # a microbatch: see accumulate
     if (variable := getattr(module, "batch_moments", None)) is not None:
+        # The batch is a microbatch. To blend once, start from the old running statistics and blend
+        # in the Moments of all microbatches so far.
         seen = collect(get_value(variable), mean, var, flat)
         set_value(variable, seen)
         mean, var, flat = seen.mean, seen.var, seen.moments
@@ -74,7 +76,10 @@ def _update(module: Any, batch: Moments) -> None:
 
 
 def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
-    """New running statistics: the mean of complex numbers has a dtype of its own."""
+    """Store new running statistics.
+
+    The mean of complex numbers is complex, so a variable may change its dtype.
+    """
     for variable, value in ((module.mean, mean), (module.var, var)):
         if value.dtype == variable[...].dtype:
             variable[...] = value
@@ -83,18 +88,50 @@ def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
 
 
 class BatchNorm(nnx.BatchNorm):
-    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167), a :class:`flax.nnx.BatchNorm`.
+    """Batch normalization (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but
-    ``axis``, the feature axis or axes, along which parameters and running statistics
-    ``(num_features,)`` stand, flat if there are several. In training (``.train()``, the default)
-    the batch's statistics normalize it and are blended, biased, into ``mean`` and ``var``; after
-    ``.eval()`` those normalize. ``momentum`` is the weight of the old value: 0.99 here is 0.01 in
-    PyTorch, which also averages the unbiased variance. Without ``dtype`` the output is float32
-    whatever ``x`` and the parameters are, since ``mean`` and ``var`` take part in the promotion
-    (not before Flax 0.12.1). ``unbiased`` and ``skip_constant`` are those of :func:`jaxnorm.ema`:
-    average the unbiased variance, as PyTorch does; leave a feature's running statistics alone where
-    its batch has one element, or equal ones.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over all
+    axes except ``axis``. Parameters and running statistics have the shape ``(num_features,)``:
+    several feature axes are flattened. A subclass of :class:`flax.nnx.BatchNorm`.
+
+    In training (``.train()``, the default) a batch is normalized by its own statistics. These are
+    also blended into the running statistics ``mean`` and ``var``, which normalize after
+    ``.eval()``. By default the biased variance is averaged; PyTorch averages the unbiased one.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      use_running_average: whether the running statistics normalize ``x`` (evaluation) or the
+        statistics of the batch do (training); False by default. ``.train()`` and ``.eval()`` set
+        it.
+      axis: the feature axis, or axes, which are not reduced; the last axis by default.
+      momentum: weight of the old value in the running statistics; 0.99 by default, which is 0.01 in
+        PyTorch.
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      dtype: dtype of the output. By default it is float32, whatever the dtypes of ``x`` and the
+        parameters are, because ``mean`` and ``var`` take part in the promotion. Before Flax 0.12.1
+        they do not.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      promote_dtype: your own promotion rule (Flax 0.12.1 or newer), called with
+        ``(x, mean, var, scale, bias)`` and ``dtype``. Flax's rule, the default, is not called: it
+        would round ``x`` before its statistics are computed.
+      rngs: random number generators for the initializers.
+      bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
+      unbiased: whether to average the unbiased variance ``var * n / (n - 1)``, as PyTorch does;
+        False by default.
+      skip_constant: whether to keep the running statistics of a feature whose batch has variance 0,
+        because it holds one element or equal elements; False by default. See :func:`jaxnorm.ema`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -113,11 +150,11 @@ class BatchNorm(nnx.BatchNorm):
         skip_constant: bool = False,
         **options: Any,
     ) -> None:
-        """Takes the arguments of :class:`flax.nnx.BatchNorm`, and two of its own."""
+        """Take the arguments of :class:`flax.nnx.BatchNorm`, ``unbiased`` and ``skip_constant``."""
         super().__init__(num_features, **options)
         self.unbiased, self.skip_constant = unbiased, skip_constant
 
-    unbiased = skip_constant = False  # of what was pickled before these were there
+    unbiased = skip_constant = False  # for modules pickled before these attributes existed
 
     __init__.__signature__ = with_keywords_of(__init__, nnx.BatchNorm.__init__)  # type: ignore[attr-defined]
 
@@ -129,7 +166,17 @@ class BatchNorm(nnx.BatchNorm):
         *,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``, and update the running statistics in training.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          use_running_average: overrides the attribute of this name; None, the default, leaves it.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         features = canonical_axes(self.axis, x.ndim, "axis")
         given, (mean, var) = inputs(self, x, features, self.mean[...], self.var[...])
         sizes = tuple(x.shape[axis] for axis in features)
@@ -143,13 +190,45 @@ class BatchNorm(nnx.BatchNorm):
 
 
 class SwitchableNorm(nnx.Module):
-    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779): a learned blend of instance,
-    layer and batch statistics.
+    """Switchable normalization (Luo et al. 2018, arXiv 1806.10779).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``, the mean blended by
-    ``softmax(mean_logits)``, var by ``softmax(var_logits)``. Parameters ``mean_logits`` and
-    ``var_logits`` ``(3,)`` in the order instance, layer, batch, all zero at first: equal weights.
-    Scale, bias and running statistics as :class:`BatchNorm`.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The mean is a learned blend of
+    instance, layer and batch mean with the weights ``softmax(mean_logits)``. The variance is
+    blended with ``softmax(var_logits)``.
+
+    The parameters ``mean_logits`` and ``var_logits`` have the shape ``(3,)``, in the order
+    instance, layer, batch. They start at zero, which means equal weights. Scale, bias and the
+    running statistics of the batch are as in :class:`BatchNorm`.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      use_running_average: whether the running statistics (evaluation) or the statistics of the
+        batch (training) enter the blend; False by default. ``.train()`` and ``.eval()`` set it.
+      feature_axes: the axes of the features, which batch and instance statistics do not reduce; the
+        last axis by default.
+      momentum: weight of the old value in the running statistics; 0.99 by default, which is 0.01 in
+        PyTorch.
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      axis_name: name, or names, of the device axes over which the batch extends; None by default.
+        It has no effect where no axis is bound, for example under sharded ``jit``.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      unbiased: whether to average the unbiased variance ``var * n / (n - 1)``, as PyTorch does;
+        False by default.
+      skip_constant: whether to keep the running statistics of a feature whose batch has variance 0,
+        because it holds one element or equal elements; False by default. See :func:`jaxnorm.ema`.
+      promote_dtype: your own promotion rule, called with ``(x, scale, bias)`` and ``dtype``. Flax's
+        rule, the default, is not called: it would round ``x`` before its statistics are computed.
+      rngs: random number generators for the initializers.
+      bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -219,7 +298,18 @@ class SwitchableNorm(nnx.Module):
         *,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``, and update the running statistics in training.
+
+        Args:
+          x: the array ``(batch, ..., features)`` to normalize, with an axis between batch and
+            features; integers and booleans become floats.
+          use_running_average: overrides the attribute of this name; None, the default, leaves it.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         given, _ = inputs(self, x, features)
         sizes = tuple(x.shape[axis] for axis in features)
@@ -239,6 +329,6 @@ class SwitchableNorm(nnx.Module):
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:
-        """Used by ``nnx.view``: whether the running statistics are used."""
+        """Set whether the running statistics are used; ``nnx.view`` calls this method."""
         if use_running_average is not None:
             self.use_running_average = use_running_average

@@ -1,7 +1,7 @@
-"""What older versions of :mod:`flax.nnx` lack, down to 0.11.2, the oldest that is supported.
+"""Stand-ins for what older versions of :mod:`flax.nnx` lack, back to 0.11.2, the oldest supported.
 
-Nothing else in this folder asks for the version of Flax. A line says since when Flax has what it
-stands in for: once that is the oldest that is supported, it goes.
+Only this file of the folder depends on the version of Flax. Each stand-in names the version of Flax
+that first has the original. It can go when that version is the oldest supported.
 """
 
 import inspect
@@ -16,8 +16,9 @@ try:
 except ImportError:
 
     class InstanceNorm(nnx.LayerNorm):  # type: ignore[no-redef]
-        """The constructor of Flax's InstanceNorm, and its parameters, which are those of a
-        LayerNorm.
+        """The constructor of Flax's InstanceNorm.
+
+        Its parameters equal a LayerNorm's, so a LayerNorm makes them.
         """
 
         def __init__(self, num_features: int, **options: Any) -> None:
@@ -30,7 +31,7 @@ except ImportError:
 
 
 class Absent(nnx.Module):
-    """In place of a class that the installed Flax lacks; it cannot be made."""
+    """A stand-in for a class that the installed Flax lacks; its constructor raises ImportError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         name = type(self).__name__
@@ -47,18 +48,18 @@ except ImportError:
     SpectralNorm = WeightNorm = Absent  # type: ignore[misc, assignment]
 
 
-# Whether the dtype of a BatchNorm's output is promoted with its running statistics: since Flax
-# 0.12.1, which also gave modules a rule of promotion of the user's.
+# Whether the running statistics of a BatchNorm take part in the promotion of its output dtype. They
+# do since Flax 0.12.1, which also gave modules a promotion rule of the user's choice.
 RUNNING_PROMOTE = "promote_dtype" in inspect.signature(nnx.BatchNorm.__init__).parameters
 
 
 def get_value(variable: nnx.Variable) -> Any:
-    """``variable.get_value()``, since Flax 0.12.1."""
+    """Return ``variable.get_value()``, which variables have since Flax 0.12.1."""
     return variable.get_value() if hasattr(nnx.Variable, "get_value") else variable.value
 
 
 def set_value(variable: nnx.Variable, value: Any) -> None:
-    """``variable.set_value(value)``, since Flax 0.12.1."""
+    """Call ``variable.set_value(value)``, which variables have since Flax 0.12.1."""
     if hasattr(nnx.Variable, "set_value"):
         variable.set_value(value)
     else:
@@ -66,6 +67,9 @@ def set_value(variable: nnx.Variable, value: Any) -> None:
 
 
 def promotion(module: Any) -> Any:
-    """The user's own rule of promotion, None for Flax's; modules take one since Flax 0.12.1."""
+    """Return the user's own promotion rule, or None for Flax's rule.
+
+    Modules take a rule since Flax 0.12.1.
+    """
     rule = getattr(module, "promote_dtype", dtypes.promote_dtype)
     return None if rule is dtypes.promote_dtype else rule

@@ -1,4 +1,4 @@
-"""Norms without state: layer, RMS, instance, group, graph and pair norm."""
+"""Norms without state: layer, RMS, positional, instance, group, graph and pair norm."""
 
 import math
 from functools import wraps
@@ -43,10 +43,10 @@ __all__ = [
 def inputs(
     module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array
 ) -> tuple[Inputs, list[jax.Array]]:
-    """Return what is normalized, and the running statistics, promoted with it."""
+    """Return the inputs of a module's norm, and the running statistics promoted with them."""
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
-    if own_rule := flax_versions.promotion(module):  # Flax's would round x before its statistics
+    if own_rule := flax_versions.promotion(module):  # Flax's own rule would round x too early
         arrays = own_rule(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
     deciding = arrays if flax_versions.RUNNING_PROMOTE else (x, scale, bias)
@@ -59,7 +59,7 @@ def inputs(
 def check_features(
     module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None
 ) -> None:
-    """Raises unless parameters and statistics are of as many features as x has."""
+    """Raise ValueError unless parameters and statistics have as many features as ``x``."""
     for size in {array.size for array in arrays if array is not None} - {math.prod(sizes)}:
         name = type(module).__name__
         raise ValueError(
@@ -69,7 +69,7 @@ def check_features(
 
 
 def across(module: Any):
-    """The device axes that a module shares statistics over."""
+    """Return the device axes over which a module shares statistics."""
     return bound(module.axis_name, module.axis_index_groups)
 
 
@@ -90,11 +90,36 @@ def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) 
 
 
 class LayerNorm(nnx.LayerNorm):
-    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450), a
-    :class:`flax.nnx.LayerNorm`.
+    """Layer normalization (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over
-    ``reduction_axes``, scale and bias ``(num_features,)`` along ``feature_axes``.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over
+    ``reduction_axes``. Scale and bias have the shape ``(num_features,)`` and apply along
+    ``feature_axes``. A subclass of :class:`flax.nnx.LayerNorm`.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce; the last axis by default.
+      feature_axes: the axes along which scale and bias apply; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      promote_dtype: your own promotion rule (Flax 0.12.1 or newer), called with
+        ``(x, scale, bias)`` and ``dtype``. Flax's rule, the default, is not called: it would round
+        ``x`` before its statistics are computed.
+      rngs: random number generators for the initializers.
+      bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -112,8 +137,20 @@ class LayerNorm(nnx.LayerNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
-        count for nothing and become 0.
+        """Normalize ``x``, or each of its segments.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order. Positions along the
+            first reduction axis with the same id form a group, for example the tokens of a
+            document. The shape is ``(n,)`` or, if every row has ids of its own, the shape of ``x``
+            up to that axis; see :func:`jaxnorm.moments`.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features, reduced = module_axes(self, x.ndim)
         call = call_of(
@@ -130,11 +167,33 @@ class LayerNorm(nnx.LayerNorm):
 
 
 class RMSNorm(nnx.RMSNorm):
-    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467), a
+    """Root mean square normalization (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale``. The mean is taken over ``reduction_axes``. The
+    scale has the shape ``(num_features,)`` and applies along ``feature_axes``. A subclass of
     :class:`flax.nnx.RMSNorm`.
 
-    ``y = x / sqrt(mean(x**2) + epsilon) * scale``; the mean over ``reduction_axes``, scale
-    ``(num_features,)`` along ``feature_axes``.
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the mean square, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce; the last axis by default.
+      feature_axes: the axes along which the scale applies; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      promote_dtype: your own promotion rule (Flax 0.12.1 or newer), called with ``(x, scale)`` and
+        ``dtype``. Flax's rule, the default, is not called: it would round ``x`` before its
+        statistics are computed.
+      rngs: random number generators for the initializers.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -145,18 +204,40 @@ class RMSNorm(nnx.RMSNorm):
 
     @known_keywords
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         return run(over_axes(self, x, mask, centered=False))
 
 
 class PositionalNorm(nnx.LayerNorm):
-    """Positional normalization (Li et al. 2019, arXiv 1907.04312): a layer norm that returns its
-    Moments, without parameters unless asked.
+    """Positional normalization (Li et al. 2019, arXiv 1907.04312), which also returns the Moments.
 
-    ``y = (x - mean) / sqrt(var + epsilon)``, times scale plus bias with ``use_scale`` and
-    ``use_bias``; mean and variance of each position over ``reduction_axes``, the channels, and
-    scale and bias along ``feature_axes``. It returns ``(y, Moments)``: ``z * jnp.sqrt(moments.var +
-    epsilon) + moments.mean`` gives a later layer's output z the moments of ``x`` (moment shortcut).
+    ``y = (x - mean) / sqrt(var + epsilon)``, then times scale with ``use_scale`` and plus bias with
+    ``use_bias``. The mean and variance of each position are computed over ``reduction_axes``, the
+    channels. Scale and bias apply along ``feature_axes``; by default there are none.
+
+    A call returns ``(y, moments)``. The formula
+    ``z * jnp.sqrt(moments.var + epsilon) + moments.mean`` gives the output z of a later layer the
+    moments of ``x``: the paper's moment shortcut.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the variance, inside the root; 1e-5 by default.
+      use_bias: whether to add a learned bias; False by default.
+      use_scale: whether to multiply by a learned scale; False by default.
+      **options: the other arguments of :class:`LayerNorm`, with the meanings and defaults they have
+        there: ``dtype``, ``param_dtype``, ``bias_init``, ``scale_init``, ``reduction_axes``,
+        ``feature_axes``, ``axis_name``, ``axis_index_groups``, ``use_fast_variance``,
+        ``promote_dtype``, ``bias_metadata``, ``scale_metadata`` and ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -182,18 +263,51 @@ class PositionalNorm(nnx.LayerNorm):
 
     @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:
-        """The output, and the Moments of each position; elements where ``mask`` is 0 count for
-        nothing and become 0.
+        """Normalize ``x`` and return the Moments of each position.
+
+        Args:
+          x: the array to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``, and the Moments, whose reduced axes have size
+          1.
         """
         return run_with_moments(over_axes(self, x, mask))
 
 
 class InstanceNorm(flax_versions.InstanceNorm):
-    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022), a
+    """Instance normalization (Ulyanov et al. 2016, arXiv 1607.08022).
+
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Mean and variance are computed over all
+    axes except the batch axis 0 and ``feature_axes``. Scale and bias have the shape
+    ``(num_features,)`` and apply along ``feature_axes``. A subclass of
     :class:`flax.nnx.InstanceNorm`.
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance over all axes but the
-    batch's, 0, and ``feature_axes``, along which scale and bias ``(num_features,)`` stand.
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      feature_axes: the axes that, besides the batch, are not reduced; the last axis by default.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      promote_dtype: your own promotion rule (Flax 0.12.1 or newer), called with
+        ``(x, scale, bias)`` and ``dtype``. Flax's rule, the default, is not called: it would round
+        ``x`` before its statistics are computed.
+      rngs: random number generators for the initializers.
+      bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -212,8 +326,21 @@ class InstanceNorm(flax_versions.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes ``x``, or its segments (:func:`jaxnorm.moments`); elements where ``mask`` is 0
-        count for nothing and become 0.
+        """Normalize ``x``, or each of its segments.
+
+        Args:
+          x: the array ``(batch, ..., features)`` to normalize; with ``segments`` also
+            ``(n, features)``, without a batch. Integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order. Positions along the
+            first reduction axis with the same id form a group, for example the tokens of a
+            document. The shape is ``(n,)`` or, if every row has ids of its own, the shape of ``x``
+            up to that axis; see :func:`jaxnorm.moments`.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
         call = call_of(
@@ -230,13 +357,40 @@ class InstanceNorm(flax_versions.InstanceNorm):
 
 
 class GroupNorm(nnx.GroupNorm):
-    """Group normalization (Wu & He 2018, arXiv 1803.08494), a :class:`flax.nnx.GroupNorm`.
+    """Group normalization (Wu & He 2018, arXiv 1803.08494).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; mean and variance of each group of
-    neighbouring channels, the last axis, over all axes but the batch's, 0, or over
-    ``reduction_axes``. Give ``num_groups`` or, with ``num_groups=None``, ``group_size``. Scale and
-    bias ``(num_features,)`` stand along the axis that the attribute ``feature_axis`` names, the
-    last one too unless it is set to another.
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The channels are the last axis.
+    Neighbouring channels form groups, and each group has its own mean and variance, computed over
+    all axes except the batch axis 0, or over ``reduction_axes``. Scale and bias have the shape
+    ``(num_features,)``. They apply along the axis in the attribute ``feature_axis``, which is the
+    last one unless you set another. A subclass of :class:`flax.nnx.GroupNorm`.
+
+    Args:
+      num_features: number of channels.
+      num_groups: the number of groups, which must divide the number of channels; 32 by default.
+        Pass None to give ``group_size`` instead.
+      group_size: the number of channels in a group; None by default.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      dtype: dtype of the output; by default the dtype to which ``x`` and the parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      use_bias: whether to add a learned bias; True by default.
+      use_scale: whether to multiply by a learned scale; True by default.
+      bias_init: initializer of the bias; zeros by default.
+      scale_init: initializer of the scale; ones by default.
+      reduction_axes: the axes to reduce, which must include the last one; by default all except
+        axis 0.
+      axis_name: name, or names, of device axes over which to compute the statistics as well; None
+        by default. Each device counts by its valid elements. Where no axis is bound, for example
+        under sharded ``jit``, the name has no effect.
+      axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
+        The devices of each group share statistics; by default all devices do.
+      use_fast_variance: has no effect; accepted because Flax has it.
+      promote_dtype: your own promotion rule (Flax 0.12.1 or newer), called with
+        ``(x, scale, bias)`` and ``dtype``. Flax's rule, the default, is not called: it would round
+        ``x`` before its statistics are computed.
+      rngs: random number generators for the initializers.
+      bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
+      scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -259,7 +413,16 @@ class GroupNorm(nnx.GroupNorm):
 
     @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalizes ``x``; elements where ``mask`` is 0 count for nothing and become 0."""
+        """Normalize ``x``.
+
+        Args:
+          x: the array ``(batch, ..., channels)`` to normalize; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
+        """
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
         reduction = in_groups(
             x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups
@@ -268,11 +431,23 @@ class GroupNorm(nnx.GroupNorm):
 
 
 class GraphNorm(flax_versions.InstanceNorm):
-    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each segment: see
-    :func:`jaxnorm.graph_norm`.
+    """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each graph.
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``; scale,
-    bias and mean_scale ``(num_features,)`` along ``feature_axes``.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Scale,
+    bias and ``mean_scale`` have the shape ``(num_features,)`` and apply along ``feature_axes``. See
+    also :func:`jaxnorm.graph_norm`.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the mean square, inside the root; 1e-5 by default.
+      mean_scale_init: initializer of ``mean_scale``, the learned part of the mean that is
+        subtracted; ones by default.
+      **options: the other arguments of :class:`InstanceNorm`, with the meanings and defaults they
+        have there: ``dtype``, ``param_dtype``, ``use_bias``, ``use_scale``, ``bias_init``,
+        ``scale_init``, ``feature_axes``, ``axis_name``, ``axis_index_groups``,
+        ``use_fast_variance``, ``promote_dtype``, ``bias_metadata``, ``scale_metadata`` and
+        ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -304,8 +479,20 @@ class GraphNorm(flax_versions.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
-        become 0.
+        """Normalize the nodes of each graph.
+
+        Args:
+          x: the nodes ``(nodes, channels)`` of all graphs, or a batch ``(batch, nodes, channels)``
+            of such arrays; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order: which graph each node
+            belongs to. Without ids, all nodes of ``x``, or of each example of a batch, are one
+            graph.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         given, _ = inputs(self, x, features)
@@ -328,11 +515,22 @@ class GraphNorm(flax_versions.InstanceNorm):
 
 
 class PairNorm(flax_versions.InstanceNorm):
-    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each segment: see
-    :func:`jaxnorm.pair_norm`.
+    """Pair normalization (Zhao & Akoglu 2019, arXiv 1909.12223) of the nodes of each graph.
 
-    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, times scale plus bias with
-    ``use_scale`` and ``use_bias``.
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, then times scale with
+    ``use_scale`` and plus bias with ``use_bias``. See also :func:`jaxnorm.pair_norm`.
+
+    Args:
+      num_features: number of features: the size of the feature axis of ``x``, or the product of the
+        sizes if there are several.
+      epsilon: added to the mean squared length of the nodes, inside the root; 1e-5 by default.
+      use_bias: whether to add a learned bias; False by default.
+      use_scale: whether to multiply by a learned scale; False by default.
+      length: root mean square length of the nodes in the output, the paper's s; 1 by default.
+      **options: the other arguments of :class:`InstanceNorm`, with the meanings and defaults they
+        have there: ``dtype``, ``param_dtype``, ``bias_init``, ``scale_init``, ``feature_axes``,
+        ``axis_name``, ``axis_index_groups``, ``use_fast_variance``, ``promote_dtype``,
+        ``bias_metadata``, ``scale_metadata`` and ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -366,8 +564,20 @@ class PairNorm(flax_versions.InstanceNorm):
         segments: Param = None,
         num_segments: int | None = None,
     ) -> jax.Array:
-        """Normalizes the nodes of each segment; elements where ``mask`` is 0 count for nothing and
-        become 0.
+        """Normalize the nodes of each graph.
+
+        Args:
+          x: the nodes ``(nodes, channels)`` of all graphs, or a batch ``(batch, nodes, channels)``
+            of such arrays; integers and booleans become floats.
+          mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
+            do not count, even if they are NaN, and their outputs are 0.
+          segments: integer ids from 0 to ``num_segments - 1``, in any order: which graph each node
+            belongs to. Without ids, all nodes of ``x``, or of each example of a batch, are one
+            graph.
+          num_segments: the number of segments, a static integer; required with ``segments``.
+
+        Returns:
+          The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         given, _ = inputs(self, x, features)

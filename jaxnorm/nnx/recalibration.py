@@ -24,20 +24,22 @@ from jaxnorm.nnx.flax_versions import get_value, set_value
 
 
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
-    """Makes the batches that follow microbatches of one batch.
+    """Make the following batches microbatches of one batch.
 
     Every :class:`BatchNorm` and :class:`SwitchableNorm` gets a variable ``batch_moments``, in which
-    it merges what it sees. The running statistics are then at each time the old ones blended *once*
-    with all microbatches so far. Call this again where the next batch begins, and
-    :func:`stop_accumulating` to go back to one blend per call. With ``momentum=0`` and one call for
-    all, the running statistics are those of all elements seen: cumulative.
+    it merges the Moments of its inputs. The running statistics are then always the old ones blended
+    *once* with all microbatches so far. Call this function again where the next batch begins. Call
+    :func:`stop_accumulating` to go back to one blend per call.
+
+    With ``momentum=0`` and a single call of this function, the running statistics cover all
+    elements seen: they are cumulative.
 
     Args:
       model: the model, which is modified.
-      when: whether a batch begins here; may be traced.
+      when: whether a batch begins here. It may be traced.
 
     Raises:
-      ValueError: a model without running statistics.
+      ValueError: the model has no running statistics.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -58,7 +60,10 @@ def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
 
 
 def stop_accumulating(model: nnx.Module) -> None:
-    """Takes away what :func:`accumulate` added; the running statistics stay as they are."""
+    """Remove the variables that :func:`accumulate` added.
+
+    The running statistics stay as they are.
+    """
     for norm in _norms(model).values():
         if hasattr(norm, "batch_moments"):
             del norm.batch_moments
@@ -73,34 +78,33 @@ def population(
     progress: Progress = None,
     **arguments: Any,
 ) -> Seen:
-    """The Moments of the inputs of every :class:`BatchNorm` and :class:`SwitchableNorm` over all
-    batches, merged by count.
+    """Return the Moments of every norm's inputs over all batches, merged by count.
 
-    Meanwhile these use the statistics of their batch; norms that are left out, and other modules,
-    such as dropout, do as they are set. The running statistics of the norms and their mode are
-    afterwards what they were.
+    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`. Meanwhile
+    they use the statistics of their batch. Norms that are left out and other modules, such as
+    dropout, keep their mode. Afterwards the norms have their old running statistics and mode again.
 
     Args:
       model: the model.
-      batches: what the model is called with, one after the other; a tuple holds several positional
-        arguments.
-      only: which norms: a path such as ``"block/norm"``, several, or a function from a path to
-        whether it is one of them; a path stands for all norms below it. None takes all, but where
-        some of them are in training and others are not, those in training alone: the others are
-        frozen.
-      seen: what an earlier call returned, or the last that ``progress`` got: it goes on from there.
-      progress: True shows a bar (needs the package ``rich``); a function is called as
+      batches: the inputs of the model, batch by batch; a tuple holds several positional arguments.
+      only: the norms to calibrate: a path such as ``"block/norm"``, several paths, or a function
+        that takes a path and returns whether to include it. A path includes all norms below it.
+        None takes all norms; but if some norms are in training and others are not, it takes those
+        in training, because the others are frozen.
+      seen: the result of an earlier call, or the last value that ``progress`` received, to continue
+        from.
+      progress: True shows a progress bar, which needs the package ``rich``. A function is called as
         ``progress(number of batches, seen)``.
       **arguments: further arguments of every call of the model.
 
     Returns:
-      Moments by the path of the module, such as ``"block/norm"``: a pytree, for
-      :func:`recalibrate`.
+      A dict of Moments by the path of the norm, such as ``"block/norm"``. It is a pytree, and
+      :func:`recalibrate` takes it as ``seen``.
 
     Raises:
-      TypeError: an abstract model, as of ``nnx.eval_shape``.
-      ValueError: a model without running statistics, or one that never calls its norms; ``seen`` of
-        another model; an ``only`` that names no norm.
+      TypeError: the model is abstract, as ``nnx.eval_shape`` returns it.
+      ValueError: the model has no running statistics, or never calls its norms; ``seen`` belongs to
+        another model; ``only`` names no norm.
     """
 
     taken = _chosen(model, only)
@@ -129,23 +133,24 @@ def recalibrate(
     progress: Progress = None,
     **arguments: Any,
 ) -> None:
-    """Sets the running statistics to those of the population, for weights that were averaged or
-    changed otherwise.
+    """Set the running statistics to the statistics of the population.
 
-    The Moments of all batches are merged by count, not blended; each norm uses the statistics of
-    its batch meanwhile, so that large batches are better. Arguments, and what is raised, are those
-    of :func:`population`. With ``batches=()`` it takes what has been ``seen``.
+    Use this after the weights were averaged or otherwise changed. The Moments of all batches are
+    merged by count, not blended. Meanwhile each norm uses the statistics of its batch, so large
+    batches are better. With ``batches=()`` the result depends on ``seen`` alone.
 
     Args:
-      model: the model, which is modified. Statistics of features that saw nothing stay as they
-        were.
-      batches: what the model is called with, one after the other; a tuple holds several positional
-        arguments.
-      only: which norms, as in :func:`population`: a frozen one keeps its statistics, and normalizes
-        by them.
-      seen: where to go on from.
-      progress: True or a function.
+      model: the model, which is modified. Features that saw no element keep their statistics.
+      batches: the inputs of the model, batch by batch; a tuple holds several positional arguments.
+      only: the norms to calibrate, as in :func:`population`. A frozen norm keeps its statistics and
+        normalizes by them.
+      seen: Moments to continue from, as in :func:`population`.
+      progress: True or a function, as in :func:`population`.
       **arguments: further arguments of every call of the model.
+
+    Raises:
+      TypeError: as in :func:`population`.
+      ValueError: as in :func:`population`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -162,13 +167,14 @@ def recalibrate(
 
 
 def _stats(norm: Any) -> tuple[jax.Array, jax.Array]:
-    """The running mean and variance, which of an abstract model are abstract."""
+    """Return the running mean and variance; they are abstract if the model is."""
     return get_value(norm.mean), get_value(norm.var)
 
 
 def _chosen(model: nnx.Module, only: Only) -> set[str]:
-    """The paths of the norms to calibrate: without ``only`` those in training, or all where none
-    is.
+    """Return the paths of the norms to calibrate.
+
+    Without ``only`` they are the norms in training, or all norms if none is in training.
     """
     norms = _norms(model)
     training = [path for path, norm in norms.items() if not norm.use_running_average]
@@ -176,7 +182,7 @@ def _chosen(model: nnx.Module, only: Only) -> set[str]:
 
 
 def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
-    """Every norm with running statistics, or those of these paths, by its path."""
+    """Return all norms with running statistics by their paths, or the norms at ``paths``."""
     found = {
         "/".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
@@ -192,8 +198,9 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _collecting(model: nnx.Module, paths: set[str]):
-    """The norms of these paths collect, and use the statistics of their batch; in the end all norms
-    are as before, whatever happened.
+    """Let the norms at ``paths`` collect Moments and use the statistics of their batch.
+
+    In the end all norms are as before, even after an error.
     """
     norms = _norms(model)
     before = {

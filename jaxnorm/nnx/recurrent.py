@@ -29,10 +29,10 @@ Random: TypeAlias = nnx.Rngs | nnx.RngStream | None
 
 
 class _Cell(RNNCellBase, Generic[S]):
-    """What the cells share: parameters, one step, the carry."""
+    """The common base of the cells: parameters, one step and the carry."""
 
     kind: ClassVar[str]
-    dense_i: nnx.Linear  # with norm=None, those of Flax's cell
+    dense_i: nnx.Linear  # only with norm=None, named as in Flax's cells
     dense_h: nnx.Linear
 
     def __init__(
@@ -69,7 +69,8 @@ class _Cell(RNNCellBase, Generic[S]):
                 ("dense_i", shapes["input_kernel"], kernel_init, self.kind != "lstm"),
                 ("dense_h", shapes["recurrent_kernel"], recurrent_kernel_init, self.kind == "lstm"),
             ]
-            # In Flax's order, and every kernel drawn whole: the same numbers as there.
+            # Flax's cells draw in this order and draw each kernel as a whole. Doing likewise gives
+            # the same parameters for the same rngs.
             for name, shape, draw, use_bias in linears[:: -1 if self.kind == "rnn" else 1]:
                 options: dict[str, Any] = {
                     "kernel_init": draw,
@@ -88,7 +89,7 @@ class _Cell(RNNCellBase, Generic[S]):
             )
 
     def parameters(self) -> dict[str, jax.Array]:
-        """The parameters as :mod:`jaxnorm.recurrent` takes them."""
+        """Return the parameters in the form that :mod:`jaxnorm.recurrent` takes."""
         params = {name: getattr(self, name)[...] for name in self.leaves}
         if self.norm is None:
             bias: Any = (self.dense_h if self.kind == "lstm" else self.dense_i).bias
@@ -100,7 +101,15 @@ class _Cell(RNNCellBase, Generic[S]):
         return params
 
     def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
-        """One step: ``(carry, inputs)`` to ``(carry, outputs)``."""
+        """Run one step.
+
+        Args:
+          carry: the state before the step: ``(c, h)`` for an LSTM, h otherwise.
+          inputs: the inputs ``(*batch, in_features)`` of the step.
+
+        Returns:
+          ``(carry, outputs)`` after the step.
+        """
         params = self.parameters()
         return run_cell(
             self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon
@@ -112,8 +121,16 @@ class _Cell(RNNCellBase, Generic[S]):
         rngs: Random = None,
         carry_init: Initializer | None = None,
     ) -> S:
-        """The carry for inputs of that shape: (c, h), or h alone; zeros, or drawn with
-        ``carry_init`` from ``rngs``.
+        """Return the initial carry for inputs of ``input_shape``: (c, h), or h alone.
+
+        Args:
+          input_shape: shape ``(*batch, in_features)`` of the inputs of one step.
+          rngs: random numbers for ``carry_init``: the stream ``carry`` of an ``nnx.Rngs``, or a
+            stream.
+          carry_init: initializer of the carry; zeros by default.
+
+        Returns:
+          The carry, in ``param_dtype``.
         """
         make = initializers.zeros if carry_init is None else carry_init
         stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
@@ -132,11 +149,27 @@ class _Cell(RNNCellBase, Generic[S]):
 
 
 class LayerNormLSTMCell(_Cell[Pair]):
-    """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.lstm` has
-    the equations.
+    """A layer-normalized LSTM cell for :class:`flax.nnx.RNN`.
 
-    The carry is (c, h), as in Flax. With ``norm=None`` it is :class:`flax.nnx.OptimizedLSTMCell`
-    with its parameters. ``forget_bias`` starts at 1, without a norm at 0, as in Flax.
+    See :func:`jaxnorm.recurrent.lstm` for the equations. The carry is (c, h), as in Flax. With
+    ``norm=None`` the cell equals :class:`flax.nnx.OptimizedLSTMCell`, parameters included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"``, ``"gate"`` or
+        ``"carried_cell"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      forget_bias: the value at which the bias of the forget gate starts; by default 1, and without
+        a norm 0, as in Flax.
+      projection: number of features to which h is projected; None, the default, projects nothing.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      rngs: random number generators for the initializers.
 
     >>> import jax.numpy as jnp
     >>> import flax.nnx, jaxnorm.nnx
@@ -149,10 +182,25 @@ class LayerNormLSTMCell(_Cell[Pair]):
 
 
 class LayerNormGRUCell(_Cell[jax.Array]):
-    """A layer-normalized GRU cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.gru` has the
-    equations.
+    """A layer-normalized GRU cell for :class:`flax.nnx.RNN`.
 
-    With ``norm=None`` it is :class:`flax.nnx.GRUCell` with its parameters.
+    See :func:`jaxnorm.recurrent.gru` for the equations. With ``norm=None`` the cell equals
+    :class:`flax.nnx.GRUCell`, parameters included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"`` or ``"gate"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      forget_bias: must be None: only an LSTM has a forget gate.
+      projection: must be None: only an LSTM has a projection.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      rngs: random number generators for the initializers.
 
     >>> import jax.numpy as jnp
     >>> import flax.nnx, jaxnorm.nnx
@@ -165,10 +213,25 @@ class LayerNormGRUCell(_Cell[jax.Array]):
 
 
 class LayerNormSimpleCell(_Cell[jax.Array]):
-    """A layer-normalized simple cell for :class:`flax.nnx.RNN`; :func:`jaxnorm.recurrent.rnn` has
-    the equations.
+    """A layer-normalized simple cell for :class:`flax.nnx.RNN`.
 
-    With ``norm=None`` it is :class:`flax.nnx.SimpleCell` with its parameters.
+    See :func:`jaxnorm.recurrent.rnn` for the equations. With ``norm=None`` the cell equals
+    :class:`flax.nnx.SimpleCell`, parameters included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default) or ``"sum"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      scale: the value at which all gains start; 1 by default.
+      forget_bias: must be None: only an LSTM has a forget gate.
+      projection: must be None: only an LSTM has a projection.
+      kernel_init: initializer of the input weights; LeCun's normal one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      rngs: random number generators for the initializers.
 
     >>> import jax.numpy as jnp
     >>> import flax.nnx, jaxnorm.nnx
@@ -192,7 +255,7 @@ class _CallOptions(CallOptions, total=False):
 
 
 class _Layer(nnx.Module):
-    """What the layers share."""
+    """The common base of the layers."""
 
     cell_type: ClassVar[type[_Cell]]
 
@@ -255,8 +318,8 @@ class _Layer(nnx.Module):
             for name in directions:
                 setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **options))
             width = len(directions) * (projection or hidden_features)
-        # After the parameters, which so start as Flax's where one stream serves all; and no stream
-        # where nothing is random.
+        # Fork only after drawing the parameters: with one stream for all, they then equal Flax's.
+        # Where nothing is random there is no stream.
         dropout = validation.number("dropout", dropout, 1)
         self.between = nnx.Dropout(
             dropout, deterministic=deterministic, rngs=rngs if dropout else None
@@ -299,25 +362,28 @@ class _Layer(nnx.Module):
         deterministic: bool | None = None,
         rngs: Random = None,
     ) -> jax.Array | tuple[Carry, jax.Array]:
-        """Runs the sequences ``(*batch, time, features)``.
+        """Run sequences ``(*batch, time, features)``.
 
         Args:
           inputs: the sequences; time is axis 0 with ``time_major``.
-          initial_carry: the carry to start from, zeros by default: (c, h) or h; with several layers
-            a tuple of those, with two directions a pair of them each.
-          seq_lengths: integers ``(*batch)``; steps from there on are not taken, their outputs are
-            0.
+          initial_carry: the carry before the first step; zeros by default. It is (c, h) for an
+            LSTM, h otherwise. Several layers take a tuple of carries, one for each layer. Two
+            directions take a pair of carries in each layer.
+          seq_lengths: integers ``(*batch)``: the number of steps of each sequence. Later steps are
+            not taken; their outputs are 0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
-          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other.
-          return_carry: whether to return ``(carry, outputs)``.
-          time_major: this and the following override the attributes.
-          reverse: from the last step to the first.
-          keep_order: return reversed outputs in the order of the inputs.
-          deterministic: no dropout, and the expected value of zoneout; ``.eval()`` sets it.
-          rngs: random numbers of dropout and zoneout, in place of the module's.
+          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other; each
+            starts anew.
+          return_carry: whether to return ``(carry, outputs)``. It overrides the attribute, as do
+            the following arguments except ``rngs``.
+          time_major: whether time is axis 0.
+          reverse: whether to run from the last step to the first.
+          keep_order: whether reversed outputs are returned in the order of the inputs.
+          deterministic: True switches dropout off and replaces zoneout by its expected value.
+          rngs: random numbers for dropout and zoneout, instead of the module's own.
 
         Returns:
-          The outputs, ``(*batch, time, features)``, or ``(carry, outputs)``.
+          The outputs ``(*batch, time, features)``, or ``(carry, outputs)``.
         """
         deterministic = self.deterministic if deterministic is None else deterministic
         cells = [
@@ -351,21 +417,46 @@ class _Layer(nnx.Module):
         )
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """Used by ``nnx.view``: whether nothing is random."""
+        """Set whether dropout and zoneout are off; ``nnx.view`` calls this method."""
         if deterministic is not None:
             self.deterministic = deterministic
 
 
 class LSTM(_Layer):
-    """Layer-normalized LSTM layers over whole sequences, the parameters those of
-    ``RNN(LayerNormLSTMCell)``.
+    """Layer-normalized LSTM layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.lstm` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(OptimizedLSTMCell)``, parameters and dtypes included. ``num_layers`` layers are stacked,
-    with ``dropout`` between them; ``bidirectional`` ones concatenate the outputs of both
-    directions; ``projection`` is the number of features that h is projected to. Further arguments
-    are those of the cell: ``scale``, ``forget_bias`` (1; without a norm Flax's 0), ``kernel_init``,
-    ``recurrent_kernel_init``.
+    See :func:`jaxnorm.recurrent.lstm` for the equations. The parameters match
+    ``RNN(LayerNormLSTMCell)``. With ``norm=None`` the module equals Flax's
+    ``RNN(OptimizedLSTMCell)``, parameters and dtypes included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"``, ``"gate"`` or
+        ``"carried_cell"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305), or
+        one rate for each part of the state, for an LSTM (h, c); 0 by default.
+      projection: number of features to which h is projected; None, the default, projects nothing.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value; False by
+        default. ``.train()`` and ``.eval()`` set it.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
+      rngs: random number generators for the initializers, for dropout and for zoneout.
+      **cell: further arguments of :class:`LayerNormLSTMCell`: ``scale``, ``forget_bias``,
+        ``kernel_init`` and ``recurrent_kernel_init``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -380,11 +471,39 @@ class LSTM(_Layer):
 
 
 class GRU(_Layer):
-    """Layer-normalized GRU layers over whole sequences, the parameters those of
-    ``RNN(LayerNormGRUCell)``.
+    """Layer-normalized GRU layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.gru` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(GRUCell)``, parameters and dtypes included.
+    See :func:`jaxnorm.recurrent.gru` for the equations. The parameters match
+    ``RNN(LayerNormGRUCell)``. With ``norm=None`` the module equals Flax's ``RNN(GRUCell)``,
+    parameters and dtypes included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default), ``"sum"`` or ``"gate"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
+        by default.
+      projection: must be None: only an LSTM has a projection.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value; False by
+        default. ``.train()`` and ``.eval()`` set it.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
+      rngs: random number generators for the initializers, for dropout and for zoneout.
+      **cell: further arguments of :class:`LayerNormGRUCell`: ``scale``, ``kernel_init`` and
+        ``recurrent_kernel_init``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -397,11 +516,39 @@ class GRU(_Layer):
 
 
 class SimpleRNN(_Layer):
-    """Layer-normalized simple recurrent layers over whole sequences, the parameters those of
-    ``RNN(LayerNormSimpleCell)``.
+    """Layer-normalized simple recurrent layers over whole sequences.
 
-    :func:`jaxnorm.recurrent.rnn` has the equations. With ``norm=None`` it equals Flax's
-    ``RNN(SimpleCell)``, parameters and dtypes included.
+    See :func:`jaxnorm.recurrent.rnn` for the equations. The parameters match
+    ``RNN(LayerNormSimpleCell)``. With ``norm=None`` the module equals Flax's ``RNN(SimpleCell)``,
+    parameters and dtypes included.
+
+    Args:
+      in_features: number of features of the inputs.
+      hidden_features: number of features H of the state.
+      norm: ``"layer"`` (default), ``"rms"``, or None for no norm.
+      placement: position of the norm: ``"ba2016"`` (default) or ``"sum"``.
+      epsilon: added to the variance, inside the root; 1e-6 by default.
+      num_layers: number of stacked layers; 1 by default.
+      bidirectional: whether each layer also runs backwards and concatenates the outputs of both
+        directions; False by default.
+      dropout: dropout rate between the layers; 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
+        by default.
+      projection: must be None: only an LSTM has a projection.
+      time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
+      return_carry: whether to return ``(carry, outputs)``; False by default.
+      reverse: whether to run from the last step to the first; False by default.
+      keep_order: whether reversed outputs are returned in the order of the inputs; False by
+        default.
+      deterministic: True switches dropout off and replaces zoneout by its expected value; False by
+        default. ``.train()`` and ``.eval()`` set it.
+      dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
+      param_dtype: dtype of the parameters; float32 by default.
+      implementation: None (default) selects automatically; see
+        :class:`jaxnorm.recurrent.NetworkOptions`.
+      rngs: random number generators for the initializers, for dropout and for zoneout.
+      **cell: further arguments of :class:`LayerNormSimpleCell`: ``scale``, ``kernel_init`` and
+        ``recurrent_kernel_init``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

@@ -1,8 +1,8 @@
 """Norms of another layer's parameters: weight norm and spectral norm.
 
-The layer is called with normalized values in its variables, which are then put back: what is
-trained and saved is always the layer's own parameter. What else the modules hold is made by Flax's
-own constructors.
+A call puts normalized values into the layer's variables, and puts the old values back afterwards.
+Training and saving therefore always see the layer's own parameters. Flax's constructors make all
+other state of the modules.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from jaxnorm.norms.weights import spectral_norm, weight_norm
 def _replaced(
     layer: nnx.Module, transform: Callable[[tuple, jax.Array], jax.Array]
 ) -> Iterator[None]:
-    """While open, every parameter of ``layer`` holds ``transform(path, value)``."""
+    """Hold ``transform(path, value)`` in every parameter of ``layer`` while open."""
     before = []
     try:
         for path, param in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
@@ -36,16 +36,35 @@ def _replaced(
 
 
 class WeightNorm(flax_versions.WeightNorm):
-    """Calls a layer with its weights normalized (Salimans & Kingma 2016, arXiv 1602.07868), a
+    """Weight normalization (Salimans & Kingma 2016, arXiv 1602.07868) of a wrapped layer.
+
+    ``w / sqrt(sum(w**2) + epsilon) * scale`` replaces every parameter w that passes
+    ``variable_filter``. The sum runs over all axes except ``feature_axes``. The scales are
+    ``scales[path]`` and have the shape of the feature axes. A subclass of
     :class:`flax.nnx.WeightNorm`.
 
-    ``w / sqrt(sum(w**2) + epsilon) * scale``, the sum over all axes but ``feature_axes``, for every
-    parameter that passes ``variable_filter``. The scales are ``scales[path]``, of the shape of the
-    feature axes, and what they are in the installed Flax: ``nnx.Param`` in newer versions, plain
-    arrays in older ones (0.12.8), which ``nnx.grad`` and ``nnx.Optimizer`` leave alone. To train
-    them with any version, name them: ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``,
-    then ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))`` and ``nnx.Optimizer(model, tx,
-    wrt=trained)``.
+    The installed Flax decides the type of the scales. In newer versions they are ``nnx.Param``. In
+    older ones (0.12.8) they are plain arrays, which ``nnx.grad`` and ``nnx.Optimizer`` leave alone.
+    To train them with any version, name them:
+    ``trained = nnx.Any(nnx.Param, nnx.PathContains("scales"))``, then
+    ``nnx.grad(loss, argnums=nnx.DiffState(0, trained))`` and
+    ``nnx.Optimizer(model, tx, wrt=trained)``.
+
+    Args:
+      layer_instance: the layer to call with normalized weights.
+      feature_axes: the axes of a weight that are not reduced; the last axis by default. None
+        reduces all axes.
+      use_scale: whether to multiply by a learned scale; True by default.
+      scale_init: initializer of the scales; ones by default.
+      epsilon: added to the sum of squares, inside the root; 1e-12 by default.
+      dtype: dtype of the normalized weights; by default the dtype to which weight and scale
+        promote.
+      param_dtype: dtype for the scales, which Flax 0.12.8 stores but does not use; float32 by
+        default.
+      variable_filter: filter for the parameters to normalize; ``nnx.PathContains("kernel")`` by
+        default.
+      promote_dtype: has no effect; accepted because Flax has it.
+      rngs: random number generators for the initializer.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax.nnx import Linear, Rngs
@@ -71,19 +90,44 @@ class WeightNorm(flax_versions.WeightNorm):
         )
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Calls the layer with these arguments."""
+        """Call the layer with normalized weights.
+
+        Args:
+          x: the input of the layer.
+          *args: further positional arguments of the layer.
+          **kwargs: keyword arguments of the layer.
+
+        Returns:
+          The output of the layer.
+        """
         with _replaced(self.layer_instance, self._normalized):
             return self.layer_instance(x, *args, **kwargs)
 
 
 class SpectralNorm(flax_versions.SpectralNorm):
-    """Calls a layer with its weights divided by their largest singular value, a
-    :class:`flax.nnx.SpectralNorm`.
+    """Spectral normalization (Miyato et al. 2018, arXiv 1802.05957) of a wrapped layer.
 
-    ``w / sigma``, sigma by power iteration (Miyato et al. 2018, arXiv 1802.05957), for every
-    parameter of rank 2 or more, whose last axis is the output. In training each call takes
-    ``n_steps`` of the power iteration, whose vectors are stored in ``batch_stats``; ``.eval()`` and
-    ``update_stats=False`` leave them as they are.
+    ``w / sigma`` replaces every parameter w of rank 2 or more. The last axis is the output; the
+    other axes are flattened. Sigma is the largest singular value, estimated by power iteration. A
+    subclass of :class:`flax.nnx.SpectralNorm`.
+
+    In training each call takes ``n_steps`` of the power iteration and stores its vector ``u`` and
+    ``sigma`` in ``batch_stats``. After ``.eval()``, and with ``update_stats=False``, they do not
+    change.
+
+    Args:
+      layer_instance: the layer to call with normalized weights.
+      n_steps: the number of power iterations in each call; 1 by default. Below 1 the weights stay
+        as they are.
+      epsilon: added to sums of squares in the iteration; 1e-12 by default.
+      dtype: dtype to which normalized weights are rounded; by default they are not. The layer then
+        gets them in the dtype of its parameter.
+      param_dtype: dtype of ``u`` and ``sigma``; float32 by default.
+      error_on_non_matrix: whether a parameter of rank 3 or more raises ``ValueError``; False by
+        default.
+      update_stats: whether calls store new values of ``u`` and ``sigma``; True by default.
+        ``.train()`` and ``.eval()`` set it.
+      rngs: random number generators for the first ``u``.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax.nnx import Linear, Rngs
@@ -94,7 +138,17 @@ class SpectralNorm(flax_versions.SpectralNorm):
     """
 
     def __call__(self, x: jax.Array, update_stats: bool | None = None, **kwargs: Any) -> jax.Array:
-        """Calls the layer with ``x`` and these keywords."""
+        """Call the layer with normalized weights.
+
+        Args:
+          x: the input of the layer.
+          update_stats: whether to store the new ``u`` and ``sigma``; None, the default, leaves the
+            choice to the mode.
+          **kwargs: keyword arguments of the layer.
+
+        Returns:
+          The output of the layer.
+        """
         update = not self.use_running_average if update_stats is None else update_stats
 
         def normalized(path: tuple, value: jax.Array) -> jax.Array:
@@ -115,7 +169,7 @@ class SpectralNorm(flax_versions.SpectralNorm):
                     new_u.astype(u.dtype),
                     jax.lax.stop_gradient(new_sigma).astype(sigma.dtype),
                 )
-            # Flax's variables keep their dtypes
+            # The variable of the layer must keep its dtype.
             return kernel.astype(promoted(self.dtype, wide)).astype(value.dtype)
 
         with _replaced(self.layer_instance, normalized):
