@@ -1,1 +1,1 @@
-"""What linen and nnx share."""
+"""Code that linen and nnx share: arguments, calls of norms, running statistics, serialization."""

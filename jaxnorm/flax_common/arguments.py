@@ -1,4 +1,4 @@
-"""What Flax's modules accept beyond the functions: the rules that linen and nnx share."""
+"""Rules for the arguments of Flax's modules, which accept more than the functions do."""
 
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ from jaxnorm.arguments.validation import as_array
 
 
 class Inputs(NamedTuple):
-    """What a module normalizes, and by what.
+    """The inputs of a module's norm, and the dtype of its output.
 
     Attributes:
-      x: the data, floating or complex.
-      scale: the gain, of the shape of the feature axes; None where the module has none.
-      bias: the shift.
-      dtype: of the output.
+      x: the array to normalize, floating or complex.
+      scale: gain of the shape of the feature axes, or None.
+      bias: shift of the shape of the feature axes, or None.
+      dtype: dtype of the output.
     """
 
     x: jax.Array
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
 
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes and the reduction axes of a Flax LayerNorm or RMSNorm."""
+    """Return the feature axes and the reduction axes of a Flax LayerNorm or RMSNorm."""
     return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(
         module.reduction_axes, rank, "reduction_axes"
     )
@@ -38,11 +38,16 @@ def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...
 def instance_axes(
     feature_axes, rank: int, *, packed: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes and the reduction axes, which may be none, of a Flax InstanceNorm; of packed
-    ``x`` there need be no batch.
+    """Return the feature axes and the reduction axes of a Flax InstanceNorm.
+
+    There may be no reduction axes. Packed ``x`` needs no batch axis: axis 0 is then reduced if no
+    other axis is.
+
+    Raises:
+      ValueError: the feature axes include the batch axis 0, or do not fit the rank.
     """
     features = canonical_axes(feature_axes, rank, "feature_axes")
-    if 0 in features:  # Flax's own tests look for its words
+    if 0 in features:  # Flax's tests look for Flax's words, so the message begins with them
         raise ValueError(
             "The channel axes cannot include the leading dimension as this is assumed to be the "
             "batch axis. "
@@ -53,8 +58,9 @@ def instance_axes(
 
 
 def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
-    """The reduction axes of group norm but the last, the channels, which a module's
-    ``reduction_axes``, if given, include.
+    """Return the reduction axes of group norm without the last axis, the channels.
+
+    A module's ``reduction_axes``, if given, must include the channels.
     """
     if reduction_axes is None:
         return other_axes((0, rank - 1), rank)
@@ -68,7 +74,7 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
 
 
 def group_count(num_groups: int | None, group_size: int | None, channels: int) -> int:
-    """The number of groups, from exactly one of the two ways to say it."""
+    """Return the number of groups, exactly one of ``num_groups`` and ``group_size`` being given."""
     if num_groups is not None and group_size is None:
         return checked_divisor("num_groups", num_groups, channels)
     if group_size is None or num_groups is not None:
@@ -81,11 +87,12 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
 
 
 def flag(name: str, value: Any) -> Any:
-    """A boolean, or what equals one; PyTorch's users pass a number of features, or a mask, in its
-    place.
+    """Return ``value`` if it is a boolean or equals 0 or 1.
+
+    PyTorch users pass a number of features or a mask in its place. The message says where these go.
 
     Raises:
-      TypeError: it is none.
+      TypeError: it is anything else.
     """
     if isinstance(value, bool) or (
         not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)
@@ -99,16 +106,18 @@ def flag(name: str, value: Any) -> Any:
 
 
 def inexact(x, dtype) -> jax.Array:
-    """``x`` for an output of that dtype; integers and booleans, which Flax's modules take and the
-    functions do not, made floats.
+    """Return ``x`` as a float or complex array for an output of ``dtype``.
+
+    Flax's modules take integers and booleans, which the functions refuse.
     """
     x = x if isinstance(x, jax.Array) else as_array(x)
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real_dtype(compute_dtype(dtype)))
 
 
 def bound(axis_name, groups=None, *, initializing: bool = False):
-    """``axis_name`` where it is bound, in groups if those are given; None where no axis is, as
-    under sharded ``jit``.
+    """Return ``axis_name`` where it is bound, with its groups; None where no axis is bound.
+
+    No axis is bound under sharded ``jit``, for example. There the compiler reduces over devices.
 
     Raises:
       ValueError: other axes are bound and one of these names is not, unless a module is
@@ -123,11 +132,11 @@ def bound(axis_name, groups=None, *, initializing: bool = False):
     )
     if not names:
         return None
-    try:  # here, since it takes long to import, for what most never need
+    try:  # imported here because it is slow and few calls need it
         from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
     except ImportError:  # JAX 0.8
         from jax.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
-    # those of a pmap without a name
+    # An unnamed pmap binds an axis with an internal name, which no user can mean.
     found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]
     missing = [name for name in names if name not in found]
     if missing and found and not initializing:

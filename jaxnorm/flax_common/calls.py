@@ -1,4 +1,4 @@
-"""How the modules of linen and nnx call norms: with their attributes, and the mask of a call."""
+"""Calls of norms by linen and nnx modules, with the attributes of the module and a mask."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def switched(
     running: Moments | None,
     axis_name: AxisName,
 ) -> tuple[jax.Array, Moments]:
-    """Normalize a module's inputs by the blend of statistics that its logits say."""
+    """Normalize a module's inputs by the blend of statistics that its logits define."""
     return switchable_norm(
         inputs.x,
         *logits,

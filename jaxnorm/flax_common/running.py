@@ -11,16 +11,16 @@ from jaxnorm.arguments.dtypes import complex_beside, compute_dtype, real_dtype
 from jaxnorm.core.running import merged_into
 from jaxnorm.core.statistics import Moments
 
-Seen = dict[str, Moments]  # by the path of the module that saw it
+Seen = dict[str, Moments]  # by the path of the norm
 Progress = bool | Callable[[int, Seen], Any] | None
-Only = str | Iterable[str] | Callable[[str], bool] | None  # norms by their paths
+Only = str | Iterable[str] | Callable[[str], bool] | None  # which norms, by their paths
 
 
 class Collected(NamedTuple):
-    """What a norm has seen of a batch.
+    """The Moments of the microbatches so far, and the state at the start of the batch.
 
     Attributes:
-      moments: the Moments of its microbatches so far.
+      moments: the Moments of the microbatches so far.
       mean: the running mean when the batch began.
       var: the running variance when the batch began.
     """
@@ -31,10 +31,10 @@ class Collected(NamedTuple):
 
 
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
-    """No microbatch yet, for a norm with these running statistics, abstract where those are, with
-    their shardings.
+    """Return a Collected without any microbatch, for a norm with these running statistics.
 
-    No buffer is there twice, since buffers may be donated.
+    It is abstract if the statistics are abstract, with their shardings. No buffer occurs twice in
+    it, because buffers may be donated.
     """
     if isinstance(mean, jax.ShapeDtypeStruct):
         like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mean.sharding)
@@ -47,7 +47,10 @@ def nothing(mean: jax.Array, var: jax.Array) -> Collected:
 
 
 def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) -> Collected:
-    """Adds one more microbatch, whose Moments have the shape of running ``mean`` and ``var``."""
+    """Return ``seen`` with one more microbatch merged in.
+
+    The Moments of the microbatch have the shape of the running ``mean`` and ``var``.
+    """
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
     begun = old.count > 0
@@ -57,14 +60,18 @@ def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) ->
 
 
 def restart(when, fresh: Any, seen: Any) -> Any:
-    """``fresh`` where a batch begins, and else what has been seen of the present one."""
+    """Return ``fresh`` where ``when`` says that a batch begins, and ``seen`` elsewhere."""
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fresh)):
-        return fresh  # of the same shapes and dtypes
+        return fresh  # abstract: only shapes and dtypes count, and both have the same ones
     return jax.tree.map(lambda new, old: jnp.where(when, new, old), fresh, seen)
 
 
 def chosen(only: Only, paths: Iterable[str]) -> set[str]:
-    """Those of the paths that ``only`` names, or that are below one that it names; all for None."""
+    """Return the paths that ``only`` names, and all paths below them; all paths for None.
+
+    Raises:
+      ValueError: ``only`` names an unknown path, or no path at all.
+    """
     paths = list(paths)
     if only is None:
         return set(paths)
@@ -92,7 +99,12 @@ def chosen(only: Only, paths: Iterable[str]) -> set[str]:
 def gather(
     step: Callable[[Seen, Any], Seen], batches: Iterable, seen: Seen, progress: Progress
 ) -> Seen:
-    """What has been seen after all batches, each of which ``step`` takes."""
+    """Return the Moments after all batches, each merged in by ``step``.
+
+    Raises:
+      TypeError: ``batches`` is one array.
+      ValueError: no norm has seen an element.
+    """
     if hasattr(batches, "shape"):
         raise TypeError(
             f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put "
@@ -115,7 +127,16 @@ def gather(
 
 
 def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) -> Seen:
-    """What the norms of a model, given by path, mean and variance, have seen before."""
+    """Return the Moments that the norms of a model start from: ``seen``, or empty ones.
+
+    Args:
+      found: path, mean and variance of each norm.
+      seen: Moments by path from an earlier call, or None.
+
+    Raises:
+      TypeError: running statistics are abstract.
+      ValueError: ``seen`` belongs to another model.
+    """
     found = list(found)
     if abstract := [path for path, mean, _ in found if isinstance(mean, jax.ShapeDtypeStruct)]:
         names = ", ".join(map(repr, abstract))
@@ -134,8 +155,10 @@ def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) 
 
 
 def replaced(moments: Moments, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of a population, of the dtypes of the running ones or complex, which stay
-    where nothing was seen.
+    """Return mean and variance of a population as new running statistics.
+
+    They keep the dtypes of the running ones; a mean may become complex. Features that saw no
+    element keep their old values.
     """
     known, dtype = moments.count > 0, complex_beside(mean.dtype, moments.mean)
     return jnp.where(known, moments.mean.astype(dtype), mean.astype(dtype)), jnp.where(

@@ -1,4 +1,7 @@
-"""Moments in :mod:`flax.serialization`: states that hold them are saved as those of modules are."""
+"""Register Moments with :mod:`flax.serialization`.
+
+A state that holds Moments is then saved and restored like the state of a module.
+"""
 
 from dataclasses import fields
 from typing import Any

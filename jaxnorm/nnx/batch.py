@@ -28,7 +28,7 @@ NO_METADATA: Metadata = MappingProxyType({})
 
 
 class BatchMoments(nnx.Variable):
-    """The Moments of the microbatches so far; a norm has it only after :func:`accumulate`."""
+    """The Moments of the microbatches so far; only :func:`accumulate` makes this variable."""
 
 
 def with_keywords_of(function: Callable, other: Callable) -> Signature:

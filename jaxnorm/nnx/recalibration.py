@@ -80,9 +80,10 @@ def population(
 ) -> Seen:
     """Return the Moments of every norm's inputs over all batches, merged by count.
 
-    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`. Meanwhile
-    they use the statistics of their batch. Norms that are left out and other modules, such as
-    dropout, keep their mode. Afterwards the norms have their old running statistics and mode again.
+    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`. During
+    the calls they use the statistics of their batch. Norms that are left out and other modules,
+    such as dropout, keep their mode. Afterwards the norms have their old running statistics and
+    mode again.
 
     Args:
       model: the model.
