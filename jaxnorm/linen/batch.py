@@ -83,7 +83,8 @@ class BatchNorm(nn.BatchNorm):
       scale_init: initializer of the scale; ones by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.

@@ -97,7 +97,8 @@ class LayerNorm(nn.LayerNorm):
       feature_axes: the axes that give scale and bias their shape; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -165,7 +166,8 @@ class RMSNorm(nn.RMSNorm):
       feature_axes: the axes that give the scale its shape; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -217,7 +219,8 @@ class PositionalNorm(nn.LayerNorm):
       feature_axes: the axes that give scale and bias their shape; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -269,7 +272,8 @@ class InstanceNorm(nn.InstanceNorm):
       feature_axes: the axes that, besides the batch, are not reduced; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -345,7 +349,8 @@ class GroupNorm(nn.GroupNorm):
         axis 0.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -393,7 +398,8 @@ class GraphNorm(nn.InstanceNorm):
       feature_axes: the axes of the channels; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -475,7 +481,8 @@ class PairNorm(nn.InstanceNorm):
       feature_axes: the axes of the channels; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.

@@ -110,7 +110,8 @@ class LayerNorm(nnx.LayerNorm):
       feature_axes: the axes along which scale and bias apply; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -185,7 +186,8 @@ class RMSNorm(nnx.RMSNorm):
       feature_axes: the axes along which the scale applies; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -298,7 +300,8 @@ class InstanceNorm(flax_versions.InstanceNorm):
       feature_axes: the axes that, besides the batch, are not reduced; the last axis by default.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
@@ -381,7 +384,8 @@ class GroupNorm(nnx.GroupNorm):
         axis 0.
       axis_name: name, or names, of device axes over which to compute the statistics as well; None
         by default. Each device counts by its valid elements. Where no axis is bound, for example
-        under sharded ``jit``, the name has no effect.
+        under sharded ``jit``, the name has no effect; where other axes are bound instead, it raises
+        ``ValueError``.
       axis_index_groups: groups of indices along ``axis_name``, for example ``[[0, 1], [2, 3]]``.
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
