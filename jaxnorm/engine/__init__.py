@@ -1,1 +1,1 @@
-"""What the public functions run on."""
+"""The engine under the public functions: formulas, loops and primitives."""

@@ -1,4 +1,4 @@
-"""Device and vmap axes that are reduced beside those of an array, whole or in groups of devices."""
+"""Collectives over device and vmap axes, over whole axes or within groups of devices."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,11 @@ from jaxnorm.arguments.options import AxisGroups, AxisName
 
 
 def hashable(axis_name: AxisName) -> AxisName:
-    """The same, which programs are compiled for: of tuples."""
+    """Return the axis name with tuples for lists, so that programs can be compiled for it.
+
+    Raises:
+      TypeError: one of the names is an integer.
+    """
     if isinstance(axis_name, AxisGroups):
         return axis_name._replace(groups=tuple(map(tuple, axis_name.groups)))
     if any(
@@ -23,7 +27,7 @@ def hashable(axis_name: AxisName) -> AxisName:
 
 
 def across(collective, value, axis_name):
-    """``collective`` of ``value`` over the axis, or in its groups."""
+    """Apply the collective to the value over the axis, or within its groups of devices."""
     if axis_name is None:
         return value
     try:
@@ -34,12 +38,12 @@ def across(collective, value, axis_name):
             axis_name.axis_name,
             axis_index_groups=[list(group) for group in axis_name.groups],
         )
-    except (NameError, AssertionError):  # the second, without a word, in shard_map over other axes
+    except (NameError, AssertionError):  # shard_map over other axes asserts
         raise NameError(
             "axis_name must be bound by jax.shard_map, jax.pmap or jax.vmap(axis_name=...) around "
             f"the call: got the unbound {axis_name!r}."
         ) from None
-    except NotImplementedError as error:  # of JAX, without a word
+    except NotImplementedError as error:  # JAX raises it without a message
         raise NotImplementedError(
             "groups of devices must not be used in shard_map with check_vma=True: got "
             f"{axis_name}. Pass check_vma=False."
@@ -47,9 +51,13 @@ def across(collective, value, axis_name):
 
 
 def number_of_devices(axis_name) -> int | jax.Array:
-    """How many devices share statistics with this one: traced where groups differ in size."""
+    """Return how many devices share statistics with this one.
+
+    The number is traced where the groups differ in size.
+    """
     if not isinstance(axis_name, AxisGroups):
         return across(lax.psum, 1, axis_name)
+    # groups of one size need no lookup by device
     sizes = {device: len(group) for group in axis_name.groups for device in group}
     if len(set(sizes.values())) == 1:
         return len(axis_name.groups[0])
@@ -59,7 +67,7 @@ def number_of_devices(axis_name) -> int | jax.Array:
 
 
 def varying_axes(a: jax.Array) -> frozenset:
-    """Empty outside of shard_map."""
+    """Return the mesh axes over which the array varies: none outside of shard_map."""
     kind = jax.typeof(a)
     return (
         kind.manual_axis_type.varying
@@ -69,10 +77,13 @@ def varying_axes(a: jax.Array) -> frozenset:
 
 
 def vary(a: jax.Array, axes: frozenset) -> jax.Array:
-    """The array, varying over these axes; its cotangents are summed over them."""
+    """Mark the array as varying over these mesh axes.
+
+    Its cotangents are then summed over them.
+    """
     missing = tuple(sorted(axes - varying_axes(a), key=str))
     if not missing:
         return a
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(a, missing, to="varying")
-    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # of older JAX
+    return jax.lax.pvary(a, missing)  # type: ignore[attr-defined]  # older JAX

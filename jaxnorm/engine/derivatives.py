@@ -1,10 +1,9 @@
-"""Output and statistics of every group, with a derivative that stores x in its own dtype and little
-else.
+"""Output and statistics of each group, with a derivative that stores little besides x.
 
-Reverse mode runs the closed form of reference.py as the transpose of a linear primitive. Every
-other derivative, of any order, JAX derives from the tangent. It derives reverse mode, too, where x
-is complex, where groups extend over devices, and where statistics are of segments, changed before
-they are applied, or have a traced epsilon.
+x is stored in its own dtype. Reverse mode runs the closed form of engine/reference.py as the
+transpose of a linear primitive. JAX derives every other derivative, of any order, from the tangent.
+JAX also derives reverse mode where x is complex, where groups extend over devices, where epsilon is
+traced, and where statistics belong to segments or are changed before they are applied.
 """
 
 from collections.abc import Callable
@@ -36,12 +35,12 @@ __all__ = ["forward", "statistics"]  # what plan.py calls
 
 
 def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
-    """The output and the statistics."""
+    """Return the output and the statistics of each group."""
     return masked(loops.spec, operands, partial(forward_weighted, loops))
 
 
 def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
-    """:func:`forward` of x that is 0 where it is masked out."""
+    """Run :func:`forward` for x that is already 0 where it is masked out."""
     x, where, scale, bias, *_ = operands
     if not loops.spec.ordinary or operands.epsilon is not None:
         return forward_in_steps(loops, operands)
@@ -51,13 +50,14 @@ def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
 
 
 def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
-    """Statistics, what becomes of them, and the output: derivatives are those of each step, all of
-    which read x.
+    """Compute the statistics, adjust them and apply them, one step after the other.
 
-    Half precision is cast before, so that the gradients of all steps are summed and rounded once,
-    and recomputed, so that no copy of x in another dtype is among the residuals.
+    Each step has its own derivative, and each reads x. Half precision is cast before the first
+    step, so that the gradients of all steps are summed and rounded once. The cast is recomputed in
+    backward, so that no copy of x in another dtype is among the residuals.
     """
     spec, given = loops.spec, operands.x.dtype
+    # jax.checkpoint stores its arguments alone: x as it was given
     if given != compute_dtype(given):
         full_range = spec.full_range or needs_power(given)
         wide = loops.of(replace(spec, full_range=full_range))
@@ -71,7 +71,7 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
 
 
 def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
-    """Statistics whose variance is larger by a traced epsilon, in the units of their frame."""
+    """Add a traced epsilon to the variance, in the units of the scale exponent."""
     if epsilon is None:
         return stats
     epsilon, power = epsilon.astype(stats.var.dtype), stats.frame.power
@@ -80,22 +80,29 @@ def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def normalized(loops: PlainLoops, x, frame: Frame, scale, bias):
-    """Output, offset and variance of every group."""
+    """Return the output, the correction of the mean and the variance of each group."""
     offset, var = estimate(loops, x, frame)
     return apply(loops, x, Stats(frame, offset, var), scale, bias), offset, var
 
 
 @normalized.defjvp
 def _normalized_jvp(loops, primals, tangents):
+    # With u = x / 2**power - pivot, where power and pivot are constants:
+    #     y  = (u - offset) r scale + bias,          r = (var + epsilon)**(-1/2)
+    #     dy = ((du - doffset) r + (u - offset) dr) scale + (u - offset) r dscale + dbias
+    #     doffset = mean(du),  dvar = 2 mean((u - offset) du),  dr = -1/2 r**3 dvar
+    # This is linear in dx, dscale and dbias. So reference.tangent becomes a linear primitive, and
+    # reference.backward is its transpose.
     x, frame, scale, bias = primals
     y, offset, var = normalized(loops, *primals)
     stats = Stats(frame, offset if loops.keep_offset else None, var)
-    if loops.recompute:
+    if loops.recompute:  # only the mask is stored
         stats = Stats(Frame(None, None, None, frame.where), None, None)
     kinds = [None if a is None else (a.shape, a.dtype) for a in (scale, bias)]
     if kinds[0] == kinds[1]:
-        bias = scale  # one array instead of two
+        bias = scale  # only its shape and dtype are read: store one array
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
+    # collectives and complex numbers are transposed by JAX
     if loops.spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
         return (y, offset, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
     return (y, offset, var), _linear(loops.recompute)(loops, residuals, inputs)
@@ -103,8 +110,9 @@ def _normalized_jvp(loops, primals, tangents):
 
 @cache
 def _linear(recompute: bool) -> Callable:
-    """The tangent as a primitive, whose transpose is the closed form: made on first use, since
-    values alone do not need it.
+    """Return the tangent as a primitive whose transpose is the closed form.
+
+    It is made on first use, since values alone do not need it.
     """
     from jaxnorm.engine.primitives import linear
 
@@ -124,9 +132,15 @@ def _linear(recompute: bool) -> Callable:
 
 
 def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) -> Inputs:
-    """:func:`backward` where each group is a row, for XLA's CPU back-end: a fused loop for each
-    result, which recomputes the statistics.
+    """Compute :func:`backward` for groups that are rows, in one fused loop per result.
+
+    It is for XLA's CPU back-end. Each of the loops recomputes the statistics.
     """
+    # With z = (u - offset) r, y = z scale + bias, and z depends on x alone:
+    #     dx     = backward of z for the gradient dy scale
+    #     dscale = sum(dy z),     dbias = sum(dy)
+    # z is forward without scale and bias. Each sum has arrays of its own behind an optimization
+    # barrier, or XLA would write what two loops share to memory.
     (x, stats, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
     own_x, own_dy, own_scale = loops.alone(x, dy, scale)

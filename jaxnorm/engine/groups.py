@@ -1,11 +1,11 @@
-"""Groups of elements that share statistics: sums and means over each, its frame, and 1 / sqrt(var +
-epsilon) there.
+"""Groups of elements that share statistics: sums, means and 1 / sqrt(var + epsilon) of each.
 
     u = x / 2**power - pivot
 
-In it elements are small, so that no statistics lose digits or leave the range. No result depends on
-the frame: it is constant under differentiation. A group is what the reduction axes span or, where
-there are places, what ids name along the first of them.
+Each group has a scale exponent, ``power``, and a shift, ``pivot``. They make its elements small, so
+that no statistics lose digits or leave the range. No result depends on them: they are constants
+under differentiation. The reduction axes span a group. With scatter indices, ids name the groups
+along the first of these axes.
 """
 
 import math
@@ -25,13 +25,14 @@ from jaxnorm.engine.spec import Operands, Spec
 
 
 def split(loops: PlainLoops, values: jax.Array, dtype) -> jax.Array:
-    """Values of the shape of x in the dtype of the statistics, split as loops over x take them."""
+    """Cast values of the shape of x to the dtype of the statistics and split them for loops."""
     return loops.split(values.astype(dtype))
 
 
 def spread_stats(loops: PlainLoops, stats, places: Places | None):
-    """Statistics where they are combined with elements; to each position those of its segment, and
-    NaN where it is in none.
+    """Broadcast statistics to the elements that they are combined with.
+
+    With segments each position receives the statistics of its segment, and NaN if it is in none.
     """
     if places is None or stats is None:
         return loops.spread(stats)
@@ -45,8 +46,9 @@ def over_groups(
     by: Callable = jnp.sum,
     within: Callable = jax.ops.segment_sum,
 ) -> jax.Array:
-    """Reduces all reduction axes with ``by``, but that of segments with ``within``, in each of
-    them.
+    """Reduce each group along all reduction axes with ``by``.
+
+    Along the axis of segments, ``within`` reduces the positions of each segment.
     """
     if places is None:
         return loops.reduce(values, loops.spec.axes, by)
@@ -55,15 +57,16 @@ def over_groups(
 
 
 def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """0, whatever stands there, instead of what is masked out."""
+    """Replace masked elements with 0, whatever their value is."""
     if where is None:
         return values
     return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
 def weigh(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """The values, in loop shape, times their weights, 0 or 1 by a mask; as they are where it hides
-    whole groups, which are 0.
+    """Multiply the values, split for loops, by their weights, or by 0 and 1 for a mask.
+
+    The values stay as they are where a mask covers whole groups: these are 0 already.
     """
     spec = loops.spec
     if where is None or (
@@ -74,7 +77,10 @@ def weigh(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.
 
 
 def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """:func:`hide` in an array of the shape of x; its residual is the mask as it is given."""
+    """Apply :func:`hide` to an array of the shape of x.
+
+    Its residual is the mask as it was given.
+    """
     if where is None:
         return values
     return jax.checkpoint(hide, prevent_cse=False)(
@@ -83,10 +89,9 @@ def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Ar
 
 
 def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
-    """Output and Stats by ``norm``, where both x and output are 0 in what is masked out, and their
-    gradients with them.
+    """Run ``norm`` with masked elements of x at 0, and set the output to 0 there.
 
-    So ``norm`` has only to weigh.
+    Their gradients are then 0 too. So ``norm`` only has to apply weights.
     """
     x, where, *_ = operands
     y, stats = norm(operands._replace(x=hide_split(spec, x, where)))
@@ -94,7 +99,7 @@ def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
 
 
 def in_segments(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
-    """The mask or weights, and 0 of what is in no segment."""
+    """Return the mask or weights, with 0 for positions that are in no segment."""
     if places is None:
         return where
     inside = spec.segments.inside(places, len(spec.reduction.split_shape))
@@ -102,8 +107,9 @@ def in_segments(spec: Spec, where: jax.Array | None, places: Places | None) -> A
 
 
 def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
-    """How many elements, or how much weight, each group has: a number without a mask, else an
-    array.
+    """Return the number of elements of each group, or their total weight.
+
+    It is a number without a mask, else an array.
     """
     if frame.n is not None:
         return frame.n
@@ -112,7 +118,7 @@ def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
 
 
 def count_elements(loops: PlainLoops, where: jax.Array | None, places: Places | None) -> jax.Array:
-    """How many elements of each group there are on this device, or a boolean mask leaves there."""
+    """Count the elements of each group on this device, without the masked ones."""
     if where is None:
         ones = jnp.ones((1,) * len(loops.spec.reduction.split_shape), jnp.int32)
         return over_mask(loops, ones, places)
@@ -120,8 +126,9 @@ def count_elements(loops: PlainLoops, where: jax.Array | None, places: Places | 
 
 
 def over_mask(loops: PlainLoops, where: jax.Array, places: Places | None) -> jax.Array:
-    """The sum over each group of a mask or of weights, in their dtype, without a loop over x."""
+    """Sum a mask or weights over each group, in their dtype, without a loop over x."""
     spec = loops.spec
+    # an axis of size one is broadcast: multiply by its length instead of a loop over it
     repeated = [
         spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1
     ]
@@ -132,8 +139,9 @@ def over_mask(loops: PlainLoops, where: jax.Array, places: Places | None) -> jax
 
 
 def total(loops: PlainLoops, values: jax.Array, frame: "Frame") -> jax.Array:
-    """The sum over each group, by weight, of values that are 0 in what is masked out."""
+    """Sum values over each group, by weight; masked values must be 0 already."""
     where = frame.where
+    # a mask needs no product: the values are 0 already
     weights = None if where is None or where.dtype == jnp.bool_ else where
     sums = over_groups(loops, weigh(loops, values, weights), frame.places)
     return across(lax.psum, sums, loops.spec.axis_name)
@@ -142,24 +150,30 @@ def total(loops: PlainLoops, values: jax.Array, frame: "Frame") -> jax.Array:
 def mean(
     loops: PlainLoops, values: jax.Array, frame: "Frame", nonconstant: jax.Array | None = None
 ) -> jax.Array:
-    """The mean over each group, by weight; 0 of an empty one. With ``nonconstant`` it is exact for
-    a constant, see :meth:`XlaCpuLoops.divide`.
+    """Return the mean over each group, by weight; it is 0 for an empty group.
+
+    With ``nonconstant`` the mean of a constant is exact, see :meth:`XlaCpuLoops.divide`.
     """
     weight = total_weight(loops.spec, frame)
     return loops.divide(total(loops, values, frame), weight, nonconstant)
 
 
 class Frame(NamedTuple):
-    """Constants of each group: its weight, the exponent of the 2**power that x is divided by, a
-    number near the mean; and its elements.
+    """The shift and scale exponent of each group, with its weight and its elements.
+
+    Attributes:
+      n: total weight; None where every element counts, and no trace makes an array of their number.
+      power: scale exponent; x is divided by 2**power.
+      pivot: shift, a number near the mean.
+      where: mask or weights.
+      places: scatter indices of segments.
     """
 
-    # None where every element counts, and no trace makes an array of their number
     n: jax.Array | float | None
     power: jax.Array | None
     pivot: jax.Array | None
-    where: jax.Array | None = None  # mask or weights
-    places: Places | None = None  # of segments
+    where: jax.Array | None = None
+    places: Places | None = None
 
 
 def find_frame(
@@ -169,8 +183,9 @@ def find_frame(
     places: Places | None = None,
     epsilon: jax.Array | None = None,
 ) -> Frame:
-    """The constants in which the elements of each group are small, and a traced epsilon does not
-    leave the range.
+    """Return the shift and scale exponent that make the elements of each group small.
+
+    In their units a traced epsilon stays in the range, too.
     """
     x, lowest = lax.stop_gradient(x), loops.spec.lowest_power(x.dtype, epsilon)
     frame = Frame(None, None, None, where, places)
@@ -181,6 +196,7 @@ def find_frame(
         frame = frame._replace(power=_find_power(loops, x, places, lowest))
     if not loops.spec.centered:
         return frame
+    # without a pivot yet, the elements are x / 2**power
     sums = total(loops, elements(loops, x, frame), frame)
     return frame._replace(pivot=loops.divide(sums, total_weight(loops.spec, frame), sums))
 
@@ -194,8 +210,9 @@ def _weight(loops: PlainLoops, where: jax.Array | None, places: Places | None, d
 
 
 def _find_power(loops: PlainLoops, x: jax.Array, places: Places | None, lowest) -> jax.Array:
-    """The exponent of the largest element of each group, so that dividing by 2**power is exact and
-    bounds it by 2.
+    """Return the exponent of the largest element of each group.
+
+    Dividing by 2**power is exact, and leaves the elements below 4.
     """
     spec = loops.spec
     (own_x,) = loops.alone(x)
@@ -213,7 +230,8 @@ def _find_power(loops: PlainLoops, x: jax.Array, places: Places | None, lowest) 
 
 
 def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
-    """The exponent of the largest element, within the limits of its dtype."""
+    """Return the exponent of the largest element, within the limits of its dtype."""
+    # up to this limit 2**limit and 2**-limit are both normal numbers
     limit = jnp.finfo(largest.dtype).maxexp - 2
     exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
     return jnp.clip(exponent, jnp.maximum(lowest, -limit), limit).astype(
@@ -224,7 +242,7 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
 def elements(
     loops: PlainLoops, x: jax.Array, frame: Frame, offset: jax.Array | None = None
 ) -> jax.Array:
-    """``u``, or ``u - offset``, split."""
+    """Return ``u``, or ``u - offset``, split for loops."""
     power = inverse_power(loops, frame.power, compute_dtype(x.dtype))
     stats = [spread_stats(loops, a, frame.places) for a in (power, frame.pivot, offset)]
     x, scale, pivot, offset = loops.own(loops.split(x), *stats)
@@ -234,28 +252,29 @@ def elements(
 
 
 def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """x times an :func:`inverse_power`, split."""
+    """Multiply x, split for loops, by an :func:`inverse_power`."""
     u = split(loops, x, compute_dtype(x.dtype))
     return u if scale is None else u * scale.astype(u.dtype)
 
 
 def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
-    """``u / 2**power``"""
+    """Return ``u / 2**power``."""
     return (
         u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype).astype(u.dtype)
     )
 
 
 def inverse_power(loops: PlainLoops, power: jax.Array | None, dtype) -> jax.Array | None:
-    """``1 / 2**power``, for a loop over x."""
+    """Return ``1 / 2**power``, for a loop over x."""
     if power is None:
         return None
     return loops.before_own(power_of_two(-power.astype(jnp.int32), dtype))
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
-    """2**exponent, where that is a normal number, made from its bits, so that a loop over x need
-    not compute powers.
+    """Return 2**exponent, where that is a normal number.
+
+    It is made from its bits, so that a loop over x need not compute powers.
     """
     info = jnp.finfo(real_dtype(dtype))
     bits = jnp.int64 if info.bits == 64 else jnp.int32
@@ -265,29 +284,31 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
 
 
 def rstd(loops: PlainLoops, frame: Frame, var: jax.Array) -> jax.Array:
-    """1 / sqrt(var + epsilon), in the units of the frame."""
+    """Return 1 / sqrt(var + epsilon), in the units of the scale exponent."""
     spec = loops.spec
     epsilon = scaled_epsilon(spec, frame, var.dtype)
     return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, frame))
 
 
 def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
-    """epsilon in the units of the frame, and 0 only if it is 0."""
+    """Return epsilon in the units of the scale exponent; it is 0 only if epsilon is 0."""
     info = jnp.finfo(dtype)
     if spec.epsilon == 0 or frame.power is None:
         return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
+    # x / 2**p has var / 2**(2 p) and std / 2**p
     fraction, exponent = math.frexp(spec.epsilon)
     exponents = exponent - spec.power_of_epsilon * frame.power.astype(jnp.int32)
     return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 
 def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "var") -> jax.Array:
-    """1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon); 0 where that would divide by zero,
-    which a positive epsilon rules out.
+    """Return 1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon).
+
+    The result is 0 where that would divide by zero, which a positive epsilon rules out.
     """
     in_var = epsilon_in == "var"
     total = (var if in_var else _sqrt(var)) + epsilon
-    # no step is infinite: jax_debug_infs asks
+    # no step may be infinite, or jax_debug_infs would report it
     safe = total if positive else jnp.where(total == 0, 1, total)
     root = lax.rsqrt(safe) if in_var else 1 / safe
     return root if positive else jnp.where(total == 0, 0, root)
@@ -295,7 +316,7 @@ def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _rstd(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
-    """:func:`inverse_root` of the variance that the spec asks for."""
+    """Return :func:`inverse_root` of the variance that the spec asks for."""
     return inverse_root(
         var * _unbias(spec, var, count),
         epsilon,
@@ -306,27 +327,34 @@ def _rstd(spec: Spec, var: jax.Array, epsilon: jax.Array, count) -> jax.Array:
 
 @_rstd.defjvp
 def _rstd_jvp(spec, primals, tangents):
-    """d r = -1/2 q r r d var, where q is r or, for sqrt(var), 1 / sqrt(var), and 0 where there is
-    no spread.
-    """
+    """Return the root and its tangent, derived below."""
+    # With v = unbias var, where epsilon and unbias are constants:
+    #     r = (v + epsilon)**(-1/2)       dr = -1/2 (v + epsilon)**(-3/2) dv = -1/2 r r r dv
+    #     r = 1 / (sqrt(v) + epsilon)     dr = -r r d sqrt(v) = -1/2 v**(-1/2) r r dv
+    # So dr = -1/2 q r r unbias dvar: q is r in the first case, and v**(-1/2) in the second. Without
+    # any deviation, v = 0, that q is taken as 0.
     var, epsilon, count = primals
     r, unbias = _rstd(spec, var, epsilon, count), _unbias(spec, var, count)
     q = r
     if spec.epsilon_in == "std":
         var = var * unbias
         q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
-    # in turn: r**3 underflows for data of size 1e13
+    # multiply in turn: r**3 underflows for data of size 1e13
     slope = ((-0.5 * tangents[0] * (q * unbias)) * r) * r
-    # in the transpose r**2 comes first, and may be Inf
+    # the transpose multiplies r**2 first, which may be Inf, and Inf * 0 would be NaN
     return r, slope if spec.correction == 0 else jnp.where(unbias == 0, 0, slope)
 
 
 def _sqrt(var: jax.Array) -> jax.Array:
-    """The root, with a finite derivative at 0: JAX before 0.12 loses the rule above in loops."""
+    """Return the root, with a finite derivative at 0.
+
+    JAX before 0.12 loses the rule of :func:`_rstd` in loops, and differentiates this instead.
+    """
     return jnp.where(var == 0, 0, jnp.sqrt(jnp.where(var == 0, 1, var)))
 
 
 def _unbias(spec: Spec, var, count):
+    # n / (n - correction) turns the mean of squares into the corrected variance
     if spec.correction == 0:
         return 1
     count = jnp.asarray(count, var.dtype)

@@ -1,11 +1,12 @@
 """JAX primitives: functions with a given derivative, and linear functions with a given transpose.
 
-JAX can derive the transpose from the function, but stores for it what the function computes; a
-transpose written down, in JAX or as a kernel, may need less. Everything else that JAX may ask for,
-derivatives of any order included, it derives from the function.
+JAX can derive a transpose from the function, but then stores what the function computes. A
+transpose that is written down, in JAX or as a kernel, may need less. JAX derives everything else
+that it may ask for from the function, derivatives of any order included.
 
-A kernel has no derivative but the given one, and retains it only as a primitive: before 0.12 JAX
-drops that of a custom_jvp where it takes apart a loop, and then cannot differentiate a second time.
+A kernel has no derivative but the given one, and keeps it only as a primitive. JAX before 0.12
+drops the rule of a custom_jvp where it takes apart a loop, and then cannot differentiate a second
+time.
 """
 
 import math
@@ -38,27 +39,31 @@ def linear(
     """Return a callable ``(static, residuals, arguments) -> results``, linear in the arguments.
 
     Args:
-      name: of the primitive.
-      function: what is called, in plain JAX; static arguments are hashable, the others tuples of
-        arrays or None.
+      name: name of the primitive.
+      function: the function in plain JAX. Its static arguments are hashable, the others are tuples
+        of arrays or None.
       transpose: ``(static, residuals, cotangents of the results) -> cotangents of the arguments``,
-        in plain JAX. Of all results but the first a cotangent may be None, for 0. Without it JAX
-        transposes the function.
-      like: ``residuals -> arguments``, arrays of their shapes and dtypes.
+        in plain JAX. The cotangent of any result but the first may be None, for 0. Without
+        ``transpose`` JAX transposes the function.
+      like: ``residuals -> arguments``, arrays of the same shapes and dtypes as the arguments.
       batched: ``(static, size) -> static`` for arrays all of which have one more axis, of this
         size, in front.
-      results: how many there are.
-      results_like: as ``function``, with results of the same shapes and dtypes, for less to trace:
-        reverse mode, which needs nothing else of the function, then takes less time to compile.
-      kernels: what computes the transpose instead, by platform.
+      results: number of results.
+      results_like: a function like ``function``, with results of the same shapes and dtypes, but
+        cheaper to trace. Reverse mode needs nothing else of the function, and then takes less time
+        to compile.
+      kernels: functions that compute the transpose instead, by platform.
     """
     transposed = transposed_by_jax(function, like)
     forward, backward = Primitive(name), Primitive(f"{name}_transpose")
 
+    # the cotangents of the arguments vary wherever a residual or a cotangent does
     def cotangents_like(static, residuals, cotangents):
         varying = frozenset().union(*map(varying_axes, jax.tree.leaves((residuals, cotangents))))
         return jax.tree.map(lambda a: vary(a, varying), like(residuals))
 
+    # Each primitive is linear. Its transpose is the other, so that both have derivatives of any
+    # order. The tangent by residuals comes from the plain function.
     _define(forward, function, batched, results_like)
     _define(backward, transpose or transposed, batched, kernels and cotangents_like, kernels)
     for primitive, plain in ((forward, function), (backward, transposed)):
@@ -82,11 +87,13 @@ def linear(
 
 
 def transposed_by_jax(function: Callable, like: Callable) -> Callable:
-    """``(static, residuals, cotangents of the results) -> cotangents of the arguments``, of what
-    :func:`linear` takes.
+    """Return the transpose of a function of :func:`linear`, derived by JAX.
+
+    It is ``(static, residuals, cotangents of the results) -> cotangents of the arguments``.
     """
 
     def transposed(static, residuals, cotangents):
+        # the results that have a cotangent
         def shown(arguments):
             return [
                 result
@@ -116,15 +123,15 @@ def differentiable(
     """Return a callable ``(static, arguments) -> results`` that has this derivative.
 
     Args:
-      name: of the primitive.
-      function: what is called, in plain JAX; static arguments are hashable, the arguments a tuple
-        of arrays or None, the results a tuple of arrays.
+      name: name of the primitive.
+      function: the function in plain JAX. Its static arguments are hashable, the arguments are a
+        tuple of arrays or None, the results a tuple of arrays.
       tangent: ``(static, arguments, tangents of the arguments) -> (results, tangents of the
         results)``.
       batched: as for :func:`linear`.
-      results: how many there are.
+      results: number of results.
       results_like: as for :func:`linear`.
-      kernels: what computes the results instead, by platform.
+      kernels: functions that compute the results instead, by platform.
     """
     primitive = Primitive(name)
     adapted = lambda f: f and (lambda static, _, arguments: f(static, arguments))
@@ -158,7 +165,7 @@ def differentiable(
     return call
 
 
-# besides static arguments, the trees of residuals, arguments and results
+# the static arguments of a norm, and the trees of residuals, arguments and results
 STATIC = ("static", "given", "taken", "made")
 
 
@@ -171,7 +178,7 @@ def _define(primitive, function, batched, results_like=None, kernels: Kernels = 
     flat = lambda f: jax.jit(partial(_flat, f), static_argnames=STATIC)
     plain, bind = flat(function), jax.jit(primitive.bind, static_argnames=STATIC)
     primitive.multiple_results = True
-    # its steps are no steps of the caller's, to be looked at one by one for NaN
+    # under jax_debug_nans JAX looks at each step of the caller, but not at these
     primitive.def_impl(jax.disable_jit(False)(bind if kernels else plain))
     typed = flat(results_like) if results_like else plain
     primitive.def_abstract_eval(partial(_types, typed))
@@ -185,9 +192,9 @@ def _define(primitive, function, batched, results_like=None, kernels: Kernels = 
 
 
 def _unless_exported(kernel, plain, context, *arrays, **trees):
-    """Lower to the kernel, but where a program is exported to plain JAX.
+    """Lower to the kernel, or to plain JAX where a program is exported.
 
-    It may run where there are no kernels, and JAX exports no calls of any.
+    An exported program may run where there are no kernels, and JAX exports no calls of any.
     """
     exported = context.module_context.lowering_parameters.for_export
     return (plain if exported else kernel)(context, *arrays, **trees)
@@ -221,6 +228,8 @@ def _zero(a):
 
 
 def _jvp(primitive, plain, primals, tangents, **trees):
+    # f(residuals, arguments) is linear in the arguments: without tangents of the residuals its
+    # tangent is f(residuals, tangents)
     count = trees["given"].num_leaves
     results = primitive.bind(*primals, **trees)
     filled = [
@@ -232,8 +241,10 @@ def _jvp(primitive, plain, primals, tangents, **trees):
 
 
 def _transpose(other, needed, cotangents, *leaves, static, given, taken, made):
-    """Runs the other primitive. Cotangents that are zero are passed as None, but for the first
-    ``needed`` ones, which must be arrays.
+    """Run the other primitive on the cotangents.
+
+    A cotangent that is zero is passed as None, except for the first ``needed`` ones, which must be
+    arrays.
     """
     filled = [
         (None if place >= needed else jnp.zeros(c.aval.shape, c.aval.dtype))
@@ -250,6 +261,7 @@ def _transpose(other, needed, cotangents, *leaves, static, given, taken, made):
 
 
 def _batch(primitive, batched, leaves, axes, *, static, **trees):
+    # every array gets the new axis in front, as `batched` expects
     size = next(a.shape[axis] for a, axis in zip(leaves, axes, strict=True) if axis is not None)
     whole = [
         jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)

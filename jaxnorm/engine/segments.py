@@ -10,24 +10,25 @@ from jax import lax
 
 from jaxnorm.arguments.axes import is_static, rough_product
 
-RUN = 64  # how many are added in sequence, with an error of 2e-7 at most, before their sum is
+# this many elements are added in sequence, with an error of 2e-7 at most; then their sums are
+RUN = 64
 # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998,
 # section 6.4)
 GOLDEN = 2654435769
-# the index of the partial sum that each position is added to, then that of the sum of each of
-# these, ...
+# scatter indices: of the partial sum that each position is added to, then of the sum that each of
+# these is added to, and so on
 Places = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How ids name groups: the static facts.
+    """The static facts about segments: how ids name groups.
 
     Attributes:
-      axis: along which segments lie, of the split shape.
-      number: how many segments, in each row.
-      positions: the shape of the ids: ``(n,)``, or with the axes before it, where each row has
-        segments of its own.
+      axis: the axis of the split shape along which segments lie.
+      number: number of segments in each row.
+      positions: shape of the ids: ``(n,)``, or with the axes before it, where each row has segments
+        of its own.
     """
 
     axis: int
@@ -36,15 +37,15 @@ class Segments:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The sizes of the axes that ids have beside that of the positions."""
+        """The sizes of the axes of the ids, without the axis of the positions."""
         return self.positions[:-1]
 
     def places(self, ids: jax.Array) -> Places:
-        """Indices at which to add each position, so that no sum in sequence is long.
+        """Return the scatter indices of each position, by which no sequential sum is long.
 
-        A scatter adds in sequence, which is 1e-5 off and more for 1e5 elements. So a segment has a
-        partial sum for every RUN of its elements, these have partial sums again, and at last there
-        is one. An id out of range has a place beyond all of them.
+        A scatter adds in sequence, with an error of 1e-5 and more for 1e5 elements. So a segment
+        has a partial sum for every RUN of its elements. These have partial sums again, until one is
+        left. An id out of range has an index beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
         most, places, length = rough_product(size), [], rows * size
@@ -55,15 +56,18 @@ class Segments:
         )
         group = jnp.where(inside.reshape(rows, size), first, end).reshape(-1)
         while most > RUN:
+            # a segment of m elements gets ceil(m / RUN) partial sums, and they end at `ends`
             partial_sums = (
                 jax.ops.segment_sum(jnp.ones_like(group), group, groups) + (RUN - 1)
             ) // RUN
             ends = jnp.cumsum(partial_sums)
+            # a multiplicative hash: neighbours go to different partial sums of their segment
             mixed = (lax.iota(jnp.uint32, length) * jnp.uint32(GOLDEN) >> 8).astype(jnp.int32)
             own, start = (
                 a.at[group].get(mode="fill", fill_value=1)
                 for a in (partial_sums, ends - partial_sums)
             )
+            # static bound on the number of partial sums: each segment rounds up once
             length = (
                 length
                 + (RUN - 1) * (min(groups, length) if is_static((groups, length)) else groups)
@@ -75,14 +79,14 @@ class Segments:
             )
             # how many segments end before each partial sum
             ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")
-            # so many have ended, and this is the next
+            # where k segments have ended, the partial sum belongs to segment k
             group, most = jnp.cumsum(ended), -(-most // RUN)
         return (*places, group)
 
     def reduce(
         self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum
     ) -> jax.Array:
-        """The sum over each segment, or another reduction."""
+        """Sum over each segment, or reduce it otherwise."""
         flat = self._flat(values, self.positions[-1])
         for at, length in zip(
             places, (*(a.shape[0] for a in places[1:]), self._groups), strict=True
@@ -91,8 +95,10 @@ class Segments:
         return self._in_place(flat, self.number)
 
     def spread(self, stats: jax.Array, places: Places) -> jax.Array:
-        """Gives each position what its segment has, and NaN where its id is out of range: the
-        transpose of a sum by :meth:`reduce`.
+        """Broadcast the statistics of segments to their positions.
+
+        A position whose id is out of range receives NaN. This is the transpose of a sum by
+        :meth:`reduce`.
         """
         flat = self._flat(stats, self.number)
         for at in reversed(places):
@@ -100,7 +106,7 @@ class Segments:
         return self._in_place(flat, self.positions[-1])
 
     def inside(self, places: Places, ndim: int) -> jax.Array:
-        """Which positions belong to a segment."""
+        """Return which positions belong to a segment."""
         of_one = places[0] < jnp.asarray(
             places[1].shape[0] if len(places) > 1 else self._groups, jnp.int32
         )
@@ -113,7 +119,7 @@ class Segments:
         return math.prod(self.rows) * self.number
 
     def _flat(self, values: jax.Array, size: int) -> jax.Array:
-        """Moves the axis of positions, or of segments, to the front, joined with the rows' axes."""
+        """Move the axis of positions or segments to the front, merged with the rows."""
         if not self.rows:
             shape = (*values.shape[: self.axis], size, *values.shape[self.axis + 1 :])
             return jnp.moveaxis(jnp.broadcast_to(values, shape), self.axis, 0)

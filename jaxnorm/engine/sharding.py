@@ -11,13 +11,14 @@ from jaxnorm.arguments.axes import Reduction
 
 
 def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
-    """``new``, in explicit sharding sharded as ``old`` is: a state goes on as it began, whatever
-    the batch is sharded over.
+    """Shard ``new`` as ``old`` is sharded, in explicit sharding.
+
+    This way a state keeps its sharding, whatever the batch is sharded over.
     """
     sharding, other = jax.typeof(old).sharding, jax.typeof(new).sharding
     if _explicit(sharding):
         return jax.sharding.reshard(new, sharding)
-    # old is on no mesh
+    # old is on no mesh: each device gets the whole of new
     return (
         jax.sharding.reshard(new, NamedSharding(other.mesh, PartitionSpec()))
         if _explicit(other)
@@ -26,17 +27,20 @@ def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def sharded_by_compiler(run: Callable, shardings: Any) -> Callable:
-    """The same function of arrays, within which XLA decides the sharding, for operations where
-    types cannot say it.
+    """Return a function of arrays within which XLA decides the sharding.
 
-    What it returns is sharded as ``shardings`` say: one, or a pytree.
+    It is for operations where types cannot say it. Its results are sharded as ``shardings`` say,
+    which is one sharding or a pytree of them.
     """
     axes = _explicit(jax.tree.leaves(shardings)[0])
     return jax.sharding.auto_axes(run, axes=axes, out_sharding=shardings) if axes else run
 
 
 def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> list:
-    """What broadcasts against x, split as x is; in explicit sharding it is sharded as x is."""
+    """Split arrays that broadcast against x as x is split.
+
+    In explicit sharding they are also sharded as x is.
+    """
     split = [None if a is None else a.reshape(reduction.fit(a.shape)) for a in arrays]
     if not _explicit(jax.typeof(x).sharding):
         return split
@@ -48,14 +52,16 @@ def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> 
 
 
 def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:
-    """How what broadcasts against the split shape of x is sharded along with it."""
+    """Return the sharding of an array that broadcasts against x in its split shape."""
+    # JAX says how a reshape shards the parts of a split axis
     names = names_of(jax.eval_shape(lambda x: x.reshape(reduction.split_shape), x))
     return _along(x, names, [size != 1 for size in shape])
 
 
 def _check_split(reduction: Reduction, x: jax.Array) -> None:
-    """Raises where no type says how a split axis is sharded: each device would hold a part of a
-    group, or more groups than another.
+    """Raise a ValueError where no type says how a split axis is sharded.
+
+    There each device would hold a part of a group, or more groups than another.
     """
     mesh = jax.typeof(x).sharding.mesh
     for axis, (names, sizes) in enumerate(zip(names_of(x), reduction.parts, strict=True)):
@@ -64,6 +70,7 @@ def _check_split(reduction: Reduction, x: jax.Array) -> None:
             for name in (names if isinstance(names, tuple) else (names,))
             if name is not None
         )
+        # devices hold whole blocks of a split axis if they divide the number of blocks
         if len(sizes) > 1 and sizes[0] != 1 and sizes[0] % devices:
             raise ValueError(
                 "an axis that is explicitly sharded must be split into a multiple of its devices: "
@@ -74,8 +81,9 @@ def _check_split(reduction: Reduction, x: jax.Array) -> None:
 
 
 def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
-    """How the statistics of segments are: as x is, along its axes that are neither reduced nor
-    split.
+    """Return the sharding of the statistics of segments.
+
+    They are sharded as x is, along its axes that are neither reduced nor split.
     """
     return _along(
         x,
@@ -85,7 +93,7 @@ def stats_sharding(reduction: Reduction, x: jax.Array) -> NamedSharding:
 
 
 def unsharded(x: jax.Array) -> NamedSharding:
-    """The sharding of an array that each device of the mesh of x has whole."""
+    """Return the sharding of an array that each device of the mesh of x has whole."""
     return NamedSharding(jax.typeof(x).sharding.mesh, PartitionSpec())
 
 
@@ -100,7 +108,7 @@ def names_of_type(kind: Any) -> tuple:
 
 
 def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedSharding:
-    """On the mesh of x, over those of the names that are wanted."""
+    """Return a sharding on the mesh of x, over the wanted names."""
     spec = PartitionSpec(
         *(name if is_wanted else None for name, is_wanted in zip(names, wanted, strict=True))
     )
@@ -108,7 +116,7 @@ def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedShardi
 
 
 def _explicit(sharding: NamedSharding) -> tuple[str, ...]:
-    """The axes of the mesh that types tell of."""
+    """Return the mesh axes whose sharding types describe."""
     mesh = sharding.mesh
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""The static facts about a norm: which elements share statistics, and what is done with those."""
+"""Static facts about a norm: which elements share statistics, and what is done with these."""
 
 import math
 from collections.abc import Callable
@@ -19,14 +19,15 @@ from jaxnorm.engine.segments import Places, Segments
 
 
 class Operands(NamedTuple):
-    """The arrays of a norm: what is normalized, and by what; None where there is none.
+    """The arrays of a norm; None stands for an array that is not given.
 
     Attributes:
       x: the data.
-      where, scale, bias: what broadcasts against x; inside of a program, against its split shape.
-      ids: which segment each position is of.
-      epsilon: a traced one, added to the variance beside that of the spec.
-      param: what ``Spec.adjust`` takes.
+      where, scale, bias: arrays that broadcast against x; inside of a program, against its split
+        shape.
+      ids: the segment of each position.
+      epsilon: a traced epsilon, added to the variance besides the epsilon of the spec.
+      param: the last argument of ``Spec.adjust``.
     """
 
     x: Any
@@ -40,38 +41,39 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """What the statistics are taken over, and how they are applied.
+    """The groups that share statistics, and the way the statistics are applied.
 
     Attributes:
       reduction: how x is split, and which axes of the split shape are reduced.
       axis_name: device or vmap axes that are reduced as well.
       centered: whether the mean is subtracted.
       epsilon: added to the variance, or to its root, as epsilon_in says.
-      correction: the count is reduced by it in the variance.
+      correction: the variance divides by the count less this number.
       epsilon_in: "var" or "std".
-      dtype: that of the output; None where statistics alone are asked for.
+      dtype: dtype of the output; None where only statistics are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
-      segments: what ids name as groups along the first reduction axis; None where that is reduced
-        whole.
-      adjust: ``adjust(loops, stats, param)``, the statistics that are applied instead of ``stats``;
-        None where these are.
-      power_axes: the axes along which all groups are divided by one power of two.
+      segments: the groups that ids name along the first reduction axis; None where that axis is
+        reduced whole.
+      adjust: ``adjust(loops, stats, param)`` returns the statistics that are applied instead of
+        ``stats``; None where ``stats`` are applied.
+      power_axes: axes along which all groups are divided by one power of two.
     """
 
     reduction: Reduction
     axis_name: AxisName = None
     centered: bool = True
-    # so small that it changes no variance, and large enough for float32 to need no scaling
+    # it is so small that it changes no variance, and large enough that float32 needs no scaling:
+    # see lowest_power
     epsilon: float = 1e-30
     correction: float = 0.0
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
     full_range: bool = False
-    segments: Any = None  # Segments; checkers need not know where there are none
+    segments: Any = None  # Segments; Any spares type checkers each test for None
     adjust: Callable | None = None
     power_axes: tuple[int, ...] = ()
 
-    def __post_init__(self):  # these facts are hashed
+    def __post_init__(self):  # static arguments must be hashable
         for name, made in (("axis_name", hashable), ("centered", bool), ("full_range", bool)):
             object.__setattr__(self, name, made(getattr(self, name)))
 
@@ -82,7 +84,7 @@ class Spec:
 
     @property
     def whole_axes(self) -> tuple[int, ...]:
-        """The reduction axes but for that of segments."""
+        """The reduction axes without the axis of segments."""
         return (
             self.axes
             if self.segments is None
@@ -91,19 +93,21 @@ class Spec:
 
     @property
     def ordinary(self) -> bool:
-        """Whether groups are what the axes span, and normalized by their own statistics: kernels
-        are for no others.
+        """Whether the axes span the groups, and their own statistics normalize them.
+
+        Kernels take no other norms.
         """
         return self.segments is None and self.adjust is None
 
     def places(self, ids: jax.Array | None) -> Places | None:
-        """The :meth:`Segments.places` of these ids; None without ids."""
+        """Return the :meth:`Segments.places` of these ids; None without ids."""
         return None if ids is None else self.segments.places(ids)
 
     @property
     def stats_shape(self) -> tuple[int, ...]:
-        """The shape of the statistics: a reduced axis has size one, that of segments as many as
-        they are.
+        """The shape of the statistics.
+
+        A reduced axis has size one. The axis of segments has their number as its size.
         """
         shape = list(self.reduction.stats_shape)
         if self.segments is not None:
@@ -112,16 +116,16 @@ class Spec:
 
     @property
     def power_of_epsilon(self) -> int:
-        """Scaling x by s scales epsilon by s to this power."""
+        """The power of s that scales epsilon when s scales x."""
         return 2 if self.epsilon_in == "var" else 1
 
     def lowest_power(self, dtype, epsilon: jax.Array | None = None) -> Any:
-        """The least exponent p of the 2**p that data of this dtype are divided by; None if they
-        need no scaling.
+        """Return the least p of the 2**p that data of this dtype are divided by.
 
-        They need it where squares overflow, and where squares vanish although epsilon is smaller
-        still.
+        It is None if the data need no scaling. They need it where squares overflow, and where
+        squares vanish although epsilon is smaller still.
         """
+        # A square below tiny loses digits. An epsilon of tiny / eps or more hides them.
         finfo = jnp.finfo(compute_dtype(dtype))
         if not (
             self.full_range
@@ -129,6 +133,8 @@ class Spec:
             or self.epsilon < float(finfo.tiny) / float(finfo.eps)
         ):
             return None
+        # At this p the variance of a group that is smaller still is about 2**-59 of epsilon, so
+        # that more scaling would change nothing, and epsilon / 2**(2 p) stays in the range.
         if epsilon is None:
             return (
                 (math.frexp(self.epsilon)[1] - 60) // self.power_of_epsilon
@@ -141,20 +147,21 @@ class Spec:
         )
 
     def shared_axes(self, *params: jax.Array | None) -> tuple[int, ...]:
-        """The reduction axes along which none of the parameters differs."""
+        """Return the reduction axes along which none of the parameters differs."""
         return tuple(
             axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params)
         )
 
     def is_of_groups(self, where: jax.Array | None) -> bool:
-        """Whether a mask, or weights, split, are the same for all elements of each group that are
-        on this device.
+        """Return whether a split mask treats all elements of a group alike.
+
+        Only elements on this device count. The mask may be weights.
         """
         return self.shared_axes(where) == self.axes
 
     @property
     def in_rows(self) -> bool:
-        """Whether each group is a row: all of the last axes, and nothing of another."""
+        """Whether the norm reduces trailing axes: all of the last axes, and no other axis."""
         longer = [
             axis for axis, size in enumerate(self.reduction.split_shape) if rough_product(size) > 1
         ]
@@ -162,7 +169,10 @@ class Spec:
         return bool(reduced) and longer[-len(reduced) :] == reduced
 
     def along(self, ids, num_segments) -> tuple["Spec", jax.Array | None]:
-        """This spec by segments, and the ids, checked; without ids the spec as it is, and None."""
+        """Return this spec by segments, and the checked ids.
+
+        Without ids the spec stays as it is, and the ids are None.
+        """
         if ids is None and num_segments is None:
             return self, None
         reduction, axis = self.reduction, self.axes[0]
@@ -177,7 +187,7 @@ class Spec:
         return replace(self, segments=Segments(axis, index(num_segments), ids.shape)), ids
 
     def batched(self, size: int) -> "Spec":
-        """The spec of an array with one more axis in front."""
+        """Return the spec of an array with one more axis in front."""
         reduction = self.reduction
         more = Reduction(
             (size, *reduction.shape),

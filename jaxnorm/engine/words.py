@@ -1,8 +1,8 @@
-"""Sums whose rounding error is kept, as further words of the same number: number = first + second +
-third.
+"""Sums that keep their rounding error, as three parts: number = first + second + third.
 
-Counts of up to 2**56 stay exact in float32, and a mean that is followed over many merges does not
-stop short.
+The first part is the number as rounded, the others are its low parts, as in double-float
+arithmetic. Counts of up to 2**56 stay exact in float32, and a mean that is followed over many
+merges does not stop short.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +19,20 @@ Words = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def two_sum(a, b) -> tuple[jax.Array, jax.Array]:
-    """a + b as it is rounded, and its rounding error, 0 where it is not finite (Knuth 1997, section
-    4.2.2).
+    """Return a + b as rounded, and its rounding error (Knuth 1997, section 4.2.2).
+
+    The error is 0 where the sum is not finite.
     """
     total = a + b
+    # part is b as it went into the total, and total - part is a as it did
     part = total - a
     return total, jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
 
 
 def distilled(numbers: list) -> Words:
-    """The sum of numbers, the largest first, as three words."""
+    """Sum numbers, the largest first, into three parts."""
     words = []
+    # each pass adds up the errors of the pass before
     for _ in range(2):
         total, errors = numbers[0], []
         for value in numbers[1:]:
@@ -41,7 +44,7 @@ def distilled(numbers: list) -> Words:
 
 
 def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
-    """A count of any dtype, and further words of it, as words of this dtype."""
+    """Return a count of any dtype, with its low parts, as three parts of this dtype."""
     if count.dtype == dtype:
         return count, further[0], further[1]
     if jnp.issubdtype(count.dtype, jnp.floating):
@@ -55,6 +58,7 @@ def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Wor
                 *further,
             ]
         )
+    # 24 bits at a time, which float32 holds exactly
     count = count.astype(jnp.int32) if count.dtype.itemsize < 4 else count
     shifts = (shift for shift in (48, 24, 0) if shift < jnp.iinfo(count.dtype).bits)
     return distilled(
@@ -68,15 +72,16 @@ def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Wor
 def add_words(
     words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None
 ) -> Words:
-    """The sum over axes, which keep size one, or that of ``by``, and over devices. It is exact for
-    at most 2**16 integers.
+    """Sum over axes, which keep size one, or with ``by``, and over devices.
 
-    Each word is split into digits of a few bits, whose sums need no rounding.
+    The sum is exact for at most 2**16 integers. Each part is split into digits of a few bits, whose
+    sums need no rounding.
     """
-    # nothing is added, and the words are as they were
+    # without anything to add, the parts stay as they are
     if not axes and axis_name is None and by is None:
         return words
     stacked = jnp.stack(words)[None]
+    # digit k of an integer is floor(n / 256**k) - 256 floor(n / 256**(k + 1))
     units = jnp.asarray(
         [2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype
     )
@@ -90,5 +95,5 @@ def add_words(
 
 
 def beyond(words: Words, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The words that a number has beyond its first."""
+    """Return the low parts of a number whose high part is ``first``."""
     return two_sum((words[0] - first) + words[1], words[2])

@@ -1,6 +1,6 @@
-"""What plain JAX takes on a CPU, so that XLA costs no digits, time or memory.
+"""Loops for plain JAX on a CPU, so that XLA costs no digits, time or memory.
 
-The formulas are the same without it. A workaround stays as long as taking it out costs more than 15
+The formulas are the same without them. A workaround stays as long as its removal costs more than 15
 % of a step of a whole model, or makes a norm that no kernel takes 1.5 times as slow.
 """
 
@@ -16,17 +16,17 @@ from jax import lax
 from jaxnorm.arguments.axes import rough_product
 from jaxnorm.engine.loops import PlainLoops, divisor
 
-SHORT = 64  # elements: a loop over fewer costs more than what it does
+SHORT = 64  # elements: a loop over fewer costs more than its work, see reduce_axes
 
 
 def separate(*arrays: jax.Array | None) -> tuple:
-    """The same arrays behind a barrier, so that XLA's CPU back-end shares nothing computed from
-    them with other loops.
+    """Put the arrays behind an optimization barrier on a CPU.
 
-    It fuses all operations on a row into one loop only if no other loop uses an intermediate
-    result. A shared one, even a cast, it writes to memory, as large as x: without this batch norm
-    in bfloat16 takes 1.25 to 2.4 of Flax's time instead of 0.7 to 1.1. Two barriers around the same
-    arrays are merged.
+    XLA's CPU back-end then shares nothing computed from them with other loops. It fuses all
+    operations on a row into one loop only if no other loop uses an intermediate result. It writes a
+    shared one, even a cast, to memory, as large as x. Without the barrier batch norm in bfloat16
+    takes 1.25 to 2.4 of Flax's time instead of 0.7 to 1.1. Two barriers around the same arrays are
+    merged.
     """
     given = [a for a in arrays if a is not None]
     own = iter(_barrier_on_cpu()(*given))
@@ -34,32 +34,34 @@ def separate(*arrays: jax.Array | None) -> tuple:
 
 
 def hidden_from_folding(low: jax.Array) -> jax.Array:
-    """The low part of a mean, which no compiler takes for a constant, on any platform.
+    """Return the low part of a mean, which no compiler takes for a constant.
 
-    Where both parts of a mean are constants of the program, XLA in JAX 0.7 to 0.10 computes ``(x -
-    high) - low`` as ``x - (high + low)``, and the low part is lost in that sum: a mean of
-    10000000.5 becomes 10000000. The barrier is around one element for each group, so that the loop
-    over x stays one.
+    This holds on any platform. Where both parts of a mean are constants of the program, XLA in JAX
+    0.7 to 0.10 computes ``(x - high) - low`` as ``x - (high + low)``, and that sum loses the low
+    part: a mean of 10000000.5 becomes 10000000. The barrier is around one element for each group,
+    so that the loop over x stays one.
     """
     return lax.optimization_barrier(low)
 
 
 @cache
 def _barrier_on_cpu() -> Callable:
-    """A callable of arrays, for derivatives the identity, which is a barrier on a CPU alone.
+    """Return a function of arrays that is the identity, and on a CPU a barrier.
 
-    As :func:`jax.lax.platform_dependent`, which traces every branch each time: 1 ms.
+    Derivatives pass through it. :func:`jax.lax.platform_dependent` would do, but it traces every
+    branch each time: 1 ms.
     """
-    from jax.extend.core import Primitive  # here, since importing this library does without these
+    from jax.extend.core import Primitive  # here: importing this library needs none of these
     from jax.interpreters import ad, batching, mlir
 
     primitive = Primitive("jaxnorm_separate")
     primitive.multiple_results = True
     run = jax.jit(lambda *arrays: primitive.bind(*arrays))
 
-    # or it would call itself under jax.disable_jit
+    # without this it would call itself under jax.disable_jit
     primitive.def_impl(jax.disable_jit(False)(run))
     primitive.def_abstract_eval(lambda *types: list(types))
+    # the identity on every platform, but on a CPU the barrier
     for function, platform in ((tuple, None), (lax.optimization_barrier, "cpu")):
         lowering = mlir.lower_fun(
             lambda *arrays, function=function: function(arrays), multiple_results=True
@@ -75,17 +77,18 @@ def _barrier_on_cpu() -> Callable:
 
 
 def without_trailing_ones(function: Callable) -> Callable:
-    """``function`` of scalars and arrays with one element for every group, computed without the
-    last axes where those have size one.
+    """Return ``function``, computed without trailing axes of size one.
 
-    XLA's CPU back-end takes a loop for every last axis, be it of size one: rms norm of (8, 1024,
-    512) takes 1.9 times as long.
+    Its arguments are scalars and arrays with one element for every group. XLA's CPU back-end takes
+    a loop for every trailing axis, even of size one: rms norm of (8, 1024, 512) takes 1.9 times as
+    long.
     """
 
     @wraps(function)
     def call(*values):
         shapes = [a.shape for a in values if getattr(a, "ndim", 0)]
         trailing = lambda shape: len(list(takewhile(lambda size: size == 1, reversed(shape))))
+        # only axes of size one that all arrays share are cut
         ones = min(map(trailing, shapes), default=0)
         if not ones or len(set(map(len, shapes))) > 1:
             return function(*values)
@@ -97,13 +100,15 @@ def without_trailing_ones(function: Callable) -> Callable:
 
 
 def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
-    """The sum along axes, or another reduction: one axis at a time, from the last to the first, but
-    a short last axis at the end.
+    """Sum along axes, or reduce them otherwise, one axis after the other.
 
-    Of all at once XLA's CPU back-end adds each element to the sum of all before it (JAX 0.8: 6e-5
-    off for 8000 equal ones), and from the first axis on it would read memory in leaps, which takes
-    10 times as long. So one follows the other, but for neighbours of no more than SHORT elements
-    together: 7 x 7 positions at once take 0.75 of the time of batch and instance norm.
+    The order is from the last axis to the first, with a short last axis at the end. For all axes at
+    once, XLA's CPU back-end adds each element to the sum of all before it (JAX 0.8: 6e-5 off for
+    8000 equal ones). From the first axis on it would read memory in leaps, which takes 10 times as
+    long.
+
+    Neighbouring axes of no more than SHORT elements together are reduced at once: 7 x 7 positions
+    at once take 0.75 of the time of batch and instance norm.
     """
     short = values.ndim - 1 if rough_product(*values.shape[-1:]) < SHORT else None
     parts: list[list[int]] = []
@@ -115,7 +120,7 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
             parts.append([axis])
     for part in parts:
         values = by(values, tuple(part), keepdims=True)
-        if len(parts) > 1:  # or XLA merges the sums
+        if len(parts) > 1:  # otherwise XLA merges the sums
             (values,) = separate(values)
     return values
 
@@ -124,13 +129,12 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
 class XlaCpuLoops(PlainLoops):
     """Loops as XLA's CPU back-end needs them.
 
-    As they are by default they cost no digits. The further attributes, which core/plan.py sets,
-    make them fast.
+    By default they cost no digits. The further attributes, which core/plan.py sets, make them fast.
 
     Attributes:
-      separate: whether passes over x are compiled apart, with what has one element for each group
-        computed before.
-      joined: whether loops take a split last axis as one.
+      separate: whether passes over x are compiled apart by optimization barriers, and results with
+        one element for each group are computed before.
+      joined: whether loops take a split last axis as one merged axis.
     """
 
     separate: bool = False
@@ -138,7 +142,7 @@ class XlaCpuLoops(PlainLoops):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of loops over x: split, but for a last axis that is joined."""
+        """The shape of loops over x: split, except for a merged last axis."""
         reduction = self.spec.reduction
         if not self.joined:
             return reduction.split_shape
@@ -154,7 +158,7 @@ class XlaCpuLoops(PlainLoops):
         return values.reshape(self.shape)
 
     def spread(self, values):
-        """With one element for each channel where the last axis is split."""
+        """Broadcast to elements, with one element for each channel of a merged axis."""
         if values is None or not self.joined:
             return values
         parts = self.spec.reduction.parts[-1]
@@ -164,7 +168,7 @@ class XlaCpuLoops(PlainLoops):
         return jnp.broadcast_to(values, (*front, *parts)).reshape(*front, self.shape[-1])
 
     def reduce(self, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
-        """A joined last axis is split after the others are reduced."""
+        """Reduce the other axes first, then split a merged last axis and reduce it."""
         if self.joined:
             first, parts = len(self.shape) - 1, self.spec.reduction.parts[-1]
             values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
@@ -178,10 +182,12 @@ class XlaCpuLoops(PlainLoops):
         return reduce_axes(values, axes, by)
 
     def divide(self, total: jax.Array, count, nonconstant: jax.Array | None = None) -> jax.Array:
-        """A compiler replaces division by a constant, be it the count of a mask that it knows, with
-        multiplication by the rounded reciprocal. A zero that is computed from ``nonconstant`` keeps
-        the divisor from being a constant. So the mean of equal elements is exact. It is also
-        computed before the loop over x that reads it, see :meth:`before`.
+        """Divide so that the mean of equal elements is exact.
+
+        A compiler replaces division by a constant with multiplication by the rounded reciprocal.
+        The count of a mask that it knows is such a constant. A zero that is computed from
+        ``nonconstant`` keeps the divisor from being one. The mean is also computed before the loop
+        over x that reads it, see :meth:`before`.
         """
         return _divide(total, count, nonconstant)
 
@@ -189,8 +195,10 @@ class XlaCpuLoops(PlainLoops):
         return without_trailing_ones(function)
 
     def before(self, values: jax.Array) -> jax.Array:
-        """XLA's CPU back-end moves what costs less than a division into a loop that reads it, with
-        all that it is computed from, and repeats it for each element: without this and
+        """Compute values before the loop over x that reads them.
+
+        XLA's CPU back-end moves an operation that costs less than a division into a loop that reads
+        it, together with its operands, and repeats it for each element. Without this and
         :meth:`divide` batch norm in bfloat16 takes 1.8 times as long, switchable norm 1.5 times.
         """
         return _divide(values, 1.0, values)
@@ -199,11 +207,11 @@ class XlaCpuLoops(PlainLoops):
         return self.before(values) if self.separate else values
 
     def as_factor(self, where: jax.Array) -> jax.Array:
-        """In a fused loop over rows a mask is int8; weights are as they are.
+        """Return a mask as int8 in a fused loop over rows; weights stay as they are.
 
-        XLA makes a selection of a product by a mask, and from JAX 0.9 on its CPU back-end has none
-        in such a loop: layer norm beside a mask of single elements takes 2.5 times as long with JAX
-        0.12.
+        XLA makes a selection of a product by a mask. From JAX 0.9 on its CPU back-end has no
+        selection in such a loop: layer norm with a mask of single elements takes 2.5 times as long
+        with JAX 0.12.
         """
         if not self.recompute or where.dtype != jnp.bool_ or jax.__version_info__ < (0, 9):
             return where
@@ -214,5 +222,6 @@ class XlaCpuLoops(PlainLoops):
 def _divide(total: jax.Array, count, nonconstant: jax.Array | None) -> jax.Array:
     if nonconstant is None:
         return total / (divisor(total, count) + 0)
+    # |a| is never negative, so this is 0 for any number, and no compiler folds it
     zero = jnp.minimum(jnp.abs(lax.stop_gradient(nonconstant)), 0).astype(total.dtype)
     return total / (divisor(total, count) + zero)
