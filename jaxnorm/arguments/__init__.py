@@ -1,1 +1,1 @@
-"""What callers pass: axes, masks, dtypes and options, and the errors that they get."""
+"""Arguments of callers: axes, masks, dtypes and options, and the errors about them."""

@@ -1,4 +1,4 @@
-"""Reduction axes, given as integers or as a bracket pattern. No JAX in here.
+"""Reduction axes, given as integers or as a bracket pattern; this file needs no JAX.
 
 A pattern names the axes of an array and puts brackets around those that are reduced::
 
@@ -6,7 +6,7 @@ A pattern names the axes of an array and puts brackets around those that are red
     "n h w [c]"         layer norm          "n [h w] (g [c])"      group norm, g=32
     "... [c]"           any rank            "(k [n]) [h w] c"      ghost batch norm, k=4
 
-``( )`` splits one axis into several; all of their sizes but one are passed by keyword.
+``( )`` splits one axis into several. All of their sizes but one are passed by keyword.
 """
 
 import itertools
@@ -20,20 +20,24 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 Axes: TypeAlias = int | Iterable[int] | str
 
-MANY_MORE = 1 << 20  # what a symbolic size counts as
+MANY_MORE = 1 << 20  # the value of a symbolic size in decisions
 
-# or, beside its group, what belongs in no pattern
+# a token is in group 1; any other character matches outside of it, and belongs in no pattern
 _TOKEN = re.compile(r"(\.\.\.|[A-Za-z_]\w*|[\[\]()])|\S")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction axes of one shape: ``axes`` index ``split_shape``, the shape with every ( )
-    axis split.
+    """The reduction axes of one shape.
+
+    Attributes:
+      shape: the shape of the array.
+      parts: the sizes that each axis of ``shape`` is split into.
+      axes: the reduction axes; they index ``split_shape``, in which every ( ) axis is split.
     """
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[int, ...], ...]  # the sizes that each axis of `shape` is split into
+    parts: tuple[tuple[int, ...], ...]
     axes: tuple[int, ...]
 
     @property
@@ -43,18 +47,20 @@ class Reduction:
 
     @property
     def group_size(self) -> int:
-        """How many elements each group has."""
+        """The number of elements of each group."""
         return math.prod(self.split_shape[axis] for axis in self.axes)
 
     @property
     def split_stats_shape(self) -> tuple[int, ...]:
-        """The shape of the statistics in split form: a reduced part has size one."""
+        """The split shape of the statistics, in which a reduced part has size one."""
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(self.split_shape))
 
     @property
     def stats_shape(self) -> tuple[int, ...]:
-        """The shape of the statistics: a reduced axis has size one, a split one the product of its
-        parts that are not reduced.
+        """The shape of the statistics.
+
+        A reduced axis has size one. The size of a split axis is the product of its parts that are
+        not reduced.
         """
         left = iter(self.split_stats_shape)
         return tuple(math.prod(next(left) for _ in sizes) for sizes in self.parts)
@@ -66,12 +72,13 @@ class Reduction:
         return [axis for axis in reduced if len(self.parts[axis]) == 1]
 
     def whole_axis(self, axis: int) -> int:
-        """The axis of ``shape`` that an axis of ``split_shape`` is a part of."""
+        """Return the axis of ``shape`` that an axis of ``split_shape`` is a part of."""
         return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]
 
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The split form of a shape that broadcasts against ``self.shape``, or has an axis of g
-        where that is split into g blocks.
+        """Return the split form of a shape that broadcasts against ``self.shape``.
+
+        An axis that ``self`` splits into g blocks may also have size g.
         """
         padded = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
         triples = zip(padded, self.shape, self.parts, strict=True)
@@ -83,13 +90,14 @@ class Reduction:
 
 
 def is_static(shape: tuple) -> bool:
-    """Whether all sizes are known; symbolic ones, of ``jax.export``, are not."""
+    """Return whether all sizes are known; symbolic sizes of ``jax.export`` are not."""
     return all(isinstance(size, int) for size in shape)
 
 
 def rough_product(*sizes: object) -> int:
-    """The product of the sizes, for decisions that depend on it; a symbolic size, unknown until the
-    program runs, counts as MANY_MORE.
+    """Return the product of the sizes, for decisions that depend on it.
+
+    A symbolic size is unknown until the program runs. It counts as MANY_MORE.
 
     >>> rough_product(2, 3)
     6
@@ -100,8 +108,9 @@ def rough_product(*sizes: object) -> int:
 def resolve(
     axes: Axes, shape: tuple[int, ...], sizes: Mapping[str, int] | None = None
 ) -> Reduction:
-    """Turns axes or a pattern into the :class:`Reduction` of ``shape``; parsed once for each
-    distinct call.
+    """Return the :class:`Reduction` of ``shape`` by axes or by a pattern.
+
+    Each distinct pattern is parsed once for each shape.
 
     >>> resolve((0, 1, 2), (8, 4, 4, 6)).stats_shape
     (1, 1, 1, 6)
@@ -120,14 +129,14 @@ def resolve(
 
 
 def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduction:
-    """Reduces whole axes, which may be none."""
+    """Return the reduction of whole axes; they may be none."""
     return Reduction(tuple(shape), tuple((size,) for size in shape), axes)
 
 
 def in_groups(
     shape: tuple[int, ...], axes: tuple[int, ...], channel: int, groups: int
 ) -> Reduction:
-    """Reduces whole axes, and the axis of channels within each of its groups.
+    """Return the reduction of whole axes, and of the channels within each of their groups.
 
     >>> in_groups((8, 4, 4, 6), (1, 2), 3, 2) == resolve("n [h w] (g [c])", (8, 4, 4, 6), {"g": 2})
     True
@@ -143,17 +152,21 @@ def in_groups(
 
 
 def integer(value: Any, must: str, beside: str = "") -> int:
-    """``value``, if it is a static integer; else the error says what ``must`` hold."""
+    """Return ``value`` if it is a static integer.
+
+    Raises:
+      TypeError: it is not; the message begins with ``must`` and ends with ``beside``.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError
-        return index(value)  # a traced one has none
+        return index(value)  # a traced value has no __index__
     except TypeError:
         raise TypeError(f"{must}: got {value!r} ({type(value).__name__}){beside}.") from None
 
 
 def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> tuple[int, ...]:
-    """Sorted, non-negative axes.
+    """Return the axes sorted and non-negative.
 
     >>> canonical_axes((-1, 0), 3)
     (0, 2)
@@ -184,12 +197,18 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
 
 
 def other_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The axes of an array of rank ``rank`` that are not among ``axes``."""
+    """Return the axes of an array of rank ``rank`` that are not among ``axes``."""
     return tuple(axis for axis in range(rank) if axis not in axes)
 
 
 class _Name(NamedTuple):
-    """One name of a pattern: where it stands, and whether it is reduced."""
+    """One name of a pattern.
+
+    Attributes:
+      name: the name.
+      column: its position in the pattern.
+      reduced: whether its axis is reduced.
+    """
 
     name: str
     column: int
@@ -202,12 +221,12 @@ Report = Callable[..., ValueError]  # (message, column)
 def _error(
     pattern: str, shape: tuple[int, ...], message: str, column: int | None = None
 ) -> ValueError:
-    """An error that shows the pattern, a caret under the place, and the shape."""
+    """Return an error that shows the pattern, a caret under the column, and the shape."""
     caret = "" if column is None else f"\n    {' ' * (column + 1)}^"
     return ValueError(f'{message}\n    "{pattern}"{caret}\n    shape {shape}')
 
 
-# or g=2.0, which is refused, would be taken for an earlier g=2
+# typed: without it g=2.0, which is refused, would be taken for an earlier g=2
 @lru_cache(maxsize=4096, typed=True)
 def _resolve_pattern(
     pattern: str, shape: tuple[int, ...], named: tuple[str, ...], *sizes: int
@@ -232,7 +251,7 @@ def _resolve_pattern(
 
 
 def _parse(pattern: str, report: Report) -> list[list[_Name]]:
-    """The names of each axis: several where it is split."""
+    """Return the names of each axis: several names where it is split."""
     axes: list[list[_Name]] = []
     open_at: dict[str, int] = {}
     for match in _TOKEN.finditer(pattern):

@@ -9,32 +9,37 @@ from jax.typing import ArrayLike, DTypeLike
 
 
 def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype of statistics: that of the data, and at least float32."""
+    """Return the dtype of statistics: the dtype of the data, and at least float32."""
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
 def real_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype of an absolute value."""
+    """Return the dtype of an absolute value."""
     return jnp.finfo(dtype).dtype
 
 
 def complex_beside(dtype: DTypeLike, array: ArrayLike) -> jnp.dtype:
-    """The dtype, made complex where the array is."""
+    """Return the dtype, made complex where the array is complex."""
     return jnp.dtype(np.promote_types(dtype, np.complex64) if jnp.iscomplexobj(array) else dtype)
 
 
 def needs_power(dtype: DTypeLike) -> bool:
-    """Whether squares of numbers of this dtype overflow in the dtype of statistics: bfloat16."""
+    """Return whether squares of this dtype overflow in the dtype of statistics.
+
+    This holds for bfloat16.
+    """
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
 
 
 def promoted(dtype: DTypeLike | None, *arrays: ArrayLike | DTypeLike | None) -> jnp.dtype:
-    """``dtype``, or what the arrays promote to and at least a floating one: the dtype of a Flax
-    module's output.
+    """Return the dtype of a Flax module's output.
+
+    It is ``dtype`` if given, else the dtype that the arrays promote to, and at least a floating
+    one.
     """
     if dtype is not None:
         return jnp.dtype(dtype)
-    # bfloat16 input and float32 parameters are no accident here
+    # bfloat16 input with float32 parameters is intended, even under strict promotion
     with jax.numpy_dtype_promotion("standard"):
         found = reduce(
             jnp.promote_types, (jnp.result_type(array) for array in arrays if array is not None)

@@ -1,4 +1,4 @@
-"""Where the features stand: parameters aligned with them, groups counted, spatial axes named."""
+"""Feature axes: align parameters with them, count their groups, name the spatial axes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from jaxnorm.arguments.axes import canonical_axes, integer, other_axes
 def aligned(
     shape: tuple[int, ...], features: tuple[int, ...], **params: ArrayLike | None
 ) -> list[jax.Array | None]:
-    """Parameters of the shape of the feature axes, reshaped to broadcast against ``shape``."""
+    """Reshape parameters of the shape of the feature axes to broadcast against ``shape``."""
     return [
         None if value is None else _align(name, validation.floating(value, name), shape, features)
         for name, value in params.items()
@@ -23,8 +23,9 @@ def aligned(
 def _align(
     name: str, value: jax.Array, shape: tuple[int, ...], features: tuple[int, ...]
 ) -> jax.Array:
-    """The parameter with the rank of ``shape``: its own rank alone says how it is meant, so that no
-    size changes the meaning.
+    """Give the parameter the rank of ``shape``.
+
+    Its own rank alone says how it is meant, so that no size changes the meaning.
     """
     sizes = tuple(shape[axis] for axis in features)
     if value.shape == sizes:
@@ -47,7 +48,7 @@ def _align(
 
 
 def checked_divisor(name: str, number: Any, channels: int) -> int:
-    """The number, if the channels form that many equal groups, or groups of that many."""
+    """Return the number of equal groups, or of channels in each, if it divides the channels."""
     number = integer(number, f"{name} must be an integer")
     if number < 1 or channels % number:
         raise ValueError(
@@ -60,8 +61,9 @@ def checked_divisor(name: str, number: Any, channels: int) -> int:
 def spatial_axes(
     shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str, *, packed: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The feature axes, and those between them and the batch; of packed ``x`` there need be no
-    batch.
+    """Return the feature axes, and the axes between them and the batch.
+
+    Packed ``x`` need not have a batch.
     """
     features = canonical_axes(feature_axes, len(shape), "feature_axes")
     if packed and other_axes(features, len(shape)) == (0,):

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# What PyTorch, Keras, Haiku and TensorFlow call the arguments of norms, and what they are called
-# here: the first that is accepted.
+# Names that PyTorch, Keras, Haiku and TensorFlow give to the arguments of norms, and their names
+# here. The first name that is accepted counts.
 MEANT: Mapping[str, tuple[str, ...]] = {
     "eps": ("epsilon",),
     "variance_epsilon": ("epsilon",),
@@ -41,7 +41,7 @@ MEANT: Mapping[str, tuple[str, ...]] = {
 
 
 def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
-    """Return a hint that continues an error about unknown names, or nothing.
+    """Return a hint that continues an error about unknown names, or an empty string.
 
     >>> did_you_mean(["eps"], ["epsilon", "scale"])
     ' Did you mean epsilon?'
@@ -54,8 +54,10 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
 
 
 def with_hint(accepted: Collection[str], function: Callable[..., Result], *given: Any) -> Result:
-    """Return ``function(*given)``, the last of which are sizes of a pattern; they may be misspelled
-    options, of which the error hints.
+    """Return ``function(*given)``, and add a hint to its TypeError.
+
+    The last of ``given`` are sizes of a pattern. They may be misspelled options, which the hint
+    names.
     """
     try:
         return function(*given)
@@ -64,7 +66,7 @@ def with_hint(accepted: Collection[str], function: Callable[..., Result], *given
 
 
 def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str]) -> NoReturn:
-    """Raise a TypeError about the names that are none of the accepted ones."""
+    """Raise a TypeError about the names that are not among the accepted ones."""
     unknown = sorted(set(names) - set(accepted))
     hint = did_you_mean(unknown, accepted)
     raise TypeError(
@@ -74,15 +76,17 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
 
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a function, or the call of a module, answer unknown keywords with a hint: ``where`` is
-    ``mask`` in modules.
+    """Make a function, or the call of a module, answer unknown keywords with a hint.
+
+    For example, ``where`` is called ``mask`` in modules.
     """
     return _checked(call, accepted_by(call))
 
 
 def accepted_by(function: Callable) -> list[str]:
-    """Return the names of the arguments of a function, with those of the TypedDict of its
-    ``**options``.
+    """Return the names of the arguments of a function.
+
+    They include the names in the TypedDict of its ``**options``.
     """
     names: list[str] = []
     for name, parameter in signature(function).parameters.items():
@@ -108,8 +112,9 @@ def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable
 
 
 def known_fields(module: type) -> None:
-    """Make the constructor of a module answer unknown keywords with a hint, unless it hands on any
-    keyword.
+    """Make the constructor of a module answer unknown keywords with a hint.
+
+    A constructor that hands on any keyword stays as it is.
     """
     make = module.__init__  # type: ignore[misc]
     parameters = signature(make).parameters
@@ -118,9 +123,7 @@ def known_fields(module: type) -> None:
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a norm answer further positional arguments, and unknown keywords, by naming what goes by
-    keyword.
-    """
+    """Make a norm name its keywords when it gets unknown or further positional arguments."""
     parameters = signature(function).parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items() if name != "options"}
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]

@@ -1,4 +1,4 @@
-"""The options that every norm takes, and the types of what callers pass."""
+"""The options that every norm takes, and the types of arguments."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict
@@ -7,8 +7,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 
 class AxisGroups(NamedTuple):
-    """An ``axis_name`` whose devices share statistics in groups, as ``axis_index_groups`` of
-    :func:`jax.lax.psum`.
+    """An ``axis_name`` whose devices share statistics in groups.
+
+    The groups are given as in ``axis_index_groups`` of :func:`jax.lax.psum`.
     """
 
     axis_name: str | tuple[str, ...]
@@ -21,17 +22,17 @@ EpsilonIn = Literal["var", "std"]
 
 
 class NormOptions(TypedDict, total=False):
-    """The options that every norm takes, by keyword, beside its own.
+    """The options that every norm takes by keyword, besides its own.
 
     Attributes:
       axis_name: name (or names) of device or vmap axes to reduce over as well, weighted by count.
-      full_range: first divides each group by a power of two, which keeps elements of any size
-        (1e-30, 3e38) accurate, for 1.2 to 2 times the work in plain JAX (bfloat16 input and
-        ``epsilon`` below 1e-30 always do).
-      implementation: None selects automatically, see :func:`jaxnorm.plan`; ``"native"`` is a CPU
-        kernel, see :mod:`jaxnorm.kernels`, ``"xla"`` plain JAX, ``"reference"`` that without
-        separate passes, joined axes, recomputed statistics.
-      dtype: dtype of the output; that of ``x`` by default.
+      full_range: first divides each group by a power of two. This keeps elements of any size
+        (1e-30, 3e38) accurate, for 1.2 to 2 times the work in plain JAX. bfloat16 input and
+        ``epsilon`` below 1e-30 always do so.
+      implementation: None selects automatically, see :func:`jaxnorm.plan`. ``"native"`` is a CPU
+        kernel, see :mod:`jaxnorm.kernels`. ``"xla"`` is plain JAX. ``"reference"`` is plain JAX
+        without separate passes, merged axes and recomputed statistics.
+      dtype: dtype of the output; by default the dtype of ``x``.
     """
 
     axis_name: AxisName

@@ -1,5 +1,6 @@
-"""What the public functions accept; every error says what must hold, what was given, and the
-remedy.
+"""Checks of the arguments of public functions.
+
+Every error says what must hold, what was given, and the remedy.
 """
 
 import math
@@ -15,10 +16,10 @@ from jax.experimental import checkify
 
 
 def as_array(x, name: str = "x") -> jax.Array:
-    """``x`` as it is, if it is an array of JAX; a copy of NumPy's, which may be overwritten later.
+    """Return ``x`` as it is if it is a JAX array, else as an array.
 
-    jnp.asarray would copy what is traced, raise under debug_nans for NaN behind a mask, and compile
-    for each shape: 20 ms.
+    A NumPy array is copied, since it may be overwritten later. jnp.asarray would copy traced
+    values, raise under debug_nans for NaN behind a mask, and compile for each shape: 20 ms.
     """
     if isinstance(x, jax.Array):
         return x
@@ -39,8 +40,9 @@ def as_array(x, name: str = "x") -> jax.Array:
 
 
 def check_fits_dtype(x: np.ndarray | np.generic, name: str) -> None:
-    """Raises where an integer of NumPy would become another one, since JAX takes those of 64 bits
-    as 32.
+    """Raise a ValueError where JAX would change the value of a NumPy integer.
+
+    JAX takes integers of 64 bits as integers of 32 bits.
     """
     held = jax.dtypes.canonicalize_dtype(x.dtype)
     if held != x.dtype and jnp.issubdtype(x.dtype, jnp.integer) and x.size:
@@ -64,7 +66,7 @@ def floating(x, name: str = "x") -> jax.Array:
 
 
 def real(x, name: str) -> jax.Array:
-    """``x`` as an array of a floating dtype that is not complex."""
+    """Return ``x`` as an array of a floating dtype that is not complex."""
     x = floating(x, name)
     if jnp.iscomplexobj(x):
         raise TypeError(f"{name} must be real: got {x.dtype}.")
@@ -72,7 +74,7 @@ def real(x, name: str) -> jax.Array:
 
 
 def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
-    """Raises unless ``shape`` broadcasts against ``target`` without growing it."""
+    """Raise a ValueError unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
     if len(shape) > len(target) or any(
         s not in (1, t) for s, t in zip(padded, target, strict=True)
@@ -90,7 +92,7 @@ def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> No
 
 
 def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
-    """A scale or bias that broadcasts against ``shape``."""
+    """Return a scale or bias that broadcasts against ``shape``."""
     if value is None:
         return None
     value = floating(value, name)
@@ -99,8 +101,9 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
 
 
 def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None:
-    """A boolean mask, or non-negative float weights, that broadcasts against ``shape``: a constant
-    under differentiation.
+    """Return a boolean mask, or non-negative float weights, that broadcasts against ``shape``.
+
+    It is a constant under differentiation.
     """
     if where is None:
         return None
@@ -118,7 +121,10 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
 
 
 def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
-    """Ids in [0, num_segments) along the last axis of ``shape``, or for each row of all of it."""
+    """Return ids in [0, num_segments) along the last axis of ``shape``.
+
+    They have one axis, or all of ``shape`` with ids for each row.
+    """
     if ids is None or num_segments is None:
         given, missing = (
             ("segments", "num_segments") if num_segments is None else ("num_segments", "segments")
@@ -138,7 +144,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
         )
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    # NumPy's may have 64 bits, of which JAX takes 32
+    # NumPy's ids may have 64 bits, of which JAX would take 32: check them before the cast
     ids = ids if isinstance(ids, np.ndarray) else as_array(ids, "segments")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
@@ -162,8 +168,9 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _wide(array: jax.Array) -> jax.Array:
-    """Integers of 32 bits at least: compared in fewer, a number that these do not hold would be
-    another one.
+    """Cast integers to at least 32 bits.
+
+    In a comparison with fewer bits, a number that does not fit would turn into another one.
     """
     return (
         array.astype(jnp.int32)
@@ -173,7 +180,10 @@ def _wide(array: jax.Array) -> jax.Array:
 
 
 def variance(name: str, var) -> Any:
-    """A variance that is not negative; NaN and Inf pass, they show in the output."""
+    """Return a variance that is not negative.
+
+    NaN and Inf pass, since they show in the output.
+    """
     return check_values(var, lambda v: ~(v < 0), f"the variance of {name} must be >= 0")
 
 
@@ -211,7 +221,7 @@ def epsilon_in(value: str) -> str:
 
 
 def momentum(value) -> Any:
-    """A number in [0, 1], the weight of the old value; it may be traced."""
+    """Return a number in [0, 1], the weight of the old value; it may be traced."""
     return number_or_traced(
         "momentum",
         value,
@@ -221,7 +231,10 @@ def momentum(value) -> Any:
 
 
 def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "") -> Any:
-    """A finite number from 0 to ``most``; a traced one is checked under checkify."""
+    """Return a finite number from 0 to ``most``.
+
+    A traced number is checked under checkify.
+    """
     if not isinstance(value, jax.core.Tracer):
         return number(name, value, most, remedy)
     if value.ndim or not jnp.issubdtype(value.dtype, jnp.floating):
@@ -234,7 +247,7 @@ def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "")
 
 
 def number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
-    """A static, finite number from 0 to ``most``."""
+    """Return a static, finite number from 0 to ``most``."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"{name} must be a static number: got a traced value. Pass it as a Python number."
@@ -254,12 +267,14 @@ def _range(most: float) -> str:
 
 
 def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
-    """The array. Raises where ``holds`` is false: at once for concrete values, under checkify, if
-    the result is used, for traced ones.
+    """Return the array, and raise where ``holds`` is false.
+
+    Concrete values raise a ValueError at once. Traced values raise under checkify, if the result is
+    used.
     """
     if isinstance(array, jax.core.Tracer):
         return _checked()(array, jnp.all(holds(_wide(array))), message=message + ".")
-    # not JAX: inside a trace its operations on concrete values are traced too
+    # NumPy, since JAX inside a trace would trace operations on concrete values too
     concrete = np.asarray(array)
     if not np.all(holds(concrete)):
         raise ValueError(f"{message}: found {concrete[~holds(concrete)].ravel()[0]}.")
@@ -268,18 +283,18 @@ def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
 
 @cache
 def _checked() -> Callable[..., jax.Array]:
-    """A callable of an array and a boolean, which returns the array, and under checkify raises
-    where the boolean is false.
+    """Return a function of an array and a boolean that returns the array.
 
-    ``checkify.debug_check`` would be an effect, and JAX saves no program that has one, and calls it
-    from Python: a jitted batch norm in evaluation would take 94 us instead of 7.
+    Under checkify it raises where the boolean is false. ``checkify.debug_check`` would be an
+    effect. JAX saves no program that has an effect, and calls it from Python: a jitted batch norm
+    in evaluation would take 94 us instead of 7.
     """
-    from jax.extend.core import Primitive  # here, since importing this library does without these
+    from jax.extend.core import Primitive  # here: importing this library needs none of these
     from jax.interpreters import ad, batching, mlir
 
     try:
         from jax._src.checkify import check_p, error_checks
-    except ImportError:  # they are internals, and may move
+    except ImportError:  # JAX may move its internals
         return _checked_by_effect
     primitive = Primitive("jaxnorm_checked")
     primitive.def_impl(lambda array, ok, *, message: array)
@@ -294,7 +309,7 @@ def _checked() -> Callable[..., jax.Array]:
         tangents[0],
     )
 
-    # the state of checkify, by version one argument or several; array and ok
+    # the arguments are the state of checkify, one or several by version of JAX, then array and ok
     def rule(*arguments, message):
         *state, array, ok = arguments
         failed, _ = checkify.checkify(lambda ok: checkify.check(jnp.all(ok), message))(ok)
@@ -306,6 +321,6 @@ def _checked() -> Callable[..., jax.Array]:
 
 
 def _checked_by_effect(array: jax.Array, ok: jax.Array, *, message: str) -> jax.Array:
-    """The same by what is public."""
+    """Check the array as :func:`_checked` does, with public functions alone."""
     checkify.debug_check(ok, message)
     return array
