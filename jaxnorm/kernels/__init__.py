@@ -2,21 +2,24 @@
 
     python -m jaxnorm.kernels
 
-builds those for this CPU, if there is a C++ compiler; with --status it says whether they are
-active. A wheel for Linux has them for each level of processor, which run where these are not built.
-Nothing depends on them; where there are any, "native" is selected on a CPU, for norms of float32
-and bfloat16, with a boolean mask too if it is the same for all channels of a position, and for
-LSTMs in float32. Over several devices it is selected where nothing need be gathered for it: in
-shard_map, and in explicit sharding for norms whose groups are unsharded. The variable
-JAXNORM_IMPLEMENTATION names what is selected instead, wherever that is possible.
+builds the kernels for this CPU, if there is a C++ compiler. With --status it says whether they are
+active. A wheel for Linux has kernels for each level of processor, which run where none are built.
+Nothing depends on kernels.
 
-This file is the table of all kernels, which core/plan.py selects from; :func:`register` adds a row.
+Where they exist, "native" is selected on a CPU. It takes norms of float32 and bfloat16, also with a
+boolean mask that is the same for all channels of a position, and LSTMs in float32. Over several
+devices it is selected where nothing need be gathered for it: in shard_map, and in explicit sharding
+for norms whose groups are unsharded. The variable JAXNORM_IMPLEMENTATION names the implementation
+that is selected instead, wherever that is possible.
+
+This file is the table of all kernels, and core/plan.py selects from it; :func:`register` adds a
+row.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-PLAIN = ("reference", "xla")  # the implementations that are no kernels, but plain JAX
+PLAIN = ("reference", "xla")  # implementations in plain JAX, without kernels
 OPERATIONS = ("norm", "moments", "lstm")
 PLATFORMS = ("cpu", "gpu", "tpu")
 
@@ -30,11 +33,11 @@ class Family:
     """One row of the table: kernels that share a name.
 
     Attributes:
-      platforms: those of JAX on which the kernels are selected, of "cpu", "gpu" and "tpu".
+      platforms: JAX platforms on which the kernels are selected, of "cpu", "gpu" and "tpu".
       modules: maps an operation, of "norm", "moments" and "lstm", to the name of the module that
-        computes it, which is imported when the operation is first asked for.
+        computes it. The module is imported when the operation is first asked for.
       load: makes the kernels ready to run, whenever they are considered. It returns None, or why it
-        cannot, as words that continue "implementation='name' ...".
+        cannot, in words that continue "implementation='name' ...".
       only_by_name: why they run only where they are named, as a clause; empty where they are
         selected by themselves.
     """
@@ -46,12 +49,12 @@ class Family:
 
 
 def _load_for_cpu() -> str | None:
-    from jaxnorm.kernels.cpu import loading  # most programs for other platforms do without
+    from jaxnorm.kernels.cpu import loading  # programs for other platforms rarely need it
 
     return loading.load()
 
 
-# They are considered in this order.
+# The kernels are considered in this order.
 TABLE: dict[str, Family] = {
     "native": Family(
         ("cpu",),
@@ -78,23 +81,22 @@ def register(
 ) -> None:
     """Add kernels to the table, as the implementation of this name.
 
-    They are considered after those that are in the table already. What a module has to define, and
-    what makes that short, is in CONTRIBUTING.md under *A new kernel*.
+    They are considered after the kernels that are already in the table. CONTRIBUTING.md says under
+    *A new kernel* what a module has to define, and what makes that short.
 
     Args:
-      name: what ``implementation=`` and the variable JAXNORM_IMPLEMENTATION call them.
+      name: the name for ``implementation=`` and the variable JAXNORM_IMPLEMENTATION.
       platforms: the platforms on which they are selected: ``("tpu",)``, for example.
       norm: name of the module that normalizes, with ``obstacle`` and ``forward``.
       moments: name of the module that computes statistics alone, with ``obstacle`` and
         ``statistics``.
       lstm: name of the module that runs LSTMs, with ``obstacle`` and ``whole``.
       load: makes them ready, see :class:`Family`.
-      only_by_name: a clause that says why they are not selected by themselves, see
-        :class:`Family`.
+      only_by_name: a clause that says why they are not selected by themselves, see :class:`Family`.
 
     Raises:
-      TypeError: platforms that are no tuple of names, modules that are no names.
-      ValueError: a name that is taken by something else, an unknown platform, no module at all.
+      TypeError: platforms is not a tuple of names, or a module is not a name.
+      ValueError: the name is taken, a platform is unknown, or no module is given.
 
     >>> from jaxnorm import kernels
     >>> kernels.register("native", platforms=("gpu",), norm="mine")

@@ -1,4 +1,4 @@
-"""``python -m jaxnorm.kernels``: builds the kernels for this CPU."""
+"""The command ``python -m jaxnorm.kernels``, which builds the kernels for this CPU."""
 
 import argparse
 import signal
@@ -12,7 +12,7 @@ from jaxnorm.kernels.cpu import build, libraries
 
 
 def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) -> int:
-    """Builds the kernels, or says whether they are active; returns the exit status."""
+    """Build the kernels, or say whether they are active, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog=libraries.BUILD,
         description="Builds jaxnorm's kernels for this CPU, which takes about half a minute.",
@@ -51,14 +51,14 @@ def main(arguments: list[str] | None = None, folder: Path = libraries.FOLDER) ->
 
 
 def inactive(folder: Path) -> list[str]:
-    """Every reason for which the kernels are not active."""
+    """Return every reason for which the kernels are not active."""
     reasons = [_lacking(folder)]
     try:
         wish = plan.from_environment()
         platform = jax.default_backend()
     except ValueError as error:
         reasons.append(str(error).removesuffix("."))
-    except (RuntimeError, AssertionError):  # the second where nothing is installed for a platform
+    except (RuntimeError, AssertionError):  # an AssertionError if a platform is not installed
         reasons.append(
             f"JAX cannot run on {jax.config.values.get('jax_platforms') or 'any platform'}"
         )
@@ -71,7 +71,7 @@ def inactive(folder: Path) -> list[str]:
 
 
 def _lacking(folder: Path) -> str | None:
-    """Why there is no library that can be used; None if there is one."""
+    """Return why there is no library that can be used; None if there is one."""
     if libraries.usable(folder):
         return None
     if damaged := libraries.candidates(folder):
@@ -89,5 +89,5 @@ def _lacking(folder: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # being stopped is being interrupted
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop as if interrupted
     sys.exit(main())

@@ -1,5 +1,4 @@
-"""The four axes of struct Shape in shape.h: normalization groups of ``(N, P, G, D)`` are reduced
-over P and D.
+"""The four axes of struct Shape in shape.h: groups of ``(N, P, G, D)`` are reduced over P and D.
 
 layer norm   (rows, 1, 1, C)         batch norm      (1, N H W, C, 1)
 group norm   (N, H W, g, C / g)      instance norm   (N, H W, C, 1)
@@ -14,9 +13,12 @@ from jaxnorm.arguments.axes import Reduction
 class Layout(NamedTuple):
     """The sizes of the four axes.
 
-    ``params`` is the split shape that scale and bias are broadcast to: full along G and D, along N
-    where ``scales`` is N. ``axes`` are the axes of the split shape that each of the four is made
-    of.
+    Attributes:
+      n, p, g, d: the four sizes.
+      scales: n where scale and bias differ along N, else 1.
+      params: the split shape that scale and bias are broadcast to. It is full along G and D, and
+        along N where ``scales`` is N.
+      axes: the axes of the split shape that make up each of the four.
     """
 
     n: int
@@ -28,10 +30,10 @@ class Layout(NamedTuple):
     axes: tuple[tuple[int, ...], ...]
 
     def mask(self, shape: tuple[int, ...], where: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The part of a split shape that a mask of the split shape ``where`` is broadcast to: full
-        along P, along N where it differs there.
+        """Return the split shape that a mask is broadcast to.
 
-        None where the mask differs along G or D.
+        ``shape`` is the split shape of x, ``where`` of the mask. The result is full along P, and
+        along N where the mask differs there. It is None where the mask differs along G or D.
         """
         n, p, g, d = self.axes
         if any(where[axis] != 1 for axis in (*g, *d)):
@@ -41,7 +43,9 @@ class Layout(NamedTuple):
 
 
 def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
-    """The layout of arrays whose scale and bias have these split shapes; None if they have none.
+    """Return the layout of arrays whose scale and bias have these split shapes.
+
+    It is None if they have no layout.
 
     >>> from jaxnorm.arguments.axes import resolve
     >>> find(resolve("n [h w] (g [c])", (2, 8, 8, 12), {"g": 3}), (1, 1, 1, 3, 4))
@@ -51,7 +55,7 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
     sizes = reduction.split_shape
     if 0 in sizes:
         return None
-    runs: list[tuple[bool, list[int]]] = [(False, [])]  # neighbouring axes that are reduced, or not
+    runs: list[tuple[bool, list[int]]] = [(False, [])]  # whether reduced; neighbouring axes
     for axis in (axis for axis, size in enumerate(sizes) if size != 1):
         if (axis in reduction.axes) != runs[-1][0]:
             runs.append((axis in reduction.axes, []))

@@ -1,9 +1,9 @@
-"""What all kernels of norms share: which arrays they take, and their ties to the plain formulas.
+"""The common part of all kernels of norms: supported arrays, and ties to the plain formulas.
 
-A kernel computes the output and the statistics of each group, or the gradients of both. The rest is
-here, once for all families: arrays are split and laid out as ``(N, P, G, D)``, devices get their
-part, forward mode and derivatives of higher order come from the formulas of engine/reference.py,
-and where there is no kernel for a platform, or none may be called, those formulas run.
+A kernel computes the output and the statistics of each group, or the gradients of both. This file
+does the rest once for all families. It splits arrays, lays them out as ``(N, P, G, D)``, and gives
+devices their part. Forward mode and derivatives of higher order come from the formulas of
+engine/reference.py. These formulas also run where a platform has no kernel, or none may be called.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,18 +27,18 @@ from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find
 from jaxnorm.kernels.placement import fitted, on_device, sharded
 
-# instead of one value for each group: residuals that are recomputed
+# stands for the statistics of all groups among residuals, where they are recomputed
 ABSENT = np.zeros((1, 1, 1, 1), np.float32)
 
 
 def layout_of(x: jax.Array, spec: Spec, operands: Operands, dtypes: Sequence[str]) -> Layout | str:
-    """Return the layout of what a kernel is given, or in words why no kernel takes it.
+    """Return the layout for a kernel, or in words why no kernel takes the arrays.
 
     Args:
       x: the data.
-      spec: of the norm.
+      spec: the spec of the norm.
       operands: x and the other arrays.
-      dtypes: the names of those that x and the output may have.
+      dtypes: the names of the dtypes that x and the output may have.
     """
     _, where, scale, bias, *_ = operands
     kinds = tuple(None if a is None else (a.shape, a.dtype) for a in (where, scale, bias))
@@ -94,12 +94,12 @@ class Static:
 
     Attributes:
       layout: the four axes ``(N, P, G, D)``; groups are reduced over P and D.
-      rank: of x, without axes that it is mapped over.
-      loops: how plain JAX goes through the elements. Their spec has epsilon, correction and the
-        like; its reduction is not used: the layout says where the groups lie.
-      lowest_power: the least exponent that x is scaled down by; None where it needs no scaling.
+      rank: rank of x, without axes that it is mapped over.
+      loops: the loops of plain JAX over the elements. Their spec has epsilon, correction and other
+        options. Its reduction is not used, since the layout says where the groups lie.
+      lowest_power: the least scale exponent; None where x needs no scaling.
       moments: whether the statistics are asked for.
-      recompute: ``recompute(static, x)``, whether backward recomputes the statistics.
+      recompute: ``recompute(static, x)`` says whether backward recomputes the statistics.
     """
 
     layout: Layout
@@ -110,13 +110,15 @@ class Static:
     recompute: Callable
 
     def arranged(self, x: jax.Array) -> jax.Array:
-        """x as ``(..., N, P, G, D)``. Outside of the primitives it keeps its shape: no copy, where
-        NaN behind a mask would be seen.
+        """Return x as ``(..., N, P, G, D)``.
+
+        Outside of the primitives x keeps its shape. A copy there would show jax_debug_nans the NaN
+        behind a mask.
         """
         return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
 
     def stats_shape(self, x: jax.Array) -> tuple[int, ...]:
-        """The shape of the statistics of arranged x: one element for each group."""
+        """Return the shape of the statistics of arranged x: one element for each group."""
         return (*x.shape[:-3], 1, self.layout.g, 1)
 
     @property
@@ -125,8 +127,9 @@ class Static:
         return self.loops.spec
 
     def loops_over(self, shape: tuple[int, ...], *axes: int) -> PlainLoops:
-        """The loops over an array whose groups span these axes: by default P and D, the third from
-        the end and the last.
+        """Return the loops over an array whose groups span these axes.
+
+        By default these are P and D, the third from the end and the last.
         """
         axes = axes or (len(shape) - 3, len(shape) - 1)
         return self.loops.of(replace(self.spec, reduction=unsplit(shape, axes)))
@@ -134,7 +137,7 @@ class Static:
     def frame(
         self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None
     ) -> Frame:
-        """The frame, for the spec of :meth:`loops_over`."""
+        """Return shift and scale exponent, for the spec of :meth:`loops_over`."""
         count: Any = float(self.layout.p * self.layout.d)
         if where is not None:
             count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32)
@@ -147,15 +150,16 @@ class Static:
         )
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Whether pivot, offset, variance and power hold information. In bfloat16 the offset is
-        smaller than the precision of x.
+        """Return whether pivot, offset, variance and power hold information.
+
+        In bfloat16 the correction of the mean, offset, is smaller than the precision of x.
         """
         centered = self.spec.centered
         return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
 
 
 class Found(NamedTuple):
-    """What a forward kernel returns: the output, and for each group what the reference finds."""
+    """The results of a forward kernel: the output, and the statistics of each group."""
 
     y: jax.Array
     pivot: jax.Array | None  # None stands for zeros
@@ -173,15 +177,15 @@ class NormKernels:
     """The kernels of a family for norms, tied to the plain formulas.
 
     Args:
-      name: of the primitives, different for each family.
-      forward: by platform ``(static, (x, scale, bias, where)) -> Found``, of arranged arrays: x
-        ``(..., N, P, G, D)``, scale and bias ``(..., N or 1, 1, G, D)`` in float32, where ``(..., N
-        or 1, P, 1, 1)`` or None. What a mask hides may be anything in x, and is 0 in y. An axis of
-        vmap stands in front of all of them.
+      name: name of the primitives, different for each family.
+      forward: by platform ``(static, (x, scale, bias, where)) -> Found``, of arranged arrays. x is
+        ``(..., N, P, G, D)``, scale and bias are ``(..., N or 1, 1, G, D)`` in float32, where is
+        ``(..., N or 1, P, 1, 1)`` or None. Masked elements of x may have any value, and are 0 in y.
+        An axis of vmap stands in front of all arrays.
       backward: by platform ``(static, (x, pivot, offset, var, power, scale, where), (dy, doffset,
-        dvar)) -> (dx, dscale, dbias)``; statistics that are not :meth:`Static.informative`, or are
-        to be recomputed, have one element; gradients of statistics may be None, for 0. Where a
-        platform has none, the plain formula runs.
+        dvar)) -> (dx, dscale, dbias)``. Statistics that are not :meth:`Static.informative`, or are
+        to be recomputed, have one element. Gradients of statistics may be None, for 0. Where a
+        platform has no such kernel, the plain formula runs.
       recompute: whether backward recomputes the statistics, see :class:`Static`.
     """
 
@@ -215,8 +219,9 @@ class NormKernels:
         )
 
     def forward(self, loops: PlainLoops, operands: Operands, *, moments: bool) -> tuple:
-        """Return the output and, if asked for, the Stats, where :func:`layout_of` finds a layout;
-        mask, scale and bias split and sharded as x is.
+        """Return the output and, if asked for, the Stats.
+
+        :func:`layout_of` must find a layout. Mask, scale and bias are split and sharded as x is.
         """
         (x, *params), spec = operands[:4], loops.spec
         if not sharded(x):
@@ -242,7 +247,7 @@ class NormKernels:
     def _on_each(
         self, loops: PlainLoops, moments: bool, x, where, scale, bias
     ) -> tuple[jax.Array, Stats | None]:
-        """The output and the Stats of the part of x that a device has."""
+        """Return the output and the Stats of the part of x that a device has."""
         spec = loops.spec
         layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
         assert layout is not None
@@ -263,8 +268,17 @@ class NormKernels:
         return y, Stats(static.frame(spec, pivot, power, None)._replace(n=None), offset, var)
 
     def _jvp(self, static: Static, arguments, tangents):
+        # The kernel computes, in each group and for u = x / 2**power - pivot,
+        #     y = (u - offset) r scale + bias,     var = mean(u**2) - offset**2,
+        #     r = (var + epsilon)**(-1/2),         offset = mean(u)
+        # Power and pivot are constants, so that their tangents are 0. The others are
+        #     doffset = mean(du),  dvar = 2 mean((u - offset) du),  dr = -1/2 r**3 dvar,
+        #     dy      = ((du - doffset) r + (u - offset) dr) scale + (u - offset) r dscale + dbias
+        # They are linear in dx, dscale and dbias, and need x, statistics, scale and mask alone.
+        # _tangent computes them, and a backward kernel their transpose.
         x, scale, _, where = arguments
         y, pivot, offset, var, power = self._standardize(static, arguments)
+        # a residual without information is one element; so are all if backward recomputes them
         frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
         found = zip((frame[0], offset, var, frame[1]), static.informative(x), strict=True)
         keeps = not static.recompute(static, x)
@@ -286,14 +300,14 @@ def _batched(static: Static, size: int) -> Static:
 
 
 def _results_like(static: Static, arguments):
-    """Arrays of the shapes and dtypes that :func:`_plain` returns."""
+    """Return arrays of the shapes and dtypes that :func:`_plain` returns."""
     x, leaves = arguments[0], jax.tree.leaves(arguments)
     stats = zeros(static.stats_shape(static.arranged(x)), jnp.float32, *leaves)
     return zeros(x.shape, static.spec.dtype, *leaves), stats, stats, stats, stats
 
 
 def _of_kernel(kernel: Callable, static: Static, arguments):
-    """What a forward kernel finds in arguments as they are given."""
+    """Run a forward kernel on arguments that are not yet arranged."""
     given, *params = arguments
     x = static.arranged(given)
     y, *found = kernel(static, (x, *params))
@@ -303,7 +317,7 @@ def _of_kernel(kernel: Callable, static: Static, arguments):
 
 
 def _plain(static: Static, arguments):
-    """The same in plain JAX."""
+    """Compute in plain JAX what a forward kernel computes."""
     given, scale, bias, where = arguments
     x = hide(static.arranged(given), where)
     y, (frame, offset, var) = reference.forward(static.loops_over(x.shape), x, where, scale, bias)
@@ -315,7 +329,7 @@ def _plain(static: Static, arguments):
 
 
 def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
-    """The residuals of plain JAX from those of the kernel."""
+    """Return the residuals of plain JAX, made from the residuals of the kernel."""
     x, pivot, offset, var, power, scale, where = residuals
     x = hide(static.arranged(x), where)
     loops = static.loops_over(x.shape)
@@ -328,7 +342,7 @@ def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
 
 
 def _tangent(static: Static, residuals, arguments):
-    """The tangents of output, offset and variance, in plain JAX."""
+    """Return the tangents of output, correction of the mean and variance, in plain JAX."""
     (given, *params), where = arguments, residuals[-1]
     dx = hide(static.arranged(given), where)
     dy, *dstats = reference.tangent(*_plain_residuals(static, residuals), Inputs(dx, *params))
@@ -336,7 +350,7 @@ def _tangent(static: Static, residuals, arguments):
 
 
 def _tangent_like(static: Static, residuals, arguments):
-    """Arrays of the shapes and dtypes that :func:`_tangent` returns."""
+    """Return arrays of the shapes and dtypes that :func:`_tangent` returns."""
     given, *params = arguments
     dy, *dstats = reference.tangent_like(
         *_plain_residuals(static, residuals), Inputs(static.arranged(given), *params)
@@ -345,7 +359,7 @@ def _tangent_like(static: Static, residuals, arguments):
 
 
 def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents):
-    """The transpose of :func:`_tangent`, by a kernel."""
+    """Run a backward kernel, as the transpose of :func:`_tangent`."""
     (x, *rest), (dy, *dstats) = residuals, cotangents
     arranged = (static.arranged(x), *rest)
     dx, *dparams = kernel(static, arranged, (static.arranged(dy), *dstats))
@@ -353,7 +367,7 @@ def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents)
 
 
 def _plain_backward(static: Static, residuals, cotangents):
-    """The same in plain JAX."""
+    """Compute in plain JAX what a backward kernel computes."""
     (given, *dstats), where = cotangents, residuals[-1]
     dy = hide(static.arranged(given), where)
     dx, *params = reference.backward(*_plain_residuals(static, residuals), (dy, *dstats))

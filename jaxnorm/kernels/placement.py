@@ -1,8 +1,8 @@
-"""Which part of an array a device has, as far as that is known where functions are traced.
+"""The part of an array that a device has, as far as it is known where functions are traced.
 
-Kernels see what one device has. In shard_map that is all there is. In explicit sharding the type of
-an array says it, and groups that are unsharded are normalized on their device. Of arrays that XLA
-shards by itself nothing is known: a kernel would have them gathered.
+A kernel sees the part of one device. In shard_map this is the whole array. In explicit sharding the
+type of an array describes the part, and groups that are unsharded are normalized on their device.
+Where XLA shards an array by itself the part is unknown: a kernel would have the array gathered.
 """
 
 import math
@@ -27,7 +27,7 @@ def known(x: jax.Array) -> bool:
 
 
 def sharded(x: jax.Array) -> bool:
-    """Whether the array is explicitly sharded."""
+    """Return whether the array is explicitly sharded."""
     return any(names_of(x))
 
 
@@ -58,7 +58,7 @@ def on_device(reduction: Reduction, kind: Any) -> Reduction | None:
 
 
 def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The part that a device has of a shape that broadcasts against the split shape of x."""
+    """Return the part on a device of a shape that broadcasts against the split shape of x."""
     return tuple(
         1 if size == 1 else own for size, own in zip(shape, reduction.split_shape, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Building the CPU kernels: a shared library in the user's cache, for this CPU and JAX."""
+"""The build of the CPU kernels: a shared library in the user's cache, for this CPU and JAX."""
 
 import os
 import platform
@@ -23,23 +23,24 @@ from jaxnorm.kernels.cpu.libraries import (
     outdated,
 )
 
-# of the folders in which libraries are built, and which killed builds leave behind
+# prefix of the folders in which libraries are built, and which killed builds leave behind
 PREFIX = "building-"
 
 
 def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda line: None) -> Path:
-    """Compiles the kernels with $CXX, or the first compiler found; returns the library.
+    """Compile the kernels with $CXX, or the first compiler found, and return the library.
 
-    Where it lies already and is whole, nothing is compiled. Once it is built, libraries of other
+    Nothing is compiled if the library exists and is whole. After a build, libraries of other
     versions, JAX releases and processors that have not been used for a month are removed from the
     folder.
 
     Args:
+      folder: the folder of the library.
       force: compiles in any case.
       tell: is called with a line on each step, as it begins or ends.
 
     Raises:
-      BuildError: there is no compiler, it fails, or the folder cannot be written.
+      BuildError: no compiler is found, it fails, or the folder cannot be written.
     """
     target = library(folder)
     try:
@@ -64,7 +65,7 @@ def build(folder: Path = FOLDER, *, force: bool = False, tell: Tell = lambda lin
             return target
     except DamagedError as error:
         raise BuildError(f"what the compiler gave {error}. Name another in CXX.") from None
-    except BrokenPipeError:  # of what is printed
+    except BrokenPipeError:  # from printing, not from the folder
         raise
     except OSError as error:
         raise BuildError(
@@ -83,8 +84,9 @@ def _whole(path: Path) -> bool:
 
 @contextmanager
 def _alone(folder: Path, tell: Tell) -> Iterator[None]:
-    """Within it no other process builds into the folder, if it can be locked; what killed builds
-    left there is removed.
+    """Keep other processes from building into the folder, if it can be locked.
+
+    The remains of killed builds are removed from the folder.
     """
     try:
         import fcntl  # not on Windows
@@ -99,8 +101,8 @@ def _alone(folder: Path, tell: Tell) -> Iterator[None]:
         except BlockingIOError:
             tell(f"Another build is under way in {folder}: waiting for its end.")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # network file systems lock no folders: each build then has its own place, and the last
-        # stays
+        # network file systems lock no folders: each build then has a folder of its own, and the
+        # last library stays
         except OSError:
             yield
             return
@@ -116,7 +118,7 @@ def _remove_others(folder: Path, tell: Tell) -> None:
     for path in list(filter(outdated, others(folder))):
         try:
             path.unlink()
-        except OSError:  # not ours to remove
+        except OSError:  # this user may not remove it
             continue
         removed += path.suffix == ".so"
     if removed:

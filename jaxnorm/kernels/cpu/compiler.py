@@ -1,6 +1,6 @@
-"""Compiling the CPU kernels: sources, flags, compilers.
+"""The compilation of the CPU kernels: sources, flags, compilers.
 
-It needs nothing but Python: hatch_build.py loads this file by its path, where neither JAX nor
+It needs nothing but Python. hatch_build.py loads this file by its path, where neither JAX nor
 jaxnorm is installed.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 SOURCES, HEADERS = (sorted(Path(__file__).parent.glob(f"*.{kind}")) for kind in ("cc", "h"))
 COMPILERS = ("c++", "g++", "clang++")
 
-# What a wheel has a library for: by machine the value of -march, the fastest first, and the
-# features of a processor, as Linux names them, that it takes. Those of x86-64 are the levels of its
-# System V ABI.
+# A wheel has a library for each of these levels. For each machine they map a value of -march, the
+# fastest first, to the processor features that it needs, by Linux's names. The levels of x86-64
+# come from its System V ABI.
 _V2 = "cx16 lahf_lm pni popcnt sse4_1 sse4_2 ssse3"
 _V3 = f"{_V2} abm avx avx2 bmi1 bmi2 f16c fma movbe"
 _V4 = f"{_V3} avx512bw avx512cd avx512dq avx512f avx512vl"
@@ -41,25 +41,26 @@ class _CompilerError(Exception):
 
 
 def flags(machine: str, march: str = "native") -> str:
-    """A compiler's."""
+    """Return the flags of a compiler."""
     common = (
         f"-std=c++17 -O3 -march={march} -fopenmp-simd -fno-math-errno -fno-trapping-math "
         "-shared -fPIC"
     )
     if machine in ("x86_64", "AMD64"):
-        # rows of layer norm: 1.26 -> 0.99 ms; compilers prefer 256
+        # compilers prefer 256 bits; with 512 rows of layer norm take 0.99 ms instead of 1.26
         return f"{common} -mprefer-vector-width=512"
     return common
 
 
 def check_file(path: Path) -> Path:
-    """The check file of a library."""
+    """Return the path of the check file of a library."""
     return path.with_suffix(".json")
 
 
 def write_check(path: Path, facts: dict[str, str]) -> None:
-    """Writes the check file of a library that has just been built: its size and hash, and facts
-    about it.
+    """Write the check file of a library that has just been built.
+
+    It holds the library's size and hash, and facts about it.
     """
     content = path.read_bytes()
     check = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -67,13 +68,16 @@ def write_check(path: Path, facts: dict[str, str]) -> None:
 
 
 def candidates() -> tuple[str, ...]:
-    """The compilers to be tried, in order: $CXX alone, or those that are usual."""
+    """Return the compilers to try, in order: $CXX alone, or the usual ones."""
     given = os.environ.get("CXX", "").strip()
     return (given,) if given else COMPILERS
 
 
 def target() -> str:
-    """What the first compiler found makes code for, as x86_64-linux-gnu; empty if there is none."""
+    """Return the target of the first compiler found, for example x86_64-linux-gnu.
+
+    It is empty if no compiler is found.
+    """
     for compiler in candidates():
         if not reason_against(compiler.split()[0]):
             answer = subprocess.run(
@@ -84,15 +88,16 @@ def target() -> str:
 
 
 def compile_kernels(path: Path, flags: str, include: str, tell: Tell = lambda line: None) -> None:
-    """Makes the library, with the first compiler that can.
+    """Make the library, with the first compiler that can.
 
     Args:
-      path: the library's; its folder gets the compilers' files.
+      path: path of the library; its folder gets the compilers' files.
+      flags: the flags of the compilers.
       include: the folder of XLA's headers.
       tell: is called with a line on each step.
 
     Raises:
-      BuildError: none can.
+      BuildError: no compiler can.
     """
     errors = []
     for compiler in candidates():
@@ -108,7 +113,7 @@ def compile_kernels(path: Path, flags: str, include: str, tell: Tell = lambda li
 
 
 def _compile(compiler: str, command: list[str], path: Path, tell: Tell) -> None:
-    """Sources are compiled side by side."""
+    """Compile the sources in parallel, and link them."""
     parts = {source: str(path.with_name(f"{source.stem}.o")) for source in SOURCES}
     start = time.monotonic()
     if reason := reason_against(command[0]):
@@ -127,7 +132,7 @@ def _compile(compiler: str, command: list[str], path: Path, tell: Tell) -> None:
 
 
 def reason_against(program: str) -> str | None:
-    """Why this program cannot be run, None if it can."""
+    """Return why this program cannot be run, None if it can."""
     if shutil.which(program):
         return None
     if os.path.dirname(program) and Path(program).is_dir():
@@ -137,8 +142,9 @@ def reason_against(program: str) -> str | None:
 
 
 def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int], None]) -> None:
-    """Runs named commands side by side; where one fails, or this process is interrupted, it kills
-    the others.
+    """Run named commands in parallel.
+
+    Where one fails, or this process is interrupted, the others are killed.
     """
     running: dict[str, subprocess.Popen] = {}
     try:
@@ -159,8 +165,9 @@ def _run(commands: dict[str, list[str]], place: Path, ended: Callable[[str, int]
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen:
-    """Starts a command in a process group of its own, to be killed as a whole; its temporary files
-    lie with the log.
+    """Start a command in a process group of its own, so that it is killed as a whole.
+
+    Its temporary files lie with the log.
     """
     environment = os.environ | {"TMPDIR": str(log.parent), "LC_ALL": "C"}
     with log.open("w") as messages:
@@ -184,7 +191,7 @@ def _kill(process: subprocess.Popen) -> None:
 
 
 def _reason(compiler: str, status: int, log: Path) -> str:
-    """Why a compiler failed."""
+    """Return why a compiler failed."""
     if status < 0:
         return (
             f"{compiler} was killed by signal "

@@ -1,10 +1,9 @@
-"""Libraries of CPU kernels: where they are and of what they are built, whether one is intact, and
-how JAX gets to know its kernels.
+"""Libraries of CPU kernels: their paths, their sources, their integrity, and their registration.
 
-One that the user has built is in the cache, and is for this processor and jaxlib. A wheel brings
-others, for levels of processor and every jaxlib that is supported. Beside a library is its check
-file, with its size and hash: a library that is cut short ends the process that opens it. It also
-says what the library was built of and for.
+A library that the user has built is in the cache, and is for this processor and jaxlib. A wheel
+brings others, for levels of processor and every jaxlib that is supported. Next to a library is its
+check file, with its size and hash, since a library that is cut short ends the process that opens
+it. The check file also says what the library was built of and for.
 """
 
 import ctypes
@@ -31,12 +30,13 @@ KERNELS = tuple(
 )
 NAME = re.compile(r"cpu-[0-9a-f]{16}\.(so|json)")
 BUILD = "python -m jaxnorm.kernels"
-UNUSED = 30 * 24 * 3600  # seconds after which another library, that no program has loaded, may go
+UNUSED = 30 * 24 * 3600  # seconds without a load after which another library may be removed
 
 
 def cache() -> Path:
-    """The folder of libraries, in the user's cache: where jaxnorm is installed nothing is written.
-    Of a user without a home, none.
+    """Return the folder of libraries in the user's cache.
+
+    Nothing is written where jaxnorm is installed. A user without a home has no folder.
     """
     given, home = os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~")
     own = Path(home, ".cache") if os.path.isabs(home) else Path(os.devnull)
@@ -44,15 +44,15 @@ def cache() -> Path:
 
 
 FOLDER = cache()
-PREBUILT = Path(__file__).with_name("prebuilt")  # what hatch_build.py puts into a wheel
+PREBUILT = Path(__file__).with_name("prebuilt")  # hatch_build.py fills it in a wheel
 
 
 class DamagedError(Exception):
-    """A library is not what was built; the message says how, to follow its name."""
+    """A library differs from the one that was built; the message says how, after its name."""
 
 
 def cpu() -> dict[str, str]:
-    """What Linux says of this CPU, by name; nothing elsewhere."""
+    """Return the facts that Linux states about this CPU, by name; none elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -64,7 +64,10 @@ def cpu() -> dict[str, str]:
 
 @lru_cache
 def facts() -> dict[str, str]:
-    """What a library is built of and for. Of other facts, it is another library."""
+    """Return the facts about the sources and the target of a library.
+
+    With other facts it is another library.
+    """
     known = cpu()
     return {
         "sources": hashlib.sha256(
@@ -78,13 +81,17 @@ def facts() -> dict[str, str]:
 
 
 def library(folder: Path = FOLDER) -> Path:
-    """The path of the library for these sources, CPU and jaxlib, be it there or not."""
+    """Return the path of the library for these sources, CPU and jaxlib.
+
+    The library need not exist.
+    """
     return folder / f"cpu-{hashlib.sha256(repr(facts()).encode()).hexdigest()[:16]}.so"
 
 
 def prebuilt() -> list[Path]:
-    """Libraries of the wheel that this CPU can run, the fastest first; none where jaxnorm is
-    installed otherwise.
+    """Return the libraries of the wheel that this CPU can run, the fastest first.
+
+    They exist only where jaxnorm is installed from such a wheel.
     """
     levels, features = LEVELS.get(platform.machine(), {}), set(facts()["features"].split())
     return [
@@ -95,17 +102,18 @@ def prebuilt() -> list[Path]:
 
 
 def candidates(folder: Path = FOLDER) -> list[Path]:
-    """The libraries there are for this CPU, in the order in which they are tried: the user's own,
-    then those of the wheel.
+    """Return the existing libraries for this CPU, in the order in which they are tried.
+
+    The user's own comes first, then the libraries of the wheel.
     """
     return [path for path in (library(folder), *prebuilt()) if path.exists()]
 
 
 def functions(path: Path) -> dict[str, Any]:
-    """The library's kernels by name.
+    """Return the kernels of a library by name.
 
     Raises:
-      DamagedError: it is not what was built. It is then not opened.
+      DamagedError: the library differs from the one that was built. It is then not opened.
     """
     _compare(path)
     try:
@@ -119,7 +127,7 @@ def functions(path: Path) -> dict[str, Any]:
 
 
 def _compare(path: Path) -> None:
-    """Raises unless size and hash are those in the check file."""
+    """Raise a DamagedError unless size and hash are equal to the ones in the check file."""
     check = check_file(path)
     try:
         expected = json.loads(check.read_text())
@@ -139,7 +147,10 @@ def _compare(path: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with a library, to follow its name; None if nothing is, or there is none."""
+    """Return the fault of a library, in words that follow its name.
+
+    It is None if the library is intact or does not exist.
+    """
     try:
         if path.exists():
             functions(path)
@@ -149,34 +160,36 @@ def fault(path: Path) -> str | None:
 
 
 def usable(folder: Path = FOLDER) -> Path | None:
-    """The first of the candidates that is intact."""
+    """Return the first of the candidates that is intact."""
     return next((path for path in candidates(folder) if fault(path) is None), None)
 
 
 @lru_cache
 def load(path: Path) -> None:
-    """Makes the kernels of a library known to JAX: all of them or, if it is damaged, none. Updates
-    the file's time: it is used.
+    """Register the kernels of a library with JAX: all of them or, if it is damaged, none.
+
+    The time of the file is updated, as a sign that it is used.
 
     Raises:
-      DamagedError: as :func:`functions`, or XLA refuses them, as those compiled against a much
-        older or newer one.
+      DamagedError: as for :func:`functions`, or XLA refuses the kernels, for example if they were
+        compiled against a much older or newer XLA.
     """
-    # starts JAX: kernels that are refused later than here would keep it from starting
+    # start JAX first: kernels that it refuses while it starts would keep it from starting
     jax.default_backend()
     for name, function in functions(path).items():
         try:
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
         except jax.errors.JaxRuntimeError as error:
             raise DamagedError(f"is refused by jaxlib {jaxlib.__version__} ({error})") from None
-    if path.parent != PREBUILT:  # where nothing is written
+    if path.parent != PREBUILT:  # nothing is written where jaxnorm is installed
         with suppress(OSError):
             os.utime(path)
 
 
 def others(folder: Path) -> list[Path]:
-    """Libraries built of other sources or for other processors and JAX releases, and their check
-    files, the newest first.
+    """Return libraries for other sources, processors and JAX releases, the newest first.
+
+    Their check files are among them.
     """
     own = library(folder)
     found = (
@@ -188,8 +201,10 @@ def others(folder: Path) -> list[Path]:
 
 
 def outdated(path: Path) -> bool:
-    """Whether another library, or check file, may go: long unused, or without the other. Other
-    environments share the folder.
+    """Return whether another library, or check file, may be removed.
+
+    It may if it is long unused, or if one of the two lacks the other. Other environments share the
+    folder.
     """
     try:
         json.loads(check_file(path).read_text())
@@ -199,7 +214,7 @@ def outdated(path: Path) -> bool:
 
 
 def purpose(path: Path) -> str:
-    """What another library was built for, in words: how that differs from here."""
+    """Return how the purpose of another library differs from the one needed here, in words."""
     unknown = "another jaxlib, processor or version of jaxnorm"
     try:
         there = json.loads(check_file(path).read_text())

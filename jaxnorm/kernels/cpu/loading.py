@@ -1,4 +1,4 @@
-"""Makes the library of CPU kernels known to JAX, once."""
+"""Registration of the library of CPU kernels with JAX, once."""
 
 import warnings
 from functools import lru_cache
@@ -7,7 +7,11 @@ from jaxnorm.kernels.cpu import libraries
 
 
 def load() -> str | None:
-    """Load the CPU kernels; return None, or why there are none, as words that follow a name."""
+    """Load the CPU kernels.
+
+    Returns:
+      None, or in words that follow a name why no kernels can be loaded.
+    """
     if built():
         return None
     path = libraries.library()
@@ -19,9 +23,9 @@ def load() -> str | None:
 
 @lru_cache
 def built() -> bool:
-    """Return whether there are CPU kernels; if so, make them known to JAX.
+    """Return whether CPU kernels exist, and register them with JAX.
 
-    Warns of libraries that are damaged, and tries the next.
+    A library that is damaged is skipped with a warning, and the next is tried.
     """
     faults, taken = [], None
     for path in libraries.candidates():

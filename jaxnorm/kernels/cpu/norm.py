@@ -13,10 +13,10 @@ from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of
 
 DTYPES = ("float32", "bfloat16")
-# of the bytes of a group: where its statistics are more than that, backward recomputes them
+# a share of the bytes of a group: backward recomputes statistics that take more
 RESIDUALS = 1 / 20
 WIDEST = 16384  # channels, where groups have several positions
-CHANNEL = 2048  # bytes: of more, the statistics that XLA has for every channel are less than 1 %
+CHANNEL = 2048  # bytes: XLA's statistics of each channel are less than 1 % of one that is longer
 
 
 def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
@@ -30,17 +30,20 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
 
 
 def _recompute(static: Static, x: jax.Array) -> bool:
-    """Whether backward recomputes the statistics. Not where moments are asked for in units of a
-    power: it might be another.
+    """Return whether backward recomputes the statistics.
+
+    It does not where moments are asked for and have a scale exponent, since a recomputed exponent
+    might differ.
     """
     informative = static.informative(x)
     group_bytes = static.layout.p * static.layout.d * x.dtype.itemsize
+    # pivot, offset and variance are float32, and the power is int8
     large = sum(np.compress(informative, (4, 4, 4, 1))) > RESIDUALS * group_bytes
     return large and not (static.moments and informative[3])
 
 
 def _shape_and_stats(static: Static) -> dict[str, dict]:
-    """The attributes of every kernel: structs Shape and StatsOptions."""
+    """Return the attributes of every kernel: structs Shape and StatsOptions."""
     lowest_power = np.int64(-(2**63) if static.lowest_power is None else static.lowest_power)
     return {
         "shape": {name: np.int64(getattr(static.layout, name)) for name in ("p", "g", "d")},
@@ -49,19 +52,22 @@ def _shape_and_stats(static: Static) -> dict[str, dict]:
 
 
 def _attributes(static: Static) -> dict[str, dict]:
-    """The attributes of a kernel that applies statistics, struct Rule among them."""
+    """Return the attributes of a kernel that applies statistics, with struct Rule."""
     values = {name: np.float64(getattr(static.spec, name)) for name in ("epsilon", "correction")}
     rule = {**values, "epsilon_in_std": static.spec.epsilon_in == "std"}
     return {**_shape_and_stats(static), "rule": rule}
 
 
 def _forward(static: Static, arguments) -> Found:
-    """Output and statistics. With many positions a kernel computes the statistics alone: XLA fuses
-    the rest with what follows.
+    """Return the output and the statistics.
+
+    With many positions a kernel computes the statistics alone, and XLA fuses the rest with the
+    operations that follow.
     """
     (x, scale, bias, where), arrays = arguments, [a for a in arguments if a is not None]
     per_group = static.stats_shape(x)
     many = static.layout.p * x.dtype.itemsize > CHANNEL
+    # statistics that nobody reads are not written: their result has one element
     wanted = many or static.moments or not _recompute(static, x)
     sizes = [
         math.prod(per_group) if informative and wanted else 1
@@ -83,7 +89,7 @@ def _forward(static: Static, arguments) -> Found:
 
 
 def _applied(static: Static, arguments, found) -> jax.Array:
-    """The output, by a loop over all channels of a position, with their statistics."""
+    """Return the output, by a loop over all channels of a position, with their statistics."""
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], static.layout.d)) for a in found]
     x, scale, bias, pivot, offset, var, power = (
         a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel)
@@ -96,8 +102,9 @@ def _applied(static: Static, arguments, found) -> jax.Array:
 
 
 def _backward(static: Static, residuals, cotangents):
-    """The gradients by x, scale and bias."""
+    """Return the gradients by x, scale and bias."""
     (x, pivot, offset, var, power, scale, where), (dy, *dstats) = residuals, cotangents
+    # The kernel computes the closed form that engine.reference.backward derives.
     doffset, dvar = (ABSENT if a is None else a for a in dstats)
     arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
     results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
@@ -120,25 +127,26 @@ forward = NormKernels(
 
 
 def flat(a: jax.Array) -> jax.Array:
-    """``(..., N, P, G, D)`` as the kernels take it: in one axis, which needs no copy, whatever
-    layout XLA gives to axes of size one.
+    """Return ``(..., N, P, G, D)`` as the kernels take it: in one axis.
 
-    But with the channels, G and D, as an axis of their own where there are others: XLA computes
-    what it fuses with x in the shape that is passed, and would find the channel of each element, of
-    a bias for example, by a division.
+    One axis needs no copy, whatever layout XLA gives to axes of size one. But the channels, G and
+    D, are an axis of their own where other axes have elements. XLA computes the operations that it
+    fuses with x in this shape. In one axis it would find the channel of each element, of a bias for
+    example, by a division.
     """
     channels = math.prod(a.shape[-2:])
     return a.reshape(-1) if channels in (1, a.size) else a.reshape(-1, channels)
 
 
 def mask_or_none(where: jax.Array | None) -> jax.Array | np.ndarray:
-    """The mask as the kernels take it: an array without elements where there is none."""
+    """Return the mask as the kernels take it: without elements where none is given."""
     return np.zeros(0, np.bool_) if where is None else where.reshape(-1)
 
 
 def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
-    """A result, which varies over the mesh axes that any of the arrays varies over: as JAX itself
-    has it of a sum.
+    """Return the type of a result, which varies over mesh axes as the arrays do.
+
+    It varies where any of them varies, as JAX has it for their sum.
     """
     if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
         return jax.ShapeDtypeStruct(shape, dtype)
