@@ -1,6 +1,6 @@
 """Reduction axes, given as integers or as a bracket pattern; this file needs no JAX.
 
-A pattern names the axes of an array and puts brackets around those that are reduced::
+A pattern names the axes of an array and puts brackets around the reduced ones::
 
     "[n h w] c"         batch norm          "n [h w] c"            instance norm
     "n h w [c]"         layer norm          "n [h w] (g [c])"      group norm, g=32

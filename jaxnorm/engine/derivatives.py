@@ -31,7 +31,7 @@ from jaxnorm.engine.reference import (
 )
 from jaxnorm.engine.spec import Operands
 
-__all__ = ["forward", "statistics"]  # what plan.py calls
+__all__ = ["forward", "statistics"]  # the entry points of core/plan.py
 
 
 def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -140,7 +140,7 @@ def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) 
     #     dx     = backward of z for the gradient dy scale
     #     dscale = sum(dy z),     dbias = sum(dy)
     # z is forward without scale and bias. Each sum has arrays of its own behind an optimization
-    # barrier, or XLA would write what two loops share to memory.
+    # barrier, or XLA would write shared values to memory.
     (x, stats, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
     own_x, own_dy, own_scale = loops.alone(x, dy, scale)

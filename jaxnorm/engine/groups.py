@@ -89,7 +89,7 @@ def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Ar
 
 
 def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
-    """Run ``norm`` with masked elements of x at 0, and set the output to 0 there.
+    """Run ``norm`` with masked elements of x at 0, and set these elements of the output to 0.
 
     Their gradients are then 0 too. So ``norm`` only has to apply weights.
     """

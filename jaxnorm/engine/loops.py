@@ -1,7 +1,7 @@
 """Loops of the formulas over the elements of each group, in the plain way that any compiler takes.
 
-The formulas of engine/reference.py and engine/groups.py say what is summed and what is combined
-with what. Loops say how: in which shape, in which order, in how many passes. A compiler with other
+The formulas of engine/reference.py and engine/groups.py define the sums and products. Loops say
+how they are computed: in which shape, in which order, in how many passes. A compiler with other
 needs has loops of its own, such as the ones in engine/xla.py.
 """
 
@@ -21,7 +21,7 @@ class PlainLoops:
     """Loops over the elements that a spec describes, in plain jnp.
 
     Attributes:
-      spec: says which elements share statistics, and what is done with these.
+      spec: the groups that share statistics, and the use of the statistics.
       recompute: whether backward recomputes the statistics instead of keeping them.
       keep_offset: whether the correction of the mean is a residual, if statistics are.
     """

@@ -1,8 +1,8 @@
 """JAX primitives: functions with a given derivative, and linear functions with a given transpose.
 
-JAX can derive a transpose from the function, but then stores what the function computes. A
-transpose that is written down, in JAX or as a kernel, may need less. JAX derives everything else
-that it may ask for from the function, derivatives of any order included.
+JAX can derive a transpose from the function, but then stores the intermediate results of the
+function. A transpose that is written down, in JAX or as a kernel, may need less. JAX derives
+everything else that it may ask for from the function, derivatives of any order included.
 
 A kernel has no derivative but the given one, and keeps it only as a primitive. JAX before 0.12
 drops the rule of a custom_jvp where it takes apart a loop, and then cannot differentiate a second
@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxnorm.engine.collectives import vary, varying_axes
 
-Kernels = Mapping[str, Callable]  # what runs on a platform of JAX: "cpu", "gpu" or "tpu"
+Kernels = Mapping[str, Callable]  # by JAX platform: "cpu", "gpu" or "tpu"
 NONE: Kernels = {}  # plain JAX everywhere
 
 

@@ -136,9 +136,10 @@ def abs_squared(values: jax.Array) -> jax.Array:
 
 @estimate.defjvp
 def _estimate_jvp(loops, primals, tangents):
-    # The frame gets no tangent. A change of the pivot moves u and offset alike, so that u - offset,
-    # var and the mean, pivot + offset, stay; power only sets their units. The tangent by x is
-    # derived in estimate_tangent. Its deviations u - offset are as large as x: they are recomputed.
+    # The frame gets no tangent. A change of the pivot moves u and offset alike, and leaves
+    # u - offset, var and the mean, pivot + offset, as they are. Power only sets their units. The
+    # tangent by x is derived in estimate_tangent. It recomputes the deviations u - offset, which
+    # are as large as x.
     x, frame = primals
     offset, var = estimate(loops, x, frame)
     tangent = jax.checkpoint(partial(estimate_tangent, loops))
@@ -155,7 +156,7 @@ def estimate_tangent(loops: PlainLoops, x, frame: Frame, offset, dx) -> tuple[ja
     # product the real part of conj(u - offset) du. Uncentered, offset and doffset are 0.
     if frame.places is not None:
         frame = frame._replace(where=in_segments(loops.spec, frame.where, frame.places))
-        dx = hide_split(loops.spec, dx, frame.where)  # what is in no segment has no tangent
+        dx = hide_split(loops.spec, dx, frame.where)  # no tangent outside of segments
     scale = inverse_power(loops, frame.power, compute_dtype(x.dtype))
     du = scaled(loops, dx, spread_stats(loops, scale, frame.places))
     deviation = elements(loops, x, frame, offset)
@@ -211,7 +212,7 @@ def stats_of(loops: PlainLoops, residuals: Residuals) -> Stats:
 def recentered(loops: PlainLoops, stats: Stats) -> Stats:
     """Move the shift to the rounded mean, so that the elements of a constant are 0.
 
-    The statistics stay the same otherwise.
+    The mean, pivot + offset, and the variance stay as they are.
     """
     frame, offset, _ = stats
     if frame.pivot is None:
@@ -231,8 +232,8 @@ def tangent(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the tangents of output, correction of the mean and variance.
 
-    x is read in several places. It is cast once to the dtype of the statistics, so that its
-    gradient is summed there and rounded once.
+    x is read several times. It is cast once to the dtype of the statistics, so that its gradient is
+    summed in this dtype and rounded once.
     """
     dtype = compute_dtype(residuals.x.dtype)
     frame, offset, var = stats_of(loops, residuals)

@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxnorm.arguments.axes import is_static, rough_product
 
-# this many elements are added in sequence, with an error of 2e-7 at most; then their sums are
+# elements that are added in sequence, with an error of 2e-7 at most, before their sums are added
 RUN = 64
 # 2**32 / golden ratio: multiples of it, whatever the step between them, spread evenly (Knuth 1998,
 # section 6.4)
@@ -22,7 +22,7 @@ Places = tuple[jax.Array, ...]
 
 @dataclass(frozen=True)
 class Segments:
-    """The static facts about segments: how ids name groups.
+    """The static arguments of segments: how ids name groups.
 
     Attributes:
       axis: the axis of the split shape along which segments lie.

@@ -1,4 +1,4 @@
-"""Static facts about a norm: which elements share statistics, and what is done with these."""
+"""Static arguments of a norm: the groups that share statistics, and the use of the statistics."""
 
 import math
 from collections.abc import Callable

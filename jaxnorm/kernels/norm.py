@@ -112,7 +112,7 @@ class Static:
     def arranged(self, x: jax.Array) -> jax.Array:
         """Return x as ``(..., N, P, G, D)``.
 
-        Outside of the primitives x keeps its shape. A copy there would show jax_debug_nans the NaN
+        Only the primitives arrange it: a copy outside of them would show jax_debug_nans the NaN
         behind a mask.
         """
         return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
@@ -296,7 +296,7 @@ class NormKernels:
 
 
 def _batched(static: Static, size: int) -> Static:
-    return static  # any axes may stand before those of x
+    return static  # any axes may stand before the axes of x
 
 
 def _results_like(static: Static, arguments):
