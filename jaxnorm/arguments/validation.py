@@ -55,7 +55,7 @@ def check_fits_dtype(x: np.ndarray | np.generic, name: str) -> None:
 
 
 def floating(x, name: str = "x") -> jax.Array:
-    """``x`` as an array of a floating or complex dtype."""
+    """Return ``x`` as an array of a floating or complex dtype."""
     x = x if isinstance(x, jax.Array) else as_array(x, name)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(
@@ -188,8 +188,9 @@ def variance(name: str, var) -> Any:
 
 
 def output_dtype(dtype, x: jnp.dtype, **params: jnp.dtype) -> jnp.dtype:
-    """The dtype that an output is asked to have, by default that of ``x``; it holds what ``x``
-    normalized, scaled and shifted is. All arguments are dtypes.
+    """Return the dtype that an output is asked to have, by default the dtype of ``x``.
+
+    The dtype must hold the normalized, scaled and shifted ``x``. All arguments are dtypes.
     """
     dtype, is_complex = jnp.dtype(x if dtype is None else dtype), _is_complex(x)
     for name, param in params.items():

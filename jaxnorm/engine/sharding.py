@@ -98,12 +98,15 @@ def unsharded(x: jax.Array) -> NamedSharding:
 
 
 def names_of(x: jax.Array) -> tuple:
-    """For each axis of x the mesh axis that it is sharded over, a tuple of several, or None."""
+    """Return the mesh axis that each axis of x is sharded over.
+
+    It is a tuple where there are several, and None where there is none.
+    """
     return names_of_type(jax.typeof(x))
 
 
 def names_of_type(kind: Any) -> tuple:
-    """:func:`names_of` an array of this type."""
+    """Return the :func:`names_of` an array of this type."""
     return tuple(kind.sharding.spec)
 
 

@@ -55,7 +55,7 @@ def _layout_of(
     traced_epsilon: bool,
     dtypes: tuple[str, ...],
 ) -> Layout | str:
-    """:func:`layout_of` of an x of this type, and other arrays of these shapes and dtypes."""
+    """Return the :func:`layout_of` an x of this type, with arrays of these shapes and dtypes."""
     if spec.axis_name is not None:
         return "takes no axis_name"
     if where is not None and where[1] != jnp.bool_:

@@ -19,7 +19,7 @@ WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
 
 
 def known(x: jax.Array) -> bool:
-    """Whether it is known what a device has of an array."""
+    """Return whether it is known which part of an array a device has."""
     if jax.device_count() == 1:
         return True
     mesh: Any = jax.typeof(x).sharding.mesh
@@ -32,15 +32,13 @@ def sharded(x: jax.Array) -> bool:
 
 
 def obstacle(kind: Any) -> str | None:
-    """Why the part that a device has of an array of this type cannot be normalized there; None if
-    it can.
-    """
+    """Return why a device cannot normalize its part of an array of this type; None if it can."""
     manual = AxisType.Manual in kind.sharding.mesh.axis_types
     return WHOLE if manual and any(names_of_type(kind)) else None
 
 
 def on_device(reduction: Reduction, kind: Any) -> Reduction | None:
-    """The part that a device has of the groups of an array of this type; None if one is sharded.
+    """Return a device's part of the groups of an array of this type; None if a group is sharded.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm.arguments.axes import resolve
