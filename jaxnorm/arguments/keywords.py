@@ -1,5 +1,8 @@
-"""Hints for arguments that other libraries name otherwise, or that were misspelled."""
+"""Second names of arguments, and hints for those that other libraries name otherwise or that were
+misspelled.
+"""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import wraps
@@ -8,6 +11,10 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+# Second names of arguments. Functions say where, as NumPy does, and modules mask, as Flax does;
+# what segments are here are segment_ids in jax.ops.
+ALIASES: Mapping[str, str] = {"mask": "where", "where": "mask", "segment_ids": "segments"}
 
 # Names that PyTorch, Keras, Haiku and TensorFlow give to the arguments of norms, and their names
 # here. The first name that is accepted counts.
@@ -20,9 +27,7 @@ MEANT: Mapping[str, tuple[str, ...]] = {
     "beta": ("bias", "use_bias"),
     "shift": ("bias",),
     "offset": ("bias",),
-    "mask": ("where",),
     "weights": ("where", "mask"),
-    "where": ("mask",),
     "axis": ("axes", "feature_axes"),
     "dim": ("axes", "feature_axes", "axis"),
     "normalized_shape": ("axes", "num_features", "reduction_axes"),
@@ -35,9 +40,56 @@ MEANT: Mapping[str, tuple[str, ...]] = {
     "groups": ("num_groups",),
     "lengths": ("seq_lengths",),
     "seq_lengths": ("lengths",),
-    "segments": ("segment_ids",),
     "initial_state": ("initial", "initial_carry"),
 }
+
+
+def by_name(
+    options: Mapping[str, Any], accepted: Collection[str], by_position: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return keyword arguments with what came by an alias under the name that is accepted.
+
+    None is no argument.
+
+    Args:
+      options: the keyword arguments of a call.
+      accepted: the names that the function takes.
+      by_position: those of them that the call has given by position.
+
+    Raises:
+      TypeError: an argument came by both its names.
+
+    >>> by_name({"mask": 1, "where": None, "g": 2}, ["where"])
+    {'where': 1, 'g': 2}
+    """
+    named = dict(options)
+    for alias, name in ALIASES.items():
+        if name not in accepted or alias in accepted or alias not in named:
+            continue
+        if (value := named.pop(alias)) is None:
+            continue
+        if named.get(name) is not None or name in by_position:
+            raise TypeError(
+                f"`{name}` and `{alias}` are two names of one argument: got both. Pass {name} "
+                "alone."
+            )
+        named[name] = value
+    return named
+
+
+def out_of_sizes(sizes: dict[str, Any], axes: Any, **named: Any) -> dict[str, Any]:
+    """Take the arguments that came by an alias out of the sizes of a pattern, and return ``named``
+    with them; a name in the pattern is a size.
+
+    >>> sizes = {"g": 2, "mask": 1}
+    >>> out_of_sizes(sizes, "n (g [c])", where=None), sizes
+    ({'where': 1}, {'g': 2})
+    """
+    if ALIASES.keys().isdisjoint(sizes):
+        return named
+    of_pattern = re.findall(r"\w+", axes) if isinstance(axes, str) else []
+    aliases = [name for name in sizes if ALIASES.get(name) in named and name not in of_pattern]
+    return by_name(named | {name: sizes.pop(name) for name in aliases}, named)
 
 
 def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
@@ -76,9 +128,9 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
 
 
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a function, or the call of a module, answer unknown keywords with a hint.
+    """Make a function, or the call of a module, take aliases, and answer unknown keywords.
 
-    For example, ``where`` is called ``mask`` in modules.
+    The answer has a hint. For example, ``where`` is an alias of ``mask`` in modules.
     """
     return _checked(call, accepted_by(call))
 
@@ -96,17 +148,21 @@ def accepted_by(function: Callable) -> list[str]:
 
 
 def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable[Arguments, Result]:
-    known = frozenset(accepted)
+    known, names = frozenset(accepted), list(signature(call).parameters)
+    call_by_name: Callable[..., Result] = call
 
     @wraps(call)
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
-        if not options.keys() <= known:
+        if options.keys() <= known:
+            return call(*given, **options)
+        named = by_name(options, known, names[: len(given)])
+        if not named.keys() <= known:
             module = type(given[0]).__name__ if given else ""
             called = {"__call__": f"a call of {module}", "__init__": module}.get(
                 call.__name__, call.__name__
             )
-            refuse_unknown(called, options, accepted)
-        return call(*given, **options)
+            refuse_unknown(called, named, accepted)
+        return call_by_name(*given, **named)
 
     return checked
 
@@ -123,7 +179,7 @@ def known_fields(module: type) -> None:
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a norm name its keywords when it gets unknown or further positional arguments."""
+    """Make a norm take aliases, and name its keywords when it gets others or too many arguments."""
     parameters = signature(function).parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items() if name != "options"}
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]

@@ -13,7 +13,7 @@ from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.arguments.features import aligned
-from jaxnorm.arguments.keywords import with_hint
+from jaxnorm.arguments.keywords import out_of_sizes, with_hint
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.blocks import blocks_along, blocks_of
 from jaxnorm.core.call import by_compiler, make_spec, prepare, run, split_operands
@@ -90,6 +90,8 @@ def normalize(
     >>> jn.normalize(x, m, segments=ids, axes="[n]", epsilon=0.0).tolist()
     [-1.0, 1.0, -1.0, 1.0]
     """
+    if sizes:
+        where, segments = out_of_sizes(sizes, axes, where=where, segments=segments).values()
     x = validation.floating(x)
     moments = applicable("moments", moments, x)
     blocks, along, ids = with_hint(
@@ -187,6 +189,8 @@ def standardize(
     >>> jn.standardize(packed, "[n]", segments=ids, num_segments=2, epsilon=0.0).tolist()
     [-1.0, -1.0, 1.0, 1.0]
     """
+    if sizes:
+        where, segments = out_of_sizes(sizes, axes, where=where, segments=segments).values()
     x = validation.floating(x)
     call = prepare(
         x,
@@ -241,6 +245,8 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     given = signature(standardize).bind(*arguments, **options)
     given.apply_defaults()
     x, axes, sizes = (given.arguments.pop(name) for name in ("x", "axes", "sizes"))
+    named = {name: given.arguments[name] for name in ("where", "segments")}
+    given.arguments.update(out_of_sizes(sizes, axes, **named))
     x = validation.floating(x)
     reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
     return prepare(x, reduction, **given.arguments).plan()

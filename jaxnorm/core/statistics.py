@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Axes, resolve, unsplit
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
-from jaxnorm.arguments.keywords import with_hint
+from jaxnorm.arguments.keywords import out_of_sizes, with_hint
 from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.plan import find_stats, select, usual_loops
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
@@ -114,6 +114,8 @@ class Moments:
           TypeError: ids that are no integers.
           ValueError: the axes or the ids do not fit.
         """
+        if sizes:
+            (segments,) = out_of_sizes(sizes, axes, segments=segments).values()
         check_moments("what is merged", self)
         mean = validation.floating(self.mean, "mean")
         shape = shape_of(self)
@@ -214,6 +216,8 @@ def moments(
     >>> jn.moments(packed, "[n]", segments=ids, num_segments=3).mean.tolist()
     [2.0, 0.0, 7.0]
     """
+    if sizes:
+        where, segments = out_of_sizes(sizes, axes, where=where, segments=segments).values()
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
     reduction = with_hint(OF_MOMENTS, resolve, axes, x.shape, sizes)

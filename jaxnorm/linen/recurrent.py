@@ -327,7 +327,7 @@ class _Layer(nn.Module):
         init_key: jax.Array | None = None,
         seq_lengths: Param = None,
         mask: Param = None,
-        segment_ids: Param = None,
+        segments: Param = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -345,7 +345,7 @@ class _Layer(nn.Module):
           seq_lengths: integers ``(*batch)``: the number of steps of each sequence. Later steps are
             not taken; their outputs are 0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
-          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other; each
+          segments: integers ``(*batch, time)`` of sequences packed one after the other; each
             starts anew.
           return_carry: whether to return ``(carry, outputs)``. It overrides the attribute, as do
             ``time_major``, ``reverse`` and ``keep_order``.
@@ -377,7 +377,7 @@ class _Layer(nn.Module):
             self,
             seq_lengths,
             mask,
-            segment_ids,
+            segments,
             time_major=time_major,
             reverse=reverse,
             keep_order=keep_order,

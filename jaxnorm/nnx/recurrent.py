@@ -354,7 +354,7 @@ class _Layer(nnx.Module):
         initial_carry: CarryLike | None = None,
         seq_lengths: Param = None,
         mask: Param = None,
-        segment_ids: Param = None,
+        segments: Param = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,
         reverse: bool | None = None,
@@ -372,7 +372,7 @@ class _Layer(nnx.Module):
           seq_lengths: integers ``(*batch)``: the number of steps of each sequence. Later steps are
             not taken; their outputs are 0.
           mask: boolean ``(*batch, time)``; steps where it is False are not taken.
-          segment_ids: integers ``(*batch, time)`` of sequences packed one after the other; each
+          segments: integers ``(*batch, time)`` of sequences packed one after the other; each
             starts anew.
           return_carry: whether to return ``(carry, outputs)``. It overrides the attribute, as do
             the following arguments except ``rngs``.
@@ -399,7 +399,7 @@ class _Layer(nnx.Module):
             self,
             seq_lengths,
             mask,
-            segment_ids,
+            segments,
             time_major=time_major,
             reverse=reverse,
             keep_order=keep_order,

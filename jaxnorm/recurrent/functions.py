@@ -307,7 +307,7 @@ def network(name: str, x, params: Mapping[str, Any], given: Given) -> Any:
     params = {leaf: value.astype(dtype) for leaf, value in params.items()}
     table, lengths = checked_running(cell, given, layout, params)
     mask = step_mask(layout, lengths, given.where)
-    ids = of_each_step(layout, "segment_ids", given.segment_ids, jnp.integer)
+    ids = of_each_step(layout, "segments", given.segments, jnp.integer)
     state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
     zoned = rates if any(rates) else None

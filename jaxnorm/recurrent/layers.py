@@ -118,7 +118,7 @@ class ModuleCall:
 
     seq_lengths: Param
     mask: Param
-    segment_ids: Param
+    segments: Param
     time_major: bool
     reverse: bool
     keep_order: bool
@@ -126,13 +126,13 @@ class ModuleCall:
 
 
 def module_call(
-    module: Any, seq_lengths: Param, mask: Param, segment_ids: Param, **flags: bool | None
+    module: Any, seq_lengths: Param, mask: Param, segments: Param, **flags: bool | None
 ) -> ModuleCall:
     """Return the arguments of a call; a flag that is None is the module's attribute."""
     decided = {
         flag: getattr(module, flag) if given is None else given for flag, given in flags.items()
     }
-    return ModuleCall(seq_lengths, mask, segment_ids, **decided)
+    return ModuleCall(seq_lengths, mask, segments, **decided)
 
 
 def run_layers(
@@ -187,7 +187,7 @@ def _given(module: Any, call: ModuleCall, x: jax.Array) -> Given:
     mask = step_mask(layout, call.seq_lengths, call.mask, ("seq_lengths", "mask"))
     return Given(
         where=mask,
-        segment_ids=call.segment_ids,
+        segments=call.segments,
         time_major=call.time_major,
         norm=module.norm,
         placement=module.placement,

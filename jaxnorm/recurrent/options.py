@@ -30,18 +30,18 @@ CarryLike: TypeAlias = ArrayLike | Sequence["CarryLike"]
 
 class NetworkOptions(TypedDict, total=False):
     """The options that ``rnn``, ``gru`` and ``lstm`` take by keyword, besides ``initial`` and
-    ``return_moments``.
+    ``return_moments``. ``mask`` is another name of ``where``, ``segment_ids`` of ``segments``.
 
     Attributes:
       lengths: integers ``(..., batch)``; steps from there on are padding. By default none is.
       where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is
         carried through and the output is 0, whatever x holds there, and its gradient is 0. Left
         padding, gaps.
-      segment_ids: integers ``(..., batch, time)`` of sequences packed one after the other: where a
+      segments: integers ``(..., batch, time)`` of sequences packed one after the other: where a
         step that is taken has another id than the one before, it starts from zeros. ``initial`` is
         for the first.
       reverse: True runs from the last step to the first; outputs stay where their inputs are.
-      time_major: True if x, where, segment_ids and outputs have time as axis 0.
+      time_major: True if x, where, segments and outputs have time as axis 0.
       norm: ``"layer"`` (default), ``"rms"``, ``"batch"`` or None.
       placement: where the norm stands, in the names of the function's table; ``"ba2016"`` by
         default.
@@ -70,7 +70,7 @@ class NetworkOptions(TypedDict, total=False):
 
     lengths: Param
     where: Param
-    segment_ids: Param
+    segments: Param
     reverse: bool
     time_major: bool
     norm: str | None
@@ -93,7 +93,7 @@ class Given:
     return_moments: bool = False
     lengths: Param = None
     where: Param = None
-    segment_ids: Param = None
+    segments: Param = None
     reverse: bool = False
     time_major: bool = False
     norm: str | None = "layer"
@@ -138,7 +138,7 @@ class CallOptions(TypedDict, total=False):
     initial_carry: CarryLike | None
     seq_lengths: Param
     mask: Param
-    segment_ids: Param
+    segments: Param
     time_major: bool | None
     reverse: bool | None
     keep_order: bool | None

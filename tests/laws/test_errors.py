@@ -150,7 +150,7 @@ WRONG = [
     (lambda: jn.rms_norm(X, weight=X[0]), TypeError, "Did you mean scale?"),
     (lambda: jn.batch_norm(X, gamma=X[0], beta=X[0]), TypeError, "Did you mean bias and scale?"),
     (lambda: jn.batch_norm(X, axis=1), TypeError, "Did you mean feature_axes?"),
-    (lambda: jn.group_norm(X, 2, mask=X > 0), TypeError, "Did you mean where?"),
+    (lambda: jn.group_norm(X, 2, weights=X), TypeError, "Did you mean where?"),
     (
         lambda: jn.switchable_norm(IMAGES, LOGITS, LOGITS, epsilom=1.0),
         TypeError,
@@ -179,12 +179,12 @@ WRONG = [
         "group_norm takes x, num_groups by position: got 3 such arguments.",
     ),
     (
-        lambda: init(linen.LayerNorm(), where=X > 0),
+        lambda: init(linen.LayerNorm(), weights=X),
         TypeError,
-        "where must be an argument of a call of LayerNorm, which takes x, mask, ",
+        "weights must be an argument of a call of LayerNorm, which takes x, mask, ",
     ),
     (
-        lambda: nnx.RMSNorm(6, rngs=RNGS)(X, where=X > 0),
+        lambda: nnx.RMSNorm(6, rngs=RNGS)(X, weights=X),
         TypeError,
         "which takes x, mask. Did you mean mask?",
     ),
@@ -233,11 +233,11 @@ WRONG = [
         TypeError,
         "eps must be an argument of weight_norm, which takes ",
     ),
-    (lambda: jn.recurrent.lstm(IMAGES[0], {}, mask=X), TypeError, "Did you mean where?"),
+    (lambda: jn.recurrent.lstm(IMAGES[0], {}, weights=X), TypeError, "Did you mean where?"),
     (
-        lambda: init(linen.LSTM(4), IMAGES[0], where=X),
+        lambda: init(linen.LSTM(4), IMAGES[0], weights=X),
         TypeError,
-        "where must be an argument of a call of LSTM, which takes inputs, ",
+        "weights must be an argument of a call of LSTM, which takes inputs, ",
     ),
     (
         lambda: nnx.GRU(6, 4, rngs=RNGS)(IMAGES[0], lengths=X),
@@ -960,7 +960,7 @@ def test_modules_take_no_keyword_of_the_functions(name, options):
         getattr(nnx, name)(6, **options, rngs=RNGS),
         partial(init, getattr(linen, name)(**options)),
     ):
-        for keyword in ("centered", "correction", "epsilon", "where", "implementation", "segment"):
+        for keyword in ("centered", "correction", "epsilon", "implementation", "segment"):
             with pytest.raises(
                 TypeError,
                 match=f"^{keyword} must be an argument of a call of {name}, which takes x, ",

@@ -120,12 +120,12 @@ REFUSED = [
     (
         {"segment_ids": np.ones((2, 5), np.float32)},
         TypeError,
-        "segment_ids must be integers: got float32",
+        "segments must be integers: got float32",
     ),
     (
         {"segment_ids": np.ones((2, 4), np.int32)},
         ValueError,
-        "segment_ids must have the shape of x without its features, (2, 5): got (2, 4)",
+        "segments must have the shape of x without its features, (2, 5): got (2, 4)",
     ),
     ({"initial": np.zeros((2, 4), np.float32)}, TypeError, "initial must be the pair (h, c)"),
     ({"initial": (np.zeros((2, 4), np.float32),)}, TypeError, "initial must be the pair (h, c)"),

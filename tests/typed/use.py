@@ -139,7 +139,7 @@ def recurrent_networks(keep: bool) -> None:
     )
     assert_type(
         jn.recurrent.gru(
-            x, gru, initial=final, segment_ids=np.zeros((4, 5), int), implementation="xla"
+            x, gru, initial=final, segments=np.zeros((4, 5), int), implementation="xla"
         ),
         tuple[Array, Array],
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes, Reduction, resolve, unsplit
+from jaxnorm.arguments.keywords import out_of_sizes
 from jaxnorm.data.host.arguments import mask, numbers
 from jaxnorm.data.host.tiles import QUIET, reduce_tiles
 from jaxnorm.data.host.words import two_sum
@@ -92,6 +93,8 @@ def moments(x, /, axes: Axes, *, where=None, centered: bool = True, **sizes: int
     >>> host.moments(np.array([[1, 3], [5, 9]], np.uint8), "n [c]").var.tolist()
     [[1.0], [4.0]]
     """
+    if sizes:
+        (where,) = out_of_sizes(sizes, axes, where=where).values()
     x = numbers(x)
     where = mask(where, x.shape)
     reduction = resolve(axes, x.shape, sizes)
