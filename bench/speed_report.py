@@ -289,8 +289,8 @@ def page(results: dict, folder: Path) -> str:
         *(["## Goals"] if on_cpu else []),
         summary(results),
         *(["## What is missed, and why", missed(results)] if on_cpu else []),
-        "![](relative.png)",
-        "![](bandwidth.png)",
+        "![Time relative to the best peer](relative.png)",
+        "![Speed relative to a copy](bandwidth.png)",
     ]
     for dtype in settings["dtypes"]:
         for kind, title in TITLES.items():

@@ -28,6 +28,7 @@ BOOSTS = {
     "results/": 0.1,
     "changelog.md": 0.1,
 }
+COMMITTED = ("axes.png", "samples.png")  # the other pictures of results pictures.py draws
 FOLDERS = {"bench/results/": "results/", "notebooks/": "notebooks/", "examples/": "examples/"}
 LINK = re.compile(r"(\]\()([^)#\s]+)")
 ONLY_ON_COLAB = r"# @title Install jaxnorm[\s\S]*"  # the cell that installs the library there
@@ -54,8 +55,8 @@ def on_files(files: Files, config) -> Files:
     found = [ROOT / name for name in PAGES]
     found += [
         path
-        for suffix in ("md", "png")
-        for path in sorted((ROOT / "bench" / "results").rglob(f"*.{suffix}"))
+        for name in ("*.md", *COMMITTED)
+        for path in sorted((ROOT / "bench" / "results").rglob(name))
     ]
     for path in found:
         files.append(File.generated(config, site_path(path), abs_src_path=str(path)))

@@ -38,7 +38,7 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
             f"norm={cell.norm!r}{projection}"
         )
     if any(other is not None for other in others):
-        return "takes no segment_ids and no zoneout"
+        return "takes no segments and no zoneout"
     if any(map(sharded, (x, *params.values()))):
         return WHOLE
     dtype = params["recurrent_kernel"].dtype

@@ -289,8 +289,8 @@ def test_nothing_gives_the_initial_state(shape, rng):
             {"norm": "batch"},
             "takes an LSTM without batch norm and projection: got lstm, norm='batch'",
         ),
-        ("lstm", {"zoneout": 0.1}, "takes no segment_ids and no zoneout"),
-        ("lstm", {"segment_ids": np.zeros((2, 5), int)}, "takes no segment_ids and no zoneout"),
+        ("lstm", {"zoneout": 0.1}, "takes no segments and no zoneout"),
+        ("lstm", {"segment_ids": np.zeros((2, 5), int)}, "takes no segments and no zoneout"),
     ],
 )
 def test_what_it_cannot_take_is_said(cell, options, message, rng):

@@ -1,5 +1,5 @@
-"""The documentation site: its pictures are those that the script draws, its reference has every
-public name, its checks can fail.
+"""The documentation site: its pictures are those that the script draws, or drawn while it is built;
+its reference has every public name, its checks can fail.
 """
 
 import importlib.util
@@ -29,6 +29,25 @@ def test_pictures_are_as_the_script_draws_them():
     assert {
         path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")
     } == drawn
+
+
+def test_links_to_numbers_become_the_pictures_drawn_of_them():
+    pytest.importorskip("mkdocs.structure.files")
+    there = SimpleNamespace(get_file_from_path={"results/a/curves.png": "drawn"}.__getitem__)
+    text = "[Curves: drawn of these](../results/a/results.json#curves.png), [b](results.json)"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="guides/b.md"))
+    shown = tool("pictures").on_page_markdown(text, page, None, there)
+    assert shown == "![Curves](../results/a/curves.png), [b](results.json)"
+
+
+@pytest.mark.parametrize(("status", "match"), [(1, "cannot be drawn"), (0, "a/no.png is none")])
+def test_pictures_that_are_not_drawn_are_errors(status, match, tmp_path, monkeypatch):
+    errors = pytest.importorskip("mkdocs.exceptions")
+    hooks, process = tool("pictures"), SimpleNamespace(wait=lambda: status)
+    monkeypatch.setattr(hooks, "drawing", lambda: (SimpleNamespace(name=tmp_path), [process]))
+    file = SimpleNamespace(src_uri="a/no.png", abs_src_path=str(tmp_path / "a" / "no.png"))
+    with pytest.raises(errors.PluginError, match=match):
+        hooks.on_env(None, None, [file])
 
 
 def test_coloured_are_the_elements_that_share_statistics():
