@@ -4,6 +4,7 @@ its reference has every public name, its checks can fail.
 
 import importlib.util
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -29,6 +30,15 @@ def test_pictures_are_as_the_script_draws_them():
     assert {
         path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("*.svg")
     } == drawn
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
+def test_pictures_that_the_site_draws_are_not_committed():
+    command = ["git", "-C", str(ROOT / "bench" / "results"), "ls-files", "*.png"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    # which GitHub shows in README.md, and which stand beside data that is not committed
+    kept = {"axes.png", *(f"{task}/samples.png" for task in ("draw", "handwriting", "text"))}
+    assert set(found) == kept
 
 
 def test_links_to_numbers_become_the_pictures_drawn_of_them():
