@@ -14,9 +14,7 @@ from jaxnorm.engine.spec import Spec
 
 
 def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
-    """How ``shape`` splits so that every axis of Moments of the ``given`` shape broadcasts against
-    it.
-    """
+    """Split ``shape`` so that Moments of the ``given`` shape broadcast against it."""
     padded = (1,) * (len(shape) - len(given)) + given
     divides = len(given) == len(shape) and all(
         s > 0 and c % s == 0 for s, c in zip(given, shape, strict=True) if s != c
@@ -30,8 +28,9 @@ def blocks_of(given: tuple[int, ...], shape: tuple[int, ...]) -> Reduction:
 def blocks_along(
     given: tuple[int, ...], shape: tuple[int, ...], ids: Any, axes: Any, sizes: dict[str, int]
 ) -> tuple[Reduction, Segments | None, jax.Array | None]:
-    """The blocks, as :func:`blocks_of`, without the axis of segments; the segments and their ids,
-    None where none are given.
+    """Return the :func:`blocks_of` x without the axis of segments, the segments, and their ids.
+
+    Segments and ids are None where none are given.
     """
     if ids is None or axes is None:
         if ids is not axes:

@@ -181,7 +181,7 @@ def _spec(
     adjust,
     power_axes,
 ) -> Spec:
-    """The spec, whose arguments are checked when they come for the first time."""
+    """Return the spec. Arguments are checked when they come for the first time."""
     names = ("x", "scale", "bias")
     given = {name: each for name, each in zip(names, dtypes, strict=True) if each is not None}
     correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
@@ -231,14 +231,14 @@ def _run_with_moments(
 
 
 def split_operands(spec: Spec, operands: Operands) -> Operands:
-    """Return the operands, with what broadcasts against x split as x is."""
+    """Split mask, scale and bias as x is split."""
     x, where, scale, bias, *_ = operands
     where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
     return operands._replace(where=where, scale=scale, bias=bias)
 
 
 def by_compiler(function: Callable[..., Any], operands: Operands) -> Callable[..., Any]:
-    """Return the same function, which XLA shards where there are ids: their types do not tell how.
+    """Let XLA shard a function of operands with ids, whose types do not tell how.
 
     Its output is sharded as x is.
     """

@@ -47,8 +47,9 @@ def normalize(
     axes: Axes | None = None,
     **sizes: int,
 ) -> jax.Array:
-    """``(x - mean) / sqrt(var + epsilon) * scale + bias`` with given Moments, for example a running
-    average.
+    """Normalize ``x`` by given Moments, for example a running average.
+
+    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``.
 
     Args:
       x: floating or complex array.
@@ -136,8 +137,9 @@ def standardize(
     num_segments: int | None = None,
     **sizes: int,
 ) -> jax.Array:
-    """Normalizes ``x`` by its own statistics over ``axes``: :func:`moments` and :func:`normalize`
-    in one.
+    """Normalize ``x`` by its own statistics over ``axes``.
+
+    It is :func:`moments` and :func:`normalize` in one.
 
     Residuals of the backward pass are ``x`` and at most a few numbers per group of elements that
     share statistics.
@@ -166,7 +168,7 @@ def standardize(
         ``epsilon`` below 1e-30 always do).
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel,
         see :mod:`jaxnorm.kernels`, ``"xla"`` plain JAX, ``"reference"`` that without separate
-        passes, joined axes, recomputed statistics.
+        passes, merged axes, recomputed statistics.
       dtype: dtype of the result; that of ``x`` by default.
       segments: ids along the first reduction axis, as in :func:`moments`: each segment is
         normalized by itself, in plain JAX.
@@ -215,18 +217,18 @@ def standardize(
 def takes_arguments_of(
     _: Callable[Arguments, Any],
 ) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
-    """Tells type checkers that a function takes the arguments of another, and returns what it says
-    itself.
+    """Tell type checkers that a function takes the arguments of another function.
+
+    Its result has the type that it says itself.
     """
     return lambda function: cast(Callable[Arguments, Result], function)
 
 
 @takes_arguments_of(standardize)
 def plan(*arguments: Any, **options: Any) -> Plan:
-    """Which implementation :func:`standardize` would run for these arguments, and why it would not
-    run the others.
+    """Return the plan of :func:`standardize`: which implementation would run, and why no other.
 
-    ``plan(x, axes, **options)``: arguments are those of :func:`standardize`.
+    ``plan(x, axes, **options)`` takes the arguments of :func:`standardize`.
 
     Returns:
       A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for

@@ -20,14 +20,17 @@ from jaxnorm.kernels.placement import known
 # passes, joins axes and recomputes statistics.
 PLAIN_JAX = "jaxnorm.engine.derivatives"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
-MANY_GROUPS = 4096  # from it on XLA's CPU back-end makes one loop of all that is done with a row
+# From so many rows on, XLA's CPU back-end makes one loop of everything that is done with a row.
+MANY_GROUPS = 4096
 NOUNS: dict[str | None, str] = {"moments": "statistics alone", "lstm": "this network"}
-SMALL_GROUP = 256  # elements: with fewer, storing the offset costs more than recomputing it
+# Elements of a group: with fewer, storing the correction of the mean costs more than recomputing
+# it.
+SMALL_GROUP = 256
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs, and why nothing else does. It prints itself.
+    """The implementation that runs, and why no other does. It prints itself.
 
     Attributes:
       implementation: the name of what runs.
@@ -89,7 +92,7 @@ def select(requested: str | None, operation: str | None, x: jax.Array, *argument
 
 
 def _left_aside(family: Family, x: jax.Array) -> str | None:
-    """Why kernels are not considered unless they are named."""
+    """Return why kernels are not considered unless they are named."""
     if platform() not in family.platforms:
         own = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
         written_for = " and ".join(own[each] for each in family.platforms)
@@ -100,7 +103,7 @@ def _left_aside(family: Family, x: jax.Array) -> str | None:
 
 
 def _obstacle(family: Family, operation: str | None, x: jax.Array, arguments: tuple) -> str | None:
-    """Why the kernels of a family cannot take these arguments."""
+    """Return why the kernels of a family cannot take these arguments."""
     if operation is None or operation not in family.modules:
         return f"has no kernel for {NOUNS.get(operation, 'this norm')}"
     if not is_static(x.shape):
@@ -167,7 +170,7 @@ def platform() -> str:
 
 
 def from_environment() -> str | None:
-    """What the variable names; None where it is not set, or blank.
+    """Return the implementation that the environment variable names; None where it is blank.
 
     Raises:
       ValueError: an unknown name.

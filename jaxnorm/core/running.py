@@ -21,7 +21,7 @@ def ema(
     unbiased: bool = False,
     skip_constant: bool = False,
 ) -> Moments:
-    """Exponential moving average: ``momentum * running + (1 - momentum) * batch``.
+    """Return the exponential moving average ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds
     anything that is not finite, that group of ``running`` stays as it was. What is finite enters,
@@ -166,8 +166,9 @@ def _blend(
 
 @jax.jit
 def merged_into(old: Moments, parts: Moments) -> Moments:
-    """``old`` and the parts along a further first axis; where the result would not be finite,
-    ``old`` stays.
+    """Merge parts, along a further first axis, into ``old``.
+
+    Where the result would not be finite, ``old`` stays.
     """
     stacked = jax.tree.map(
         lambda state, part: jnp.concatenate([state[None], sharded_as(state[None], part)]),

@@ -101,7 +101,7 @@ class Moments:
         num_segments: int | None = None,
         **sizes: int,
     ) -> "Moments":
-        """Reduces further axes: the groups along ``axes`` become one, or one for each segment.
+        """Merge the groups along ``axes`` into one, or into one for each segment.
 
         Args:
           axes: ints or a pattern over the shape of ``mean``; with ``axis_name`` it may be ().
@@ -138,8 +138,9 @@ jax.export.register_pytree_node_serialization(
 
 
 def _float_words(count: Any) -> tuple[Any, Any, Any]:
-    """A count and its two low-order words: those of an integer that JAX would take as another one,
-    of 32 bits, are floats.
+    """Split a count into three words: the count, and two that it lacks by rounding.
+
+    An integer that does not fit in the 32 bits that JAX would give it becomes three floats.
     """
     integer = isinstance(count, int) or (
         isinstance(count, np.ndarray | np.generic) and count.dtype.kind in "iu"
@@ -157,10 +158,11 @@ def _float_words(count: Any) -> tuple[Any, Any, Any]:
 
 
 def _zero(value: Any) -> Any:
-    """Zeros like an array or a number; what stands for a leaf, such as a sharding or a vmap axis,
-    as it is.
+    """Return zeros like an array or a number.
+
+    Whatever else stands for a leaf, such as a sharding or a vmap axis, is returned as it is.
     """
-    # NumPy's would be constants, which a backward pass keeps
+    # Zeros of NumPy would be constants, which a backward pass keeps.
     if isinstance(value, jax.core.Tracer):
         return vary(jnp.zeros(value.shape, value.dtype), varying_axes(value))
     if isinstance(value, jax.Array | np.ndarray | np.generic):
@@ -180,7 +182,7 @@ def moments(
     num_segments: int | None = None,
     **sizes: int,
 ) -> Moments:
-    """Count, mean and variance of ``x`` over ``axes``.
+    """Return count, mean and variance of ``x`` over ``axes``.
 
     Args:
       x: floating or complex array of any shape.
@@ -226,7 +228,7 @@ def moments(
 
 
 def merge(first: Moments, *others: Moments) -> Moments:
-    """The Moments of several collections taken together.
+    """Merge the Moments of several collections into the Moments of all of them.
 
     Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and
     means and variances, of float32 at least, are carried on in two words each, so that merging in
@@ -253,7 +255,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
 
 @partial(jax.jit, static_argnums=0)
 def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
-    """Along a new first axis, all sharded as the first one."""
+    """Stack Moments along a new first axis, sharded as the first of them."""
     parts = jax.tree.map(jnp.asarray, parts)  # numbers where jit is disabled
     like = jnp.broadcast_to(parts[0].mean, shape)
     stack = lambda *leaves: jnp.stack(
@@ -263,8 +265,9 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
 
 
 def from_stats(spec: Spec, stats: Stats) -> Moments:
-    """The public value of what the engine found, powers of two put back; the mean is of two words,
-    the rounded one and the rest.
+    """Return the Moments of what the engine found, in the units of x.
+
+    The mean has a high part, which is rounded, and a low part, which is the rest.
     """
     frame, offset, var = stats
     count = jnp.full_like(var, total_weight(spec, frame))
@@ -281,7 +284,7 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
 
 
 def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
-    """The low-order words of a count of elements; 0 for weights, whose sum is rounded anyway."""
+    """Return the low-order words of a count; 0 for weights, whose sum is rounded anyway."""
     where = frame.where
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
@@ -330,7 +333,7 @@ def check_moments(name: str, value: Any) -> None:
 
 
 def applicable(name: str, value: Any, x: jax.Array) -> Moments:
-    """Moments that x can be normalized by."""
+    """Return Moments that x can be normalized by, checked."""
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
         raise TypeError(
@@ -341,7 +344,7 @@ def applicable(name: str, value: Any, x: jax.Array) -> Moments:
 
 
 def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ...]) -> Moments:
-    """Running Moments of the shape of the features, or of the batch's, reshaped to the batch's."""
+    """Reshape running Moments of the shape of the features to the shape of a batch's Moments."""
     target = tuple(size if axis in features else 1 for axis, size in enumerate(shape))
     sizes = tuple(shape[axis] for axis in features)
     for name in ("count", "mean", "var"):
@@ -361,7 +364,7 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
 
 
 def into_frame(moments: Moments, frame: Frame) -> Moments:
-    """The Moments in the units of the frame, relative to its pivot."""
+    """Return the Moments in the units of the frame, relative to its pivot."""
     mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
     var = scale_down(scale_down(moments.var, frame.power), frame.power)
     return Moments(
@@ -409,8 +412,9 @@ def _merged(spec: Spec, parts: Moments, ids: jax.Array | None) -> Moments:
 
 
 def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
-    """Merges along the reduction axes. With n the counts, N their sum and p one number near the
-    mean, which keeps digits::
+    """Merge Moments along the reduction axes.
+
+    With n the counts, N their sum, and p one number near the mean, which keeps digits::
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
@@ -467,7 +471,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
 
 def _with_words(parts: Moments) -> Moments:
-    """The parts in float32 at least, the count as three words of the dtype of the mean."""
+    """Return Moments in float32 at least, the count as three words of the dtype of the mean."""
     mean, var, *low = (
         a.astype(compute_dtype(a.dtype))
         for a in (parts.mean, parts.var, parts.low.mean, parts.low.var)

@@ -36,13 +36,12 @@ def batch_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Batch normalization: statistics of each feature over everything else (Ioffe & Szegedy 2015,
-    arXiv 1502.03167).
+    """Normalize each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend the returned Moments
-    into a running average with :func:`ema`; in evaluation, where the features come last, call
-    ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one element gives
-    ``bias``.
+    Batch normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend
+    the returned Moments into a running average with :func:`ema`; in evaluation, where the features
+    come last, call ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one
+    element gives ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
@@ -106,11 +105,10 @@ def layer_norm(
     num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Layer normalization: statistics of each example over its features (Ba, Kiros & Hinton 2016,
-    arXiv 1607.06450).
+    """Normalize each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; ``sqrt(var) + epsilon`` with
-    ``epsilon_in="std"``.
+    Layer normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; with
+    ``epsilon_in="std"`` it divides by ``sqrt(var) + epsilon``.
 
     Args:
       x: floating array ``(..., C)``.
@@ -173,12 +171,12 @@ def positional_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Positional normalization: statistics of each position over its channels (Li et al. 2019,
-    arXiv 1907.04312).
+    """Normalize each position over its channels (Li et al. 2019, arXiv 1907.04312).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments ``m`` are for a later layer
-    of the same positions (moment shortcut): ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its
-    output z the mean and standard deviation of ``x``.
+    Positional normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments
+    ``m`` are for a later layer of the same positions (moment shortcut):
+    ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its output z the mean and standard deviation of
+    ``x``.
 
     Args:
       x: floating array, for example ``(N, H, W, C)``.
@@ -231,9 +229,9 @@ def rms_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Root mean square normalization: layer norm without the mean (Zhang & Sennrich 2019, arXiv
-    1910.07467).
+    """Divide each example by its root mean square (Zhang & Sennrich 2019, arXiv 1910.07467).
 
+    RMS normalization, layer norm without the mean:
     ``y = x / sqrt(mean(x**2) + epsilon) * scale + bias``.
 
     Args:
@@ -288,9 +286,9 @@ def instance_norm(
     num_segments: int | None = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Instance normalization: each channel of each example over its positions (Ulyanov et al. 2016,
-    arXiv 1607.08022).
+    """Normalize each channel of each example (Ulyanov et al. 2016, arXiv 1607.08022).
 
+    Instance normalization, with statistics over positions:
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``.
 
     Args:
@@ -357,11 +355,10 @@ def group_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Group normalization: statistics of each example over groups of channels (Wu & He 2018, arXiv
-    1803.08494).
+    """Normalize each example over groups of channels (Wu & He 2018, arXiv 1803.08494).
 
-    ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. One group is layer norm over all but
-    the batch, one channel per group is instance norm.
+    Group normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. One group is layer
+    norm over all but the batch, one channel per group is instance norm.
 
     Args:
       x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.

@@ -35,8 +35,9 @@ def graph_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Graph normalization: each channel over the nodes of each graph, a learned part of the mean
-    kept (Cai et al. 2020, arXiv 2009.03294).
+    """Normalize each channel over the nodes of each graph (Cai et al. 2020, arXiv 2009.03294).
+
+    Graph normalization subtracts a learned part of the mean.
 
     ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Where all
     nodes are alike, as in regular graphs, the mean is what tells the graphs apart.
@@ -116,8 +117,9 @@ def pair_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> jax.Array:
-    """Pair normalization: the sum of all distances between nodes stays the same from layer to layer
-    (Zhao & Akoglu 2019, arXiv 1909.12223).
+    """Normalize the distances between nodes of each graph (Zhao & Akoglu 2019, arXiv 1909.12223).
+
+    Pair normalization keeps the sum of all distances the same from layer to layer.
 
     ``d = x - mean``, the mean of each channel over the nodes of each graph;
     ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, of the squared lengths of nodes: the sum over
@@ -185,8 +187,9 @@ def pair_norm(
 
 
 def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Stats:
-    """The mean less what remains of it is subtracted, and the square of what remains belongs to the
-    mean square.
+    """Change statistics so that a part of the mean remains.
+
+    The mean less that part is subtracted, and its square belongs to the mean square.
     """
     frame, offset, var = stats
     mean = remaining.astype(offset.dtype) * (frame.pivot + offset)
@@ -194,5 +197,8 @@ def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Sta
 
 
 def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
-    """The squared lengths of nodes: all channels have one power of two."""
+    """Sum the variances over channels: the squared lengths of nodes.
+
+    All channels have one power of two, so the sum is one of equal units.
+    """
     return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.power_axes))

@@ -39,8 +39,9 @@ def switchable_norm(
     where: Param = None,
     **options: Unpack[NormOptions],
 ) -> tuple[jax.Array, Moments]:
-    """Switchable normalization: a learned blend of instance, layer and batch statistics (Luo et al.
-    2018, arXiv 1806.10779).
+    """Normalize by a blend of three kinds of statistics (Luo et al. 2018, arXiv 1806.10779).
+
+    Switchable normalization learns how to blend instance, layer and batch statistics.
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Means are blended with
     ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are the
@@ -145,7 +146,7 @@ def _blended(
     bias,
     where,
 ):
-    """Instance norm, whose scale and bias are those that make it one of the blended statistics.
+    """Normalize by blended statistics, as an instance norm whose scale and bias make up for it.
 
     (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e.
     Means are blended as differences from their mean, so that no digits are lost to what all have in

@@ -34,8 +34,9 @@ def weight_norm(
     full_range: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
-    """``kernel / sqrt(sum(kernel**2) + epsilon) * scale`` for each feature (Salimans & Kingma 2016,
-    arXiv 1602.07868).
+    """Normalize the weights of each feature to a length (Salimans & Kingma 2016, arXiv 1602.07868).
+
+    ``kernel / sqrt(sum(kernel**2) + epsilon) * scale``, the sum over all axes but the features.
 
     Args:
       kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in
@@ -98,8 +99,9 @@ def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tupl
 def spectral_norm(
     kernel: ArrayLike, /, u: ArrayLike, *, n_steps: int = 1, epsilon: float = 1e-12
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``kernel / sigma``, sigma its largest singular value by power iteration (Miyato et al. 2018,
-    arXiv 1802.05957).
+    """Divide weights by their largest singular value (Miyato et al. 2018, arXiv 1802.05957).
+
+    ``kernel / sigma``, sigma by power iteration.
 
     Args:
       kernel: real floating array of rank 2 or more, with elements of any size but subnormal ones,
@@ -144,7 +146,7 @@ def spectral_norm(
 def _by_largest_singular_value(
     n_steps: int, epsilon: float, kernel: jax.Array, u: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What :func:`spectral_norm` returns, of arguments that have been checked."""
+    """Return the results of :func:`spectral_norm`, for arguments that have been checked."""
     matrix = kernel.reshape(math.prod(kernel.shape[:-1]), kernel.shape[-1]).astype(u.dtype)
     power = power_of_elements(
         jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp
