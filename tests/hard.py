@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from oracle import worst
 
-from jaxnorm.engine import plan
+from jaxnorm.core import plan
 
 B32 = (4e-7, 1e-6)  # output, gradient
 

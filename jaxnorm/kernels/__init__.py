@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 PLAIN = ("reference", "xla")  # implementations in plain JAX, without kernels
-OPERATIONS = ("norm", "moments", "lstm")
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
