@@ -160,10 +160,12 @@ def make_spec(
     dtypes = tuple(None if a is None else a.dtype for a in (x, scale, bias))
     static: Any = (dtype, epsilon, correction, epsilon_in, axis_name, centered, full_range)
     rest = (segments, adjust, power_axes)
+    make: Callable[..., Spec] = _spec
     try:
-        return _spec(reduction, dtypes, *static, *rest), traced
-    except TypeError:  # something cannot be hashed, or it is wrong, which is then said again
-        return _spec.__wrapped__(reduction, dtypes, *static, *rest), traced
+        hash((static, rest))
+    except TypeError:  # an array as epsilon, a list of axis names
+        make = _spec.__wrapped__
+    return make(reduction, dtypes, *static, *rest), traced
 
 
 @lru_cache(maxsize=4096, typed=True)
