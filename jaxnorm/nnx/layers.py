@@ -74,19 +74,34 @@ def across(module: Any):
 
 
 def over(
-    module: Any, x: jax.Array, reduction: Reduction, features: tuple[int, ...], mask: Param
+    module: Any,
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    mask: Param,
+    *,
+    centered: bool = True,
+    segments: Param = None,
+    num_segments: int | None = None,
 ) -> Call:
     """Prepare the normalization of ``x`` by a module."""
-    given = inputs(module, x, features)[0]
-    return call_of(module, given, reduction, features, mask, across(module))
+    return call_of(
+        module,
+        inputs(module, x, features)[0],
+        reduction,
+        features,
+        mask,
+        across(module),
+        centered=centered,
+        segments=segments,
+        num_segments=num_segments,
+    )
 
 
 def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) -> Call:
     """Prepare the normalization of ``x`` over a module's reduction axes."""
     features, reduced = module_axes(module, x.ndim)
-    given = inputs(module, x, features)[0]
-    reduction = unsplit(x.shape, reduced)
-    return call_of(module, given, reduction, features, mask, across(module), centered=centered)
+    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -154,15 +169,9 @@ class LayerNorm(nnx.LayerNorm):
           The normalized array, of the shape of ``x``.
         """
         features, reduced = module_axes(self, x.ndim)
-        call = call_of(
-            self,
-            inputs(self, x, features)[0],
-            unsplit(x.shape, reduced),
-            features,
-            mask,
-            across(self),
-            segments=segments,
-            num_segments=num_segments,
+        reduction = unsplit(x.shape, reduced)
+        call = over(
+            self, x, reduction, features, mask, segments=segments, num_segments=num_segments
         )
         return run(call)
 
@@ -346,15 +355,9 @@ class InstanceNorm(flax_versions.InstanceNorm):
           The normalized array, of the shape of ``x``.
         """
         features, reduced = instance_axes(self.feature_axes, x.ndim, packed=segments is not None)
-        call = call_of(
-            self,
-            inputs(self, x, features)[0],
-            unsplit(x.shape, reduced),
-            features,
-            mask,
-            across(self),
-            segments=segments,
-            num_segments=num_segments,
+        reduction = unsplit(x.shape, reduced)
+        call = over(
+            self, x, reduction, features, mask, segments=segments, num_segments=num_segments
         )
         return run(call)
 
