@@ -22,7 +22,7 @@ def obstacle(x, spec, operands):
         return f"takes rows alone: got {spec.axes} of {spec.reduction.split_shape}"
     if operands.where is not None:
         return "takes no mask"
-    if spec.correction or spec.epsilon_in == "std" or spec.lowest_power(x.dtype) is not None:
+    if spec.correction or spec.epsilon_in == "std" or spec.lowest_exponent(x.dtype) is not None:
         return "takes neither correction, epsilon_in='std', full_range nor a tiny epsilon"
     return None
 
@@ -43,35 +43,35 @@ def rows(run, x, others, widths):
     return [a.reshape(*x.shape[:-1], a.shape[-1]) for a in results]
 
 
-def forward_of_row(spec, x, scale, bias, y, pivot, offset, var):
+def forward_of_row(spec, x, scale, bias, y, shift, low_mean, var):
     mean = partial(jnp.mean, axis=-1, keepdims=True)
-    pivot[...] = mean(x[...]) if spec.centered else jnp.zeros_like(pivot)
-    u = x[...] - pivot[...]
-    offset[...] = mean(u) if spec.centered else jnp.zeros_like(offset)
-    var[...] = mean(u**2) - offset[...] ** 2
-    y[...] = (u - offset[...]) * jax.lax.rsqrt(var[...] + spec.epsilon) * scale[...] + bias[...]
+    shift[...] = mean(x[...]) if spec.centered else jnp.zeros_like(shift)
+    u = x[...] - shift[...]
+    low_mean[...] = mean(u) if spec.centered else jnp.zeros_like(low_mean)
+    var[...] = mean(u**2) - low_mean[...] ** 2
+    y[...] = (u - low_mean[...]) * jax.lax.rsqrt(var[...] + spec.epsilon) * scale[...] + bias[...]
 
 
-def backward_of_row(spec, x, pivot, offset, var, dy, scale, doffset, dvar, dx, dscale):
+def backward_of_row(spec, x, shift, low_mean, var, dy, scale, dlow_mean, dvar, dx, dscale):
     mean = partial(jnp.mean, axis=-1, keepdims=True)
-    deviation, r = x[...] - pivot[...] - offset[...], jax.lax.rsqrt(var[...] + spec.epsilon)
+    deviation, r = x[...] - shift[...] - low_mean[...], jax.lax.rsqrt(var[...] + spec.epsilon)
     g, slope = dy[...] * scale[...], 2 * dvar[...] / x.shape[-1]
     slope = slope - r**3 * mean(g * deviation)
-    shift = doffset[...] / x.shape[-1] - r * mean(g) if spec.centered else 0.0
-    dx[...] = g * r + shift + slope * deviation
+    intercept = dlow_mean[...] / x.shape[-1] - r * mean(g) if spec.centered else 0.0
+    dx[...] = g * r + intercept + slope * deviation
     dscale[...] = dy[...] * deviation * r
 
 
 def forward(static, arguments):
     x, scale, bias, _ = arguments
     run = partial(forward_of_row, static.spec)
-    return Found(*rows(run, x, (scale, bias), (x.shape[-1], 1, 1, 1)), power=None)
+    return Found(*rows(run, x, (scale, bias), (x.shape[-1], 1, 1, 1)), exponent=None)
 
 
 def backward(static, residuals, cotangents):
-    (x, pivot, offset, var, _, scale, _), (dy, doffset, dvar) = residuals, cotangents
+    (x, shift, low_mean, var, _, scale, _), (dy, dlow_mean, dvar) = residuals, cotangents
     zero = lambda a: jnp.zeros_like(var) if a is None else a
-    others = (pivot, offset, var, dy, scale, zero(doffset), zero(dvar))
+    others = (shift, low_mean, var, dy, scale, zero(dlow_mean), zero(dvar))
     dx, dscale = rows(partial(backward_of_row, static.spec), x, others, (x.shape[-1],) * 2)
     return dx, *(summed_like(static.loops, scale, values) for values in (dscale, dy))
 

@@ -23,7 +23,7 @@ def complex_beside(dtype: DTypeLike, array: ArrayLike) -> jnp.dtype:
     return jnp.dtype(np.promote_types(dtype, np.complex64) if jnp.iscomplexobj(array) else dtype)
 
 
-def needs_power(dtype: DTypeLike) -> bool:
+def needs_exponent(dtype: DTypeLike) -> bool:
     """Return whether squares of this dtype overflow in the dtype of statistics.
 
     This holds for bfloat16.

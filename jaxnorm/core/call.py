@@ -69,7 +69,7 @@ def prepare(
     num_segments: int | None = None,
     adjust: Callable | None = None,
     param: jax.Array | None = None,
-    power_axes: tuple[int, ...] = (),
+    exponent_axes: tuple[int, ...] = (),
 ) -> Call:
     """Check the arguments of a norm, and return them as a call.
 
@@ -94,7 +94,7 @@ def prepare(
       num_segments: how many segments there are.
       adjust: what becomes of the statistics before they are applied, see :class:`Spec`.
       param: what ``adjust`` takes.
-      power_axes: the axes along which all groups have one power of two.
+      exponent_axes: the axes along which all groups have one scale exponent.
 
     Raises:
       TypeError: arguments of a wrong kind.
@@ -118,7 +118,7 @@ def prepare(
         axis_name=axis_name,
         full_range=full_range,
         adjust=adjust,
-        power_axes=power_axes,
+        exponent_axes=exponent_axes,
     )
     ids = None
     if segments is not None or num_segments is not None:
@@ -143,7 +143,7 @@ def make_spec(
     full_range: bool = False,
     segments: Segments | None = None,
     adjust: Callable | None = None,
-    power_axes: tuple[int, ...] = (),
+    exponent_axes: tuple[int, ...] = (),
 ) -> tuple[Spec, jax.Array | None]:
     """Return the static arguments, checked, and the epsilon if it is traced.
 
@@ -159,7 +159,7 @@ def make_spec(
             )
     dtypes = tuple(None if a is None else a.dtype for a in (x, scale, bias))
     static: Any = (dtype, epsilon, correction, epsilon_in, axis_name, centered, full_range)
-    rest = (segments, adjust, power_axes)
+    rest = (segments, adjust, exponent_axes)
     make: Callable[..., Spec] = _spec
     try:
         hash((static, rest))
@@ -181,7 +181,7 @@ def _spec(
     full_range,
     segments,
     adjust,
-    power_axes,
+    exponent_axes,
 ) -> Spec:
     """Return the spec. Arguments are checked when they come for the first time."""
     names = ("x", "scale", "bias")
@@ -201,7 +201,7 @@ def _spec(
         full_range,
         segments,
         adjust,
-        power_axes,
+        exponent_axes,
     )
 
 

@@ -20,10 +20,10 @@ from jaxnorm.core.call import by_compiler, make_spec, prepare, run, split_operan
 from jaxnorm.core.plan import Plan, usual_loops
 from jaxnorm.core.statistics import Moments, applicable, like_batch, shape_of
 from jaxnorm.engine.derivatives import with_epsilon
-from jaxnorm.engine.groups import Frame, masked
+from jaxnorm.engine.groups import Scaling, masked
 from jaxnorm.engine.reference import Stats, apply
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import hidden_from_folding
+from jaxnorm.engine.xla import prevent_folding
 
 # elements, for a variance whose elements were not counted: no correction changes it
 UNCOUNTED = 1e30
@@ -291,14 +291,18 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         dtype = compute_dtype(operands.x.dtype)
         fitted = lambda leaf: jnp.asarray(leaf).reshape(spec.reduction.fit(jnp.shape(leaf)))
         n, var = (fitted(leaf).astype(real_dtype(dtype)) for leaf in (moments.count, moments.var))
-        mean, offset = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
-        offset = hidden_from_folding(offset)
+        mean, low_mean = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
+        low_mean = prevent_folding(low_mean)
         stats = with_epsilon(
-            Stats(Frame(n, None, mean, operands.where, spec.places(operands.ids)), offset, var),
+            Stats(
+                Scaling(n, None, mean, operands.where, spec.scatter_indices(operands.ids)),
+                low_mean,
+                var,
+            ),
             operands.epsilon,
         )
         known = (n > 0) | (var > 0)  # Moments of nothing have no deviation to divide by
-        stats = stats._replace(frame=stats.frame._replace(n=jnp.where(n > 0, n, UNCOUNTED)))
+        stats = stats._replace(scaling=stats.scaling._replace(n=jnp.where(n > 0, n, UNCOUNTED)))
         applied = lambda own: (
             jax.checkpoint(partial(apply, loops))(own.x, stats, own.scale, own.bias, known),
             None,

@@ -16,14 +16,14 @@ from jaxnorm.engine.xla import XlaCpuLoops
 from jaxnorm.kernels import PLAIN, Family
 from jaxnorm.kernels.placement import known
 
-# The module of plain JAX, loaded when it first runs: of "reference", and of "xla", which separates
-# passes, joins axes and recomputes statistics.
+# The module of plain JAX, loaded when it first runs: of "reference", and of "xla", which puts
+# barriers between passes, merges axes and recomputes statistics.
 PLAIN_JAX = "jaxnorm.engine.derivatives"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 # From so many rows on, XLA's CPU back-end makes one loop of everything that is done with a row.
 MANY_GROUPS = 4096
 NOUNS: dict[str | None, str] = {"moments": "statistics alone", "lstm": "this network"}
-# Elements of a group: with fewer, storing the correction of the mean costs more than recomputing
+# Elements of a group: with fewer, storing the low part of the mean costs more than recomputing
 # it.
 SMALL_GROUP = 256
 
@@ -123,13 +123,13 @@ def forward(
     return module.forward(usual_loops(spec), operands, moments=moments)
 
 
-def find_stats(spec: Spec, x, where, implementation: str, places=None) -> Any:
+def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) -> Any:
     """Return the Stats, by what :func:`select` names; of segments, if there are places."""
     if implementation not in PLAIN:
         module = import_module(kernels.TABLE[implementation].modules["moments"])
         return module.statistics(usual_loops(spec), x, where)
     loops = loops_for(spec, implementation, where)
-    return import_module(PLAIN_JAX).statistics(loops, x, where, places)
+    return import_module(PLAIN_JAX).statistics(loops, x, where, scatter_indices)
 
 
 def usual_loops(spec: Spec) -> PlainLoops:
@@ -142,26 +142,28 @@ def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> 
 
     On a CPU backward recomputes, in a fused loop for each gradient, for rows whose scale and bias
     are absent or differ at every element. XLA fuses the passes by itself over MANY_GROUPS rows or
-    more without a mask within rows; all others are separated. A split last axis that is not of rows
-    is joined, for loops as fast as those of instance norm.
+    more without a mask within rows; all others have optimization barriers between them. A split
+    last axis of other groups is merged, for loops as fast as the loops of instance norm.
     """
     loops = usual_loops(spec)
     if implementation == "reference" or spec.segments is not None:
         return loops
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     group_size = rough_product(reduction.group_size)
-    keep_offset = not spec.centered or group_size >= SMALL_GROUP
+    keep_low_mean = not spec.centered or group_size >= SMALL_GROUP
     if not isinstance(loops, XlaCpuLoops):
-        return replace(loops, keep_offset=keep_offset)
+        return replace(loops, keep_low_mean=keep_low_mean)
     alike = rough_product(*(reduction.split_shape[axis] for axis in shared))
-    recompute = spec.in_rows and (scale is bias is None or alike <= 1)
+    recompute = spec.reduces_trailing_axes and (scale is bias is None or alike <= 1)
     in_one_loop = (
-        spec.in_rows
+        spec.reduces_trailing_axes
         and spec.is_of_groups(where)
         and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
     )
-    joined = not spec.in_rows and len(reduction.parts[-1]) > 1
-    return XlaCpuLoops(spec, recompute, keep_offset, separate=not in_one_loop, joined=joined)
+    merge_last_axis = not spec.reduces_trailing_axes and len(reduction.parts[-1]) > 1
+    return XlaCpuLoops(
+        spec, recompute, keep_low_mean, barriers=not in_one_loop, merge_last_axis=merge_last_axis
+    )
 
 
 def platform() -> str:

@@ -20,21 +20,21 @@ from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.plan import find_stats, select, usual_loops
 from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
 from jaxnorm.engine.groups import (
-    Frame,
+    Scaling,
+    broadcast_stats,
     count_elements,
-    hide,
-    hide_split,
     in_segments,
+    mask_fill,
+    mask_fill_split,
     over_groups,
     scale_down,
-    spread_stats,
     total_weight,
 )
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
-from jaxnorm.engine.xla import hidden_from_folding
+from jaxnorm.engine.xla import prevent_folding
 
 # options of moments
 OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segments")
@@ -269,32 +269,36 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
 
     The mean has a high part, which is rounded, and a low part, which is the rest.
     """
-    frame, offset, var = stats
-    count = jnp.full_like(var, total_weight(spec, frame))
-    low_count = _further_words(spec, frame, count)
-    mean, low_mean = (
-        (offset, jnp.zeros_like(offset)) if frame.pivot is None else two_sum(frame.pivot, offset)
+    scaling, low_mean, var = stats
+    count = jnp.full_like(var, total_weight(spec, scaling))
+    low_count = _further_words(spec, scaling, count)
+    mean, rest = (
+        (low_mean, jnp.zeros_like(low_mean))
+        if scaling.shift is None
+        else two_sum(scaling.shift, low_mean)
     )
-    up = None if frame.power is None else -frame.power
-    low = Low(low_count, scale_down(lax.stop_gradient(low_mean), up), jnp.zeros_like(var))
+    up = None if scaling.exponent is None else -scaling.exponent
+    low = Low(low_count, scale_down(lax.stop_gradient(rest), up), jnp.zeros_like(var))
     found = Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found
     )
 
 
-def _further_words(spec: Spec, frame: Frame, count: jax.Array) -> tuple:
+def _further_words(spec: Spec, scaling: Scaling, count: jax.Array) -> tuple:
     """Return the low-order words of a count; 0 for weights, whose sum is rounded anyway."""
-    where = frame.where
+    where = scaling.where
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
-    if where is None and frame.places is None:
+    if where is None and scaling.scatter_indices is None:
         size = spec.reduction.group_size * number_of_devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
     return beyond(
         add_words(
-            words_of_count(count_elements(usual_loops(spec), where, frame.places), (), count.dtype),
+            words_of_count(
+                count_elements(usual_loops(spec), where, scaling.scatter_indices), (), count.dtype
+            ),
             (),
             spec.axis_name,
         ),
@@ -363,13 +367,13 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
     )
 
 
-def into_frame(moments: Moments, frame: Frame) -> Moments:
-    """Return the Moments in the units of the frame, relative to its pivot."""
-    mean, low = (scale_down(word, frame.power) for word in (moments.mean, moments.low.mean))
-    var = scale_down(scale_down(moments.var, frame.power), frame.power)
+def in_units_of(moments: Moments, scaling: Scaling) -> Moments:
+    """Return the Moments in the units of the scale exponent, relative to the shift."""
+    mean, low = (scale_down(word, scaling.exponent) for word in (moments.mean, moments.low.mean))
+    var = scale_down(scale_down(moments.var, scaling.exponent), scaling.exponent)
     return Moments(
         moments.count,
-        (mean if frame.pivot is None else mean - frame.pivot) + hidden_from_folding(low),
+        (mean if scaling.shift is None else mean - scaling.shift) + prevent_folding(low),
         var,
     )
 
@@ -393,8 +397,10 @@ def _moments_of(
 ) -> Moments:
     def run(x: jax.Array, where: jax.Array | None, ids: jax.Array | None) -> Moments:
         (where,) = alongside(spec.reduction, x, where)
-        x = hide_split(spec, x, where)
-        return from_stats(spec, find_stats(spec, x, where, implementation, spec.places(ids)))
+        x = mask_fill_split(spec, x, where)
+        return from_stats(
+            spec, find_stats(spec, x, where, implementation, spec.scatter_indices(ids))
+        )
 
     if ids is None:
         return run(x, where, ids)
@@ -418,7 +424,7 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
     mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
-    reduction, places = spec.reduction, spec.places(ids)
+    reduction, scatter_indices = spec.reduction, spec.scatter_indices(ids)
     parts = jax.tree.map(
         lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts)
     )
@@ -431,37 +437,42 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     loops = usual_loops(spec)
-    spread = partial(spread_stats, loops, places=places)
+    to_elements = partial(broadcast_stats, loops, scatter_indices=scatter_indices)
     whole = add_words(
         words,
         spec.whole_axes,
         spec.axis_name,
-        None if places is None else partial(spec.segments.reduce, places=places),
+        None
+        if scatter_indices is None
+        else partial(spec.segments.reduce, scatter_indices=scatter_indices),
     )
-    weight, n = in_segments(spec, words[0], places), spread(whole[0])
+    weight, n = in_segments(spec, words[0], scatter_indices), to_elements(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
         return across(
             lax.psum,
-            [over_groups(loops, hide(a, weight) * share.astype(a.dtype), places) for a in values],
+            [
+                over_groups(loops, mask_fill(a, weight) * share.astype(a.dtype), scatter_indices)
+                for a in values
+            ],
             spec.axis_name,
         )
 
-    pivots = lax.stop_gradient(averages(parts.mean, parts.var))
+    shifts = lax.stop_gradient(averages(parts.mean, parts.var))
     lows: tuple[jax.Array, ...] = parts.low[1:]
-    # pivots may then be no constants, though the parts are
-    if spec.axis_name is not None or places is not None:
-        lows = tuple(map(hidden_from_folding, lows))
+    # the shifts may then be no constants of the program, though the parts are
+    if spec.axis_name is not None or scatter_indices is not None:
+        lows = tuple(map(prevent_folding, lows))
     shifted = [
-        hide(a - spread(pivot) + low, weight)
-        for a, pivot, low in zip((parts.mean, parts.var), pivots, lows, strict=True)
+        mask_fill(a - to_elements(shift) + low, weight)
+        for a, shift, low in zip((parts.mean, parts.var), shifts, lows, strict=True)
     ]
-    offsets = averages(*shifted)
-    rest = [a - spread(offset) for a, offset in zip(shifted, offsets, strict=True)]
-    # of the offsets too, whose rounding would add up over merges
+    low_parts = averages(*shifted)
+    rest = [a - to_elements(mean) for a, mean in zip(shifted, low_parts, strict=True)]
+    # the low parts are rounded too, and their errors would add up over merges
     between, *corrections = averages(abs_squared(rest[0]), *rest)
-    (mean, low_mean), (var, low_var) = map(two_sum, pivots, (offsets[0], offsets[1] + between))
+    (mean, low_mean), (var, low_var) = map(two_sum, shifts, (low_parts[0], low_parts[1] + between))
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
     low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
     merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)

@@ -109,9 +109,9 @@ def _hidden(xp, low: np.ndarray) -> Any:
     if xp is np:
         return low
     # imported late: statistics of NumPy arrays need no JAX
-    from jaxnorm.engine.xla import hidden_from_folding
+    from jaxnorm.engine.xla import prevent_folding
 
-    return hidden_from_folding(xp.asarray(low))
+    return prevent_folding(xp.asarray(low))
 
 
 @np.errstate(invalid="ignore")  # an infinite mean gives NaN

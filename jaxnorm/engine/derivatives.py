@@ -13,9 +13,9 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxnorm.arguments.dtypes import compute_dtype, needs_power
+from jaxnorm.arguments.dtypes import compute_dtype, needs_exponent
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, find_frame, masked, scale_down, split
+from jaxnorm.engine.groups import Scaling, find_scaling, masked, scale_down, split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import (
     Inputs,
@@ -44,9 +44,9 @@ def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     x, where, scale, bias, *_ = operands
     if not loops.spec.ordinary or operands.epsilon is not None:
         return forward_in_steps(loops, operands)
-    frame = find_frame(loops, x, where)
-    y, offset, var = normalized(loops, x, frame, scale, bias)
-    return y, Stats(frame, offset, var)
+    scaling = find_scaling(loops, x, where)
+    y, low_mean, var = normalized(loops, x, scaling, scale, bias)
+    return y, Stats(scaling, low_mean, var)
 
 
 def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -59,12 +59,12 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     spec, given = loops.spec, operands.x.dtype
     # jax.checkpoint stores its arguments alone: x as it was given
     if given != compute_dtype(given):
-        full_range = spec.full_range or needs_power(given)
+        full_range = spec.full_range or needs_exponent(given)
         wide = loops.of(replace(spec, full_range=full_range))
         cast = lambda own: own._replace(x=own.x.astype(compute_dtype(given)))
         return jax.checkpoint(lambda own: forward_in_steps(wide, cast(own)))(operands)
     x, where, scale, bias, ids, epsilon, param = operands
-    found = statistics(loops, x, where, spec.places(ids), epsilon)
+    found = statistics(loops, x, where, spec.scatter_indices(ids), epsilon)
     adjusted = found if spec.adjust is None else spec.adjust(loops, found, param)
     stats = with_epsilon(adjusted, epsilon)
     return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
@@ -74,38 +74,38 @@ def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
     """Add a traced epsilon to the variance, in the units of the scale exponent."""
     if epsilon is None:
         return stats
-    epsilon, power = epsilon.astype(stats.var.dtype), stats.frame.power
-    return stats._replace(var=stats.var + scale_down(scale_down(epsilon, power), power))
+    epsilon, exponent = epsilon.astype(stats.var.dtype), stats.scaling.exponent
+    return stats._replace(var=stats.var + scale_down(scale_down(epsilon, exponent), exponent))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def normalized(loops: PlainLoops, x, frame: Frame, scale, bias):
-    """Return the output, the correction of the mean and the variance of each group."""
-    offset, var = estimate(loops, x, frame)
-    return apply(loops, x, Stats(frame, offset, var), scale, bias), offset, var
+def normalized(loops: PlainLoops, x, scaling: Scaling, scale, bias):
+    """Return the output, the low part of the mean and the variance of each group."""
+    low_mean, var = estimate(loops, x, scaling)
+    return apply(loops, x, Stats(scaling, low_mean, var), scale, bias), low_mean, var
 
 
 @normalized.defjvp
 def _normalized_jvp(loops, primals, tangents):
-    # With u = x / 2**power - pivot, where power and pivot are constants:
-    #     y  = (u - offset) r scale + bias,          r = (var + epsilon)**(-1/2)
-    #     dy = ((du - doffset) r + (u - offset) dr) scale + (u - offset) r dscale + dbias
-    #     doffset = mean(du),  dvar = 2 mean((u - offset) du),  dr = -1/2 r**3 dvar
+    # With u = x / 2**exponent - shift, where exponent and shift are constants:
+    #     y  = (u - low_mean) r scale + bias,        r = (var + epsilon)**(-1/2)
+    #     dy = ((du - dlow_mean) r + (u - low_mean) dr) scale + (u - low_mean) r dscale + dbias
+    #     dlow_mean = mean(du),  dvar = 2 mean((u - low_mean) du),  dr = -1/2 r**3 dvar
     # This is linear in dx, dscale and dbias. So reference.tangent becomes a linear primitive, and
     # reference.backward is its transpose.
-    x, frame, scale, bias = primals
-    y, offset, var = normalized(loops, *primals)
-    stats = Stats(frame, offset if loops.keep_offset else None, var)
+    x, scaling, scale, bias = primals
+    y, low_mean, var = normalized(loops, *primals)
+    stats = Stats(scaling, low_mean if loops.keep_low_mean else None, var)
     if loops.recompute:  # only the mask is stored
-        stats = Stats(Frame(None, None, None, frame.where), None, None)
+        stats = Stats(Scaling(None, None, None, scaling.where), None, None)
     kinds = [None if a is None else (a.shape, a.dtype) for a in (scale, bias)]
     if kinds[0] == kinds[1]:
         bias = scale  # only its shape and dtype are read: store one array
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
     # collectives and complex numbers are transposed by JAX
     if loops.spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
-        return (y, offset, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
-    return (y, offset, var), _linear(loops.recompute)(loops, residuals, inputs)
+        return (y, low_mean, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
+    return (y, low_mean, var), _linear(loops.recompute)(loops, residuals, inputs)
 
 
 @cache
@@ -136,7 +136,7 @@ def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) 
 
     It is for XLA's CPU back-end. Each of the loops recomputes the statistics.
     """
-    # With z = (u - offset) r, y = z scale + bias, and z depends on x alone:
+    # With z = (u - low_mean) r, y = z scale + bias, and z depends on x alone:
     #     dx     = backward of z for the gradient dy scale
     #     dscale = sum(dy z),     dbias = sum(dy)
     # z is forward without scale and bias. Each sum has arrays of its own behind an optimization
@@ -150,7 +150,7 @@ def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) 
     if scale is not None:
         own_x, own_dy = loops.alone(x, dy)
         wide = loops.of(replace(loops.spec, dtype=dtype))
-        y, _ = reference.forward(wide, own_x, stats.frame.where, None, None)
+        y, _ = reference.forward(wide, own_x, stats.scaling.where, None, None)
         values = split(loops, own_dy, dtype) * split(loops, y, dtype)
         dscale = summed_like(loops, scale, values)
     if bias is not None:

@@ -1,10 +1,10 @@
 """Groups of elements that share statistics: sums, means and 1 / sqrt(var + epsilon) of each.
 
-    u = x / 2**power - pivot
+    u = x / 2**exponent - shift
 
-Each group has a scale exponent, ``power``, and a shift, ``pivot``. They make its elements small, so
-that no statistics lose digits or leave the range. No result depends on them: they are constants
-under differentiation. The reduction axes span a group. With scatter indices, ids name the groups
+Each group has a scale exponent and a shift. They make its elements small, so that no statistics
+lose digits or leave the range. No result depends on them: they are constants under
+differentiation. The reduction axes span a group. With scatter indices, ids name the groups
 along the first of these axes.
 """
 
@@ -20,7 +20,7 @@ from jax import lax
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.loops import PlainLoops
-from jaxnorm.engine.segments import Places
+from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.spec import Operands, Spec
 
 
@@ -29,20 +29,20 @@ def split(loops: PlainLoops, values: jax.Array, dtype) -> jax.Array:
     return loops.split(values.astype(dtype))
 
 
-def spread_stats(loops: PlainLoops, stats, places: Places | None):
+def broadcast_stats(loops: PlainLoops, stats, scatter_indices: ScatterIndices | None):
     """Broadcast statistics to the elements that they are combined with.
 
     With segments each position receives the statistics of its segment, and NaN if it is in none.
     """
-    if places is None or stats is None:
-        return loops.spread(stats)
-    return loops.spec.segments.spread(stats, places)
+    if scatter_indices is None or stats is None:
+        return loops.broadcast_to_elements(stats)
+    return loops.spec.segments.broadcast_to_positions(stats, scatter_indices)
 
 
 def over_groups(
     loops: PlainLoops,
     values: jax.Array,
-    places: Places | None,
+    scatter_indices: ScatterIndices | None,
     by: Callable = jnp.sum,
     within: Callable = jax.ops.segment_sum,
 ) -> jax.Array:
@@ -50,20 +50,20 @@ def over_groups(
 
     Along the axis of segments, ``within`` reduces the positions of each segment.
     """
-    if places is None:
+    if scatter_indices is None:
         return loops.reduce(values, loops.spec.axes, by)
     whole = loops.reduce_axes(values, loops.spec.whole_axes, by)
-    return loops.spec.segments.reduce(whole, places, within)
+    return loops.spec.segments.reduce(whole, scatter_indices, within)
 
 
-def hide(values: jax.Array, where: jax.Array | None) -> jax.Array:
+def mask_fill(values: jax.Array, where: jax.Array | None) -> jax.Array:
     """Replace masked elements with 0, whatever their value is."""
     if where is None:
         return values
     return jnp.where(where if where.dtype == jnp.bool_ else where > 0, values, 0)
 
 
-def weigh(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.Array:
+def apply_weights(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """Multiply the values, split for loops, by their weights, or by 0 and 1 for a mask.
 
     The values stay as they are where a mask covers whole groups: these are 0 already.
@@ -73,17 +73,17 @@ def weigh(loops: PlainLoops, values: jax.Array, where: jax.Array | None) -> jax.
         where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)
     ):
         return values
-    return values * loops.spread(loops.as_factor(where)).astype(values.dtype)
+    return values * loops.broadcast_to_elements(loops.as_factor(where)).astype(values.dtype)
 
 
-def hide_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
+def mask_fill_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
     """Apply :func:`hide` to an array of the shape of x.
 
     Its residual is the mask as it was given.
     """
     if where is None:
         return values
-    return jax.checkpoint(hide, prevent_cse=False)(
+    return jax.checkpoint(mask_fill, prevent_cse=False)(
         values.reshape(spec.reduction.split_shape), where
     ).reshape(values.shape)
 
@@ -94,38 +94,42 @@ def masked(spec: Spec, operands: Operands, norm: Callable) -> tuple:
     Their gradients are then 0 too. So ``norm`` only has to apply weights.
     """
     x, where, *_ = operands
-    y, stats = norm(operands._replace(x=hide_split(spec, x, where)))
-    return hide_split(spec, y, where), stats
+    y, stats = norm(operands._replace(x=mask_fill_split(spec, x, where)))
+    return mask_fill_split(spec, y, where), stats
 
 
-def in_segments(spec: Spec, where: jax.Array | None, places: Places | None) -> Any:
+def in_segments(spec: Spec, where: jax.Array | None, scatter_indices: ScatterIndices | None) -> Any:
     """Return the mask or weights, with 0 for positions that are in no segment."""
-    if places is None:
+    if scatter_indices is None:
         return where
-    inside = spec.segments.inside(places, len(spec.reduction.split_shape))
+    inside = spec.segments.inside(scatter_indices, len(spec.reduction.split_shape))
     return inside if where is None else jnp.where(inside, where, jnp.zeros_like(where))
 
 
-def total_weight(spec: Spec, frame: "Frame") -> jax.Array | float:
+def total_weight(spec: Spec, scaling: "Scaling") -> jax.Array | float:
     """Return the number of elements of each group, or their total weight.
 
     It is a number without a mask, else an array.
     """
-    if frame.n is not None:
-        return frame.n
+    if scaling.n is not None:
+        return scaling.n
     found = spec.reduction.group_size * number_of_devices(spec.axis_name)
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
-def count_elements(loops: PlainLoops, where: jax.Array | None, places: Places | None) -> jax.Array:
+def count_elements(
+    loops: PlainLoops, where: jax.Array | None, scatter_indices: ScatterIndices | None
+) -> jax.Array:
     """Count the elements of each group on this device, without the masked ones."""
     if where is None:
         ones = jnp.ones((1,) * len(loops.spec.reduction.split_shape), jnp.int32)
-        return over_mask(loops, ones, places)
-    return over_mask(loops, where.astype(jnp.int32), places)
+        return over_mask(loops, ones, scatter_indices)
+    return over_mask(loops, where.astype(jnp.int32), scatter_indices)
 
 
-def over_mask(loops: PlainLoops, where: jax.Array, places: Places | None) -> jax.Array:
+def over_mask(
+    loops: PlainLoops, where: jax.Array, scatter_indices: ScatterIndices | None
+) -> jax.Array:
     """Sum a mask or weights over each group, in their dtype, without a loop over x."""
     spec = loops.spec
     # an axis of size one is broadcast: multiply by its length instead of a loop over it
@@ -134,85 +138,93 @@ def over_mask(loops: PlainLoops, where: jax.Array, places: Places | None) -> jax
     ]
     by = partial(jnp.sum, dtype=where.dtype)
     sums = loops.reduce_axes(where, spec.whole_axes, by)
-    sums = sums if places is None else spec.segments.reduce(sums, places, jax.ops.segment_sum)
+    sums = (
+        sums
+        if scatter_indices is None
+        else spec.segments.reduce(sums, scatter_indices, jax.ops.segment_sum)
+    )
     return sums * jnp.asarray(math.prod(repeated), where.dtype)
 
 
-def total(loops: PlainLoops, values: jax.Array, frame: "Frame") -> jax.Array:
+def total(loops: PlainLoops, values: jax.Array, scaling: "Scaling") -> jax.Array:
     """Sum values over each group, by weight; masked values must be 0 already."""
-    where = frame.where
+    where = scaling.where
     # a mask needs no product: the values are 0 already
     weights = None if where is None or where.dtype == jnp.bool_ else where
-    sums = over_groups(loops, weigh(loops, values, weights), frame.places)
+    sums = over_groups(loops, apply_weights(loops, values, weights), scaling.scatter_indices)
     return across(lax.psum, sums, loops.spec.axis_name)
 
 
 def mean(
-    loops: PlainLoops, values: jax.Array, frame: "Frame", nonconstant: jax.Array | None = None
+    loops: PlainLoops, values: jax.Array, scaling: "Scaling", nonconstant: jax.Array | None = None
 ) -> jax.Array:
     """Return the mean over each group, by weight; it is 0 for an empty group.
 
     With ``nonconstant`` the mean of a constant is exact, see :meth:`XlaCpuLoops.divide`.
     """
-    weight = total_weight(loops.spec, frame)
-    return loops.divide(total(loops, values, frame), weight, nonconstant)
+    weight = total_weight(loops.spec, scaling)
+    return loops.divide(total(loops, values, scaling), weight, nonconstant)
 
 
-class Frame(NamedTuple):
+class Scaling(NamedTuple):
     """The shift and scale exponent of each group, with its weight and its elements.
 
     Attributes:
       n: total weight; None where every element counts, and no trace makes an array of their number.
-      power: scale exponent; x is divided by 2**power.
-      pivot: shift, a number near the mean.
+      exponent: the scale exponent; x is divided by 2**exponent.
+      shift: a number near the mean, which is subtracted.
       where: mask or weights.
-      places: scatter indices of segments.
+      scatter_indices: where the positions of segments are added up, see :class:`Segments`.
     """
 
     n: jax.Array | float | None
-    power: jax.Array | None
-    pivot: jax.Array | None
+    exponent: jax.Array | None
+    shift: jax.Array | None
     where: jax.Array | None = None
-    places: Places | None = None
+    scatter_indices: ScatterIndices | None = None
 
 
-def find_frame(
+def find_scaling(
     loops: PlainLoops,
     x: jax.Array,
     where: jax.Array | None,
-    places: Places | None = None,
+    scatter_indices: ScatterIndices | None = None,
     epsilon: jax.Array | None = None,
-) -> Frame:
+) -> Scaling:
     """Return the shift and scale exponent that make the elements of each group small.
 
     In their units a traced epsilon stays in the range, too.
     """
-    x, lowest = lax.stop_gradient(x), loops.spec.lowest_power(x.dtype, epsilon)
-    frame = Frame(None, None, None, where, places)
-    if where is not None or places is not None:
-        weight = _weight(loops, where, places, real_dtype(compute_dtype(x.dtype)))
-        frame = frame._replace(n=weight)
+    x, lowest = lax.stop_gradient(x), loops.spec.lowest_exponent(x.dtype, epsilon)
+    scaling = Scaling(None, None, None, where, scatter_indices)
+    if where is not None or scatter_indices is not None:
+        weight = _weight(loops, where, scatter_indices, real_dtype(compute_dtype(x.dtype)))
+        scaling = scaling._replace(n=weight)
     if lowest is not None:
-        frame = frame._replace(power=_find_power(loops, x, places, lowest))
+        scaling = scaling._replace(exponent=_find_exponent(loops, x, scatter_indices, lowest))
     if not loops.spec.centered:
-        return frame
-    # without a pivot yet, the elements are x / 2**power
-    sums = total(loops, elements(loops, x, frame), frame)
-    return frame._replace(pivot=loops.divide(sums, total_weight(loops.spec, frame), sums))
+        return scaling
+    # without a shift yet, the elements are x / 2**exponent
+    sums = total(loops, elements(loops, x, scaling), scaling)
+    return scaling._replace(shift=loops.divide(sums, total_weight(loops.spec, scaling), sums))
 
 
-def _weight(loops: PlainLoops, where: jax.Array | None, places: Places | None, dtype) -> jax.Array:
+def _weight(
+    loops: PlainLoops, where: jax.Array | None, scatter_indices: ScatterIndices | None, dtype
+) -> jax.Array:
     if where is None or where.dtype == jnp.bool_:
-        weight = count_elements(loops, where, places).astype(dtype)
+        weight = count_elements(loops, where, scatter_indices).astype(dtype)
     else:
-        weight = over_mask(loops, where.astype(dtype), places)
+        weight = over_mask(loops, where.astype(dtype), scatter_indices)
     return across(lax.psum, weight, loops.spec.axis_name)
 
 
-def _find_power(loops: PlainLoops, x: jax.Array, places: Places | None, lowest) -> jax.Array:
+def _find_exponent(
+    loops: PlainLoops, x: jax.Array, scatter_indices: ScatterIndices | None, lowest
+) -> jax.Array:
     """Return the exponent of the largest element of each group.
 
-    Dividing by 2**power is exact, and leaves the elements below 4.
+    Dividing by 2**exponent is exact, and leaves the elements below 4.
     """
     spec = loops.spec
     (own_x,) = loops.alone(x)
@@ -223,13 +235,13 @@ def _find_power(loops: PlainLoops, x: jax.Array, places: Places | None, lowest) 
         else jnp.abs(values)
     )
     by = partial(jnp.max, initial=0)
-    largest = over_groups(loops, size, places, by, jax.ops.segment_max)
-    if spec.power_axes:
-        largest = jnp.max(largest, spec.power_axes, keepdims=True, initial=0)
-    return power_of_elements(across(lax.pmax, largest, spec.axis_name), lowest)
+    largest = over_groups(loops, size, scatter_indices, by, jax.ops.segment_max)
+    if spec.exponent_axes:
+        largest = jnp.max(largest, spec.exponent_axes, keepdims=True, initial=0)
+    return scale_exponent(across(lax.pmax, largest, spec.axis_name), lowest)
 
 
-def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
+def scale_exponent(largest: jax.Array, lowest) -> jax.Array:
     """Return the exponent of the largest element, within the limits of its dtype."""
     # up to this limit 2**limit and 2**-limit are both normal numbers
     limit = jnp.finfo(largest.dtype).maxexp - 2
@@ -240,15 +252,18 @@ def power_of_elements(largest: jax.Array, lowest) -> jax.Array:
 
 
 def elements(
-    loops: PlainLoops, x: jax.Array, frame: Frame, offset: jax.Array | None = None
+    loops: PlainLoops, x: jax.Array, scaling: Scaling, low_mean: jax.Array | None = None
 ) -> jax.Array:
-    """Return ``u``, or ``u - offset``, split for loops."""
-    power = inverse_power(loops, frame.power, compute_dtype(x.dtype))
-    stats = [spread_stats(loops, a, frame.places) for a in (power, frame.pivot, offset)]
-    x, scale, pivot, offset = loops.own(loops.split(x), *stats)
+    """Return ``u``, or ``u - low_mean``, split for loops."""
+    exponent = inverse_scale(loops, scaling.exponent, compute_dtype(x.dtype))
+    stats = [
+        broadcast_stats(loops, a, scaling.scatter_indices)
+        for a in (exponent, scaling.shift, low_mean)
+    ]
+    x, scale, shift, low_mean = loops.own(loops.split(x), *stats)
     u = scaled(loops, x, scale)
-    u = u if pivot is None else u - pivot
-    return u if offset is None else u - offset
+    u = u if shift is None else u - shift
+    return u if low_mean is None else u - low_mean
 
 
 def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Array:
@@ -257,18 +272,20 @@ def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Arra
     return u if scale is None else u * scale.astype(u.dtype)
 
 
-def scale_down(u: jax.Array, power: jax.Array | None) -> jax.Array:
-    """Return ``u / 2**power``."""
+def scale_down(u: jax.Array, exponent: jax.Array | None) -> jax.Array:
+    """Return ``u / 2**exponent``."""
     return (
-        u if power is None else u * power_of_two(-power.astype(jnp.int32), u.dtype).astype(u.dtype)
+        u
+        if exponent is None
+        else u * power_of_two(-exponent.astype(jnp.int32), u.dtype).astype(u.dtype)
     )
 
 
-def inverse_power(loops: PlainLoops, power: jax.Array | None, dtype) -> jax.Array | None:
-    """Return ``1 / 2**power``, for a loop over x."""
-    if power is None:
+def inverse_scale(loops: PlainLoops, exponent: jax.Array | None, dtype) -> jax.Array | None:
+    """Return ``1 / 2**exponent``, for a loop over x."""
+    if exponent is None:
         return None
-    return loops.before_own(power_of_two(-power.astype(jnp.int32), dtype))
+    return loops.before_own(power_of_two(-exponent.astype(jnp.int32), dtype))
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
@@ -283,21 +300,21 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     )
 
 
-def rstd(loops: PlainLoops, frame: Frame, var: jax.Array) -> jax.Array:
+def rstd(loops: PlainLoops, scaling: Scaling, var: jax.Array) -> jax.Array:
     """Return 1 / sqrt(var + epsilon), in the units of the scale exponent."""
     spec = loops.spec
-    epsilon = scaled_epsilon(spec, frame, var.dtype)
-    return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, frame))
+    epsilon = scaled_epsilon(spec, scaling, var.dtype)
+    return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, scaling))
 
 
-def scaled_epsilon(spec: Spec, frame: Frame, dtype) -> jax.Array:
+def scaled_epsilon(spec: Spec, scaling: Scaling, dtype) -> jax.Array:
     """Return epsilon in the units of the scale exponent; it is 0 only if epsilon is 0."""
     info = jnp.finfo(dtype)
-    if spec.epsilon == 0 or frame.power is None:
+    if spec.epsilon == 0 or scaling.exponent is None:
         return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
     # x / 2**p has var / 2**(2 p) and std / 2**p
     fraction, exponent = math.frexp(spec.epsilon)
-    exponents = exponent - spec.power_of_epsilon * frame.power.astype(jnp.int32)
+    exponents = exponent - spec.power_of_epsilon * scaling.exponent.astype(jnp.int32)
     return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 

@@ -23,12 +23,12 @@ class PlainLoops:
     Attributes:
       spec: the groups that share statistics, and the use of the statistics.
       recompute: whether backward recomputes the statistics instead of keeping them.
-      keep_offset: whether the correction of the mean is a residual, if statistics are.
+      keep_low_mean: whether the low part of the mean is a residual, if statistics are.
     """
 
     spec: Spec
     recompute: bool = False
-    keep_offset: bool = True
+    keep_low_mean: bool = True
 
     def of(self, spec: Spec) -> Self:
         """Return loops of this kind over the elements of another spec."""
@@ -50,7 +50,7 @@ class PlainLoops:
         """Reshape values of the shape of x to the shape of loops, split as the reduction."""
         return values.reshape(self.spec.reduction.split_shape)
 
-    def spread(self, values: Any) -> Any:
+    def broadcast_to_elements(self, values: Any) -> Any:
         """Broadcast statistics or parameters to elements, to meet :meth:`split` values."""
         return values
 

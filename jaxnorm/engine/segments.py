@@ -17,7 +17,7 @@ RUN = 64
 GOLDEN = 2654435769
 # scatter indices: of the partial sum that each position is added to, then of the sum that each of
 # these is added to, and so on
-Places = tuple[jax.Array, ...]
+ScatterIndices = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Segments:
         """The sizes of the axes of the ids, without the axis of the positions."""
         return self.positions[:-1]
 
-    def places(self, ids: jax.Array) -> Places:
+    def scatter_indices(self, ids: jax.Array) -> ScatterIndices:
         """Return the scatter indices of each position, by which no sequential sum is long.
 
         A scatter adds in sequence, with an error of 1e-5 and more for 1e5 elements. So a segment
@@ -48,7 +48,7 @@ class Segments:
         left. An id out of range has an index beyond all of them.
         """
         rows, size = math.prod(self.rows), self.positions[-1]
-        most, places, length = rough_product(size), [], rows * size
+        most, scatter_indices, length = rough_product(size), [], rows * size
         groups, end = self._groups, jnp.asarray(self._groups, jnp.int32)
         inside = (ids >= 0) & (ids < self.number)
         first = ids.astype(jnp.int32).reshape(rows, size) + self.number * lax.broadcasted_iota(
@@ -72,7 +72,7 @@ class Segments:
                 length
                 + (RUN - 1) * (min(groups, length) if is_static((groups, length)) else groups)
             ) // RUN
-            places.append(
+            scatter_indices.append(
                 jnp.where(
                     group < end, start + mixed % jnp.maximum(own, 1), jnp.asarray(length, jnp.int32)
                 )
@@ -81,34 +81,36 @@ class Segments:
             ended = jnp.zeros(length, jnp.int32).at[ends].add(1, mode="drop")
             # where k segments have ended, the partial sum belongs to segment k
             group, most = jnp.cumsum(ended), -(-most // RUN)
-        return (*places, group)
+        return (*scatter_indices, group)
 
     def reduce(
-        self, values: jax.Array, places: Places, by: Callable = jax.ops.segment_sum
+        self, values: jax.Array, scatter_indices: ScatterIndices, by: Callable = jax.ops.segment_sum
     ) -> jax.Array:
         """Sum over each segment, or reduce it otherwise."""
         flat = self._flat(values, self.positions[-1])
         for at, length in zip(
-            places, (*(a.shape[0] for a in places[1:]), self._groups), strict=True
+            scatter_indices, (*(a.shape[0] for a in scatter_indices[1:]), self._groups), strict=True
         ):
             flat = by(flat, at, length)
         return self._in_place(flat, self.number)
 
-    def spread(self, stats: jax.Array, places: Places) -> jax.Array:
+    def broadcast_to_positions(
+        self, stats: jax.Array, scatter_indices: ScatterIndices
+    ) -> jax.Array:
         """Broadcast the statistics of segments to their positions.
 
         A position whose id is out of range receives NaN. This is the transpose of a sum by
         :meth:`reduce`.
         """
         flat = self._flat(stats, self.number)
-        for at in reversed(places):
+        for at in reversed(scatter_indices):
             flat = jnp.take(flat, at, axis=0, mode="fill")
         return self._in_place(flat, self.positions[-1])
 
-    def inside(self, places: Places, ndim: int) -> jax.Array:
+    def inside(self, scatter_indices: ScatterIndices, ndim: int) -> jax.Array:
         """Return which positions belong to a segment."""
-        of_one = places[0] < jnp.asarray(
-            places[1].shape[0] if len(places) > 1 else self._groups, jnp.int32
+        of_one = scatter_indices[0] < jnp.asarray(
+            scatter_indices[1].shape[0] if len(scatter_indices) > 1 else self._groups, jnp.int32
         )
         return self._in_place(
             of_one.reshape(-1, *(1,) * (ndim - len(self.positions))), self.positions[-1]

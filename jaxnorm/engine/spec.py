@@ -12,10 +12,10 @@ from jax import lax
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Reduction, rough_product
-from jaxnorm.arguments.dtypes import compute_dtype, needs_power
+from jaxnorm.arguments.dtypes import compute_dtype, needs_exponent
 from jaxnorm.arguments.options import AxisName
 from jaxnorm.engine.collectives import hashable
-from jaxnorm.engine.segments import Places, Segments
+from jaxnorm.engine.segments import ScatterIndices, Segments
 
 
 class Operands(NamedTuple):
@@ -56,14 +56,14 @@ class Spec:
         reduced whole.
       adjust: ``adjust(loops, stats, param)`` returns the statistics that are applied instead of
         ``stats``; None where ``stats`` are applied.
-      power_axes: axes along which all groups are divided by one power of two.
+      exponent_axes: axes along which all groups are divided by one power of two.
     """
 
     reduction: Reduction
     axis_name: AxisName = None
     centered: bool = True
     # it is so small that it changes no variance, and large enough that float32 needs no scaling:
-    # see lowest_power
+    # see lowest_exponent
     epsilon: float = 1e-30
     correction: float = 0.0
     epsilon_in: str = "var"
@@ -71,7 +71,7 @@ class Spec:
     full_range: bool = False
     segments: Any = None  # Segments; Any spares type checkers each test for None
     adjust: Callable | None = None
-    power_axes: tuple[int, ...] = ()
+    exponent_axes: tuple[int, ...] = ()
 
     def __post_init__(self):  # static arguments must be hashable
         for name, made in (("axis_name", hashable), ("centered", bool), ("full_range", bool)):
@@ -99,9 +99,9 @@ class Spec:
         """
         return self.segments is None and self.adjust is None
 
-    def places(self, ids: jax.Array | None) -> Places | None:
+    def scatter_indices(self, ids: jax.Array | None) -> ScatterIndices | None:
         """Return the :meth:`Segments.places` of these ids; None without ids."""
-        return None if ids is None else self.segments.places(ids)
+        return None if ids is None else self.segments.scatter_indices(ids)
 
     @property
     def stats_shape(self) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Spec:
         """The power of s that scales epsilon when s scales x."""
         return 2 if self.epsilon_in == "var" else 1
 
-    def lowest_power(self, dtype, epsilon: jax.Array | None = None) -> Any:
+    def lowest_exponent(self, dtype, epsilon: jax.Array | None = None) -> Any:
         """Return the least p of the 2**p that data of this dtype are divided by.
 
         It is None if the data need no scaling. They need it where squares overflow, and where
@@ -129,7 +129,7 @@ class Spec:
         finfo = jnp.finfo(compute_dtype(dtype))
         if not (
             self.full_range
-            or needs_power(dtype)
+            or needs_exponent(dtype)
             or self.epsilon < float(finfo.tiny) / float(finfo.eps)
         ):
             return None
@@ -160,7 +160,7 @@ class Spec:
         return self.shared_axes(where) == self.axes
 
     @property
-    def in_rows(self) -> bool:
+    def reduces_trailing_axes(self) -> bool:
         """Whether the norm reduces trailing axes: all of the last axes, and no other axis."""
         longer = [
             axis for axis, size in enumerate(self.reduction.split_shape) if rough_product(size) > 1

@@ -19,7 +19,7 @@ from jaxnorm.engine.loops import PlainLoops, divisor
 SHORT = 64  # elements: a loop over fewer costs more than its work, see reduce_axes
 
 
-def separate(*arrays: jax.Array | None) -> tuple:
+def barrier_on_cpu(*arrays: jax.Array | None) -> tuple:
     """Put the arrays behind an optimization barrier on a CPU.
 
     XLA's CPU back-end then shares nothing computed from them with other loops. It fuses all
@@ -29,11 +29,11 @@ def separate(*arrays: jax.Array | None) -> tuple:
     merged.
     """
     given = [a for a in arrays if a is not None]
-    own = iter(_barrier_on_cpu()(*given))
+    own = iter(_cpu_barrier()(*given))
     return tuple(None if a is None else next(own) for a in arrays)
 
 
-def hidden_from_folding(low: jax.Array) -> jax.Array:
+def prevent_folding(low: jax.Array) -> jax.Array:
     """Return the low part of a mean, which no compiler takes for a constant.
 
     This holds on any platform. Where both parts of a mean are constants of the program, XLA in JAX
@@ -45,7 +45,7 @@ def hidden_from_folding(low: jax.Array) -> jax.Array:
 
 
 @cache
-def _barrier_on_cpu() -> Callable:
+def _cpu_barrier() -> Callable:
     """Return a function of arrays that is the identity, and on a CPU a barrier.
 
     Derivatives pass through it. :func:`jax.lax.platform_dependent` would do, but it traces every
@@ -54,7 +54,7 @@ def _barrier_on_cpu() -> Callable:
     from jax.extend.core import Primitive  # here: importing this library needs none of these
     from jax.interpreters import ad, batching, mlir
 
-    primitive = Primitive("jaxnorm_separate")
+    primitive = Primitive("jaxnorm_optimization_barrier")
     primitive.multiple_results = True
     run = jax.jit(lambda *arrays: primitive.bind(*arrays))
 
@@ -121,7 +121,7 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
     for part in parts:
         values = by(values, tuple(part), keepdims=True)
         if len(parts) > 1:  # otherwise XLA merges the sums
-            (values,) = separate(values)
+            (values,) = barrier_on_cpu(values)
     return values
 
 
@@ -132,34 +132,34 @@ class XlaCpuLoops(PlainLoops):
     By default they cost no digits. The further attributes, which core/plan.py sets, make them fast.
 
     Attributes:
-      separate: whether passes over x are compiled apart by optimization barriers, and results with
+      barriers: whether passes over x are compiled apart by optimization barriers, and results with
         one element for each group are computed before.
-      joined: whether loops take a split last axis as one merged axis.
+      merge_last_axis: whether loops take a split last axis as one merged axis.
     """
 
-    separate: bool = False
-    joined: bool = False
+    barriers: bool = False
+    merge_last_axis: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of loops over x: split, except for a merged last axis."""
         reduction = self.spec.reduction
-        if not self.joined:
+        if not self.merge_last_axis:
             return reduction.split_shape
         return (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1])
 
     def own(self, *arrays: jax.Array | None) -> tuple:
-        return separate(*arrays) if self.separate else arrays
+        return barrier_on_cpu(*arrays) if self.barriers else arrays
 
     def alone(self, *arrays: jax.Array | None) -> tuple:
-        return separate(*arrays)
+        return barrier_on_cpu(*arrays)
 
     def split(self, values: jax.Array) -> jax.Array:
         return values.reshape(self.shape)
 
-    def spread(self, values):
+    def broadcast_to_elements(self, values):
         """Broadcast to elements, with one element for each channel of a merged axis."""
-        if values is None or not self.joined:
+        if values is None or not self.merge_last_axis:
             return values
         parts = self.spec.reduction.parts[-1]
         front = values.shape[: -len(parts)]
@@ -169,7 +169,7 @@ class XlaCpuLoops(PlainLoops):
 
     def reduce(self, values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum) -> jax.Array:
         """Reduce the other axes first, then split a merged last axis and reduce it."""
-        if self.joined:
+        if self.merge_last_axis:
             first, parts = len(self.shape) - 1, self.spec.reduction.parts[-1]
             values = reduce_axes(values, tuple(axis for axis in axes if axis < first), by)
             values = values.reshape(*values.shape[:-1], *parts)
@@ -204,7 +204,7 @@ class XlaCpuLoops(PlainLoops):
         return _divide(values, 1.0, values)
 
     def before_own(self, values: jax.Array) -> jax.Array:
-        return self.before(values) if self.separate else values
+        return self.before(values) if self.barriers else values
 
     def as_factor(self, where: jax.Array) -> jax.Array:
         """Return a mask as int8 in a fused loop over rows; weights stay as they are.
@@ -215,7 +215,7 @@ class XlaCpuLoops(PlainLoops):
         """
         if not self.recompute or where.dtype != jnp.bool_ or jax.__version_info__ < (0, 9):
             return where
-        return separate(where.astype(jnp.int8))[0]
+        return barrier_on_cpu(where.astype(jnp.int8))[0]
 
 
 @without_trailing_ones

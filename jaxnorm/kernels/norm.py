@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Frame, count_elements, hide
+from jaxnorm.engine.groups import Scaling, count_elements, mask_fill
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
@@ -105,7 +105,7 @@ class Static:
     layout: Layout
     rank: int
     loops: PlainLoops
-    lowest_power: int | None
+    lowest_exponent: int | None
     moments: bool
     recompute: Callable
 
@@ -134,38 +134,43 @@ class Static:
         axes = axes or (len(shape) - 3, len(shape) - 1)
         return self.loops.of(replace(self.spec, reduction=unsplit(shape, axes)))
 
-    def frame(
-        self, spec: Spec, pivot: jax.Array, power: jax.Array, where: jax.Array | None
-    ) -> Frame:
+    def scaling(
+        self, spec: Spec, shift: jax.Array, exponent: jax.Array, where: jax.Array | None
+    ) -> Scaling:
         """Return shift and scale exponent, for the spec of :meth:`loops_over`."""
         count: Any = float(self.layout.p * self.layout.d)
         if where is not None:
             count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32)
             count = count * self.layout.d
-        return Frame(
+        return Scaling(
             count,
-            None if self.lowest_power is None else power,
-            pivot if self.spec.centered else None,
+            None if self.lowest_exponent is None else exponent,
+            shift if self.spec.centered else None,
             where,
         )
 
     def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Return whether pivot, offset, variance and power hold information.
+        """Return whether shift, low mean, variance and exponent hold information.
 
-        In bfloat16 the correction of the mean, offset, is smaller than the precision of x.
+        In bfloat16 the low part of the mean is smaller than the precision of x.
         """
         centered = self.spec.centered
-        return centered, centered and x.dtype != jnp.bfloat16, True, self.lowest_power is not None
+        return (
+            centered,
+            centered and x.dtype != jnp.bfloat16,
+            True,
+            self.lowest_exponent is not None,
+        )
 
 
 class Found(NamedTuple):
     """The results of a forward kernel: the output, and the statistics of each group."""
 
     y: jax.Array
-    pivot: jax.Array | None  # None stands for zeros
-    offset: jax.Array | None
+    shift: jax.Array | None  # None stands for zeros
+    low_mean: jax.Array | None
     var: jax.Array
-    power: jax.Array | None
+    exponent: jax.Array | None
 
 
 def always_keep(static: Static, x: jax.Array) -> bool:
@@ -182,10 +187,10 @@ class NormKernels:
         ``(..., N, P, G, D)``, scale and bias are ``(..., N or 1, 1, G, D)`` in float32, where is
         ``(..., N or 1, P, 1, 1)`` or None. Masked elements of x may have any value, and are 0 in y.
         An axis of vmap stands in front of all arrays.
-      backward: by platform ``(static, (x, pivot, offset, var, power, scale, where), (dy, doffset,
-        dvar)) -> (dx, dscale, dbias)``. Statistics that are not :meth:`Static.informative`, or are
-        to be recomputed, have one element. Gradients of statistics may be None, for 0. Where a
-        platform has no such kernel, the plain formula runs.
+      backward: by platform ``(static, (x, shift, low_mean, var, exponent, scale, where), (dy,
+        dlow_mean, dvar)) -> (dx, dscale, dbias)``. Statistics that are not
+        :meth:`Static.informative`, or are to be recomputed, have one element. Gradients of
+        statistics may be None, for 0. Where a platform has no such kernel, the plain formula runs.
       recompute: whether backward recomputes the statistics, see :class:`Static`.
     """
 
@@ -242,7 +247,7 @@ class NormKernels:
         if found is None or operands.where is None:
             return y, found
         count = count_elements(loops, operands.where, None).astype(jnp.float32)
-        return y, found._replace(frame=found.frame._replace(n=count, where=operands.where))
+        return y, found._replace(scaling=found.scaling._replace(n=count, where=operands.where))
 
     def _on_each(
         self, loops: PlainLoops, moments: bool, x, where, scale, bias
@@ -256,7 +261,7 @@ class NormKernels:
             for a, value in ((scale, 1), (bias, 0))
         )
         scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
-        lowest = spec.lowest_power(x.dtype)
+        lowest = spec.lowest_exponent(x.dtype)
         static = Static(layout, x.ndim, loops, lowest, moments, self._recompute)
         if where is not None:
             where = jnp.broadcast_to(where, layout.mask(spec.reduction.split_shape, where.shape))
@@ -264,34 +269,39 @@ class NormKernels:
         y, *found = self._standardize(static, (x, scale, bias, where))
         if not moments:
             return y, None
-        pivot, offset, var, power = (a.reshape(spec.reduction.split_stats_shape) for a in found)
-        return y, Stats(static.frame(spec, pivot, power, None)._replace(n=None), offset, var)
+        shift, low_mean, var, exponent = (
+            a.reshape(spec.reduction.split_stats_shape) for a in found
+        )
+        return y, Stats(static.scaling(spec, shift, exponent, None)._replace(n=None), low_mean, var)
 
     def _jvp(self, static: Static, arguments, tangents):
-        # The kernel computes, in each group and for u = x / 2**power - pivot,
-        #     y = (u - offset) r scale + bias,     var = mean(u**2) - offset**2,
-        #     r = (var + epsilon)**(-1/2),         offset = mean(u)
-        # Power and pivot are constants, so that their tangents are 0. The others are
-        #     doffset = mean(du),  dvar = 2 mean((u - offset) du),  dr = -1/2 r**3 dvar,
-        #     dy      = ((du - doffset) r + (u - offset) dr) scale + (u - offset) r dscale + dbias
+        # The kernel computes, in each group and for u = x / 2**exponent - shift,
+        #     y = (u - low_mean) r scale + bias,     var = mean(u**2) - low_mean**2,
+        #     r = (var + epsilon)**(-1/2),         low_mean = mean(u)
+        # Exponent and shift are constants, so that their tangents are 0. The others are
+        #     dlow_mean = mean(du),  dvar = 2 mean((u - low_mean) du),  dr = -1/2 r**3 dvar,
+        #     dy        = ((du - dlow_mean) r + (u - low_mean) dr) scale
+        #                 + (u - low_mean) r dscale + dbias
         # They are linear in dx, dscale and dbias, and need x, statistics, scale and mask alone.
         # _tangent computes them, and a backward kernel their transpose.
         x, scale, _, where = arguments
-        y, pivot, offset, var, power = self._standardize(static, arguments)
+        y, shift, low_mean, var, exponent = self._standardize(static, arguments)
         # a residual without information is one element; so are all if backward recomputes them
-        frame = jax.lax.stop_gradient((pivot, power.astype(jnp.int8)))
-        found = zip((frame[0], offset, var, frame[1]), static.informative(x), strict=True)
+        scaling = jax.lax.stop_gradient((shift, exponent.astype(jnp.int8)))
+        found = zip((scaling[0], low_mean, var, scaling[1]), static.informative(x), strict=True)
         keeps = not static.recompute(static, x)
         residuals = (
             a if informative and keeps else ABSENT.astype(a.dtype) for a, informative in found
         )
-        dy, doffset, dvar = self._apply_tangent(static, (x, *residuals, scale, where), tangents[:3])
-        return (y, pivot, offset, var, power), (
+        dy, dlow_mean, dvar = self._apply_tangent(
+            static, (x, *residuals, scale, where), tangents[:3]
+        )
+        return (y, shift, low_mean, var, exponent), (
             dy,
-            jnp.zeros_like(pivot),
-            doffset,
+            jnp.zeros_like(shift),
+            dlow_mean,
             dvar,
-            jnp.zeros_like(power),
+            jnp.zeros_like(exponent),
         )
 
 
@@ -319,34 +329,36 @@ def _of_kernel(kernel: Callable, static: Static, arguments):
 def _plain(static: Static, arguments):
     """Compute in plain JAX what a forward kernel computes."""
     given, scale, bias, where = arguments
-    x = hide(static.arranged(given), where)
-    y, (frame, offset, var) = reference.forward(static.loops_over(x.shape), x, where, scale, bias)
+    x = mask_fill(static.arranged(given), where)
+    y, (scaling, low_mean, var) = reference.forward(
+        static.loops_over(x.shape), x, where, scale, bias
+    )
     found = (
         jnp.zeros_like(var) if a is None else a.astype(jnp.float32)
-        for a in (frame.pivot, offset, var, frame.power)
+        for a in (scaling.shift, low_mean, var, scaling.exponent)
     )
-    return hide(y, where).reshape(given.shape), *found
+    return mask_fill(y, where).reshape(given.shape), *found
 
 
 def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
     """Return the residuals of plain JAX, made from the residuals of the kernel."""
-    x, pivot, offset, var, power, scale, where = residuals
-    x = hide(static.arranged(x), where)
+    x, shift, low_mean, var, exponent, scale, where = residuals
+    x = mask_fill(static.arranged(x), where)
     loops = static.loops_over(x.shape)
     if static.recompute(static, x):
         return loops, Residuals(x, reference.statistics(loops, x, where), scale, scale)
-    offset_is_known = static.informative(x)[1] or not static.spec.centered
-    offset = jnp.broadcast_to(offset, var.shape) if offset_is_known else None
-    stats = Stats(static.frame(loops.spec, pivot, power, where), offset, var)
+    low_mean_is_known = static.informative(x)[1] or not static.spec.centered
+    low_mean = jnp.broadcast_to(low_mean, var.shape) if low_mean_is_known else None
+    stats = Stats(static.scaling(loops.spec, shift, exponent, where), low_mean, var)
     return loops, Residuals(x, stats, scale, scale)
 
 
 def _tangent(static: Static, residuals, arguments):
-    """Return the tangents of output, correction of the mean and variance, in plain JAX."""
+    """Return the tangents of output, low part of the mean and variance, in plain JAX."""
     (given, *params), where = arguments, residuals[-1]
-    dx = hide(static.arranged(given), where)
+    dx = mask_fill(static.arranged(given), where)
     dy, *dstats = reference.tangent(*_plain_residuals(static, residuals), Inputs(dx, *params))
-    return hide(dy, where).reshape(given.shape), *dstats
+    return mask_fill(dy, where).reshape(given.shape), *dstats
 
 
 def _tangent_like(static: Static, residuals, arguments):
@@ -369,6 +381,6 @@ def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents)
 def _plain_backward(static: Static, residuals, cotangents):
     """Compute in plain JAX what a backward kernel computes."""
     (given, *dstats), where = cotangents, residuals[-1]
-    dy = hide(static.arranged(given), where)
+    dy = mask_fill(static.arranged(given), where)
     dx, *params = reference.backward(*_plain_residuals(static, residuals), (dy, *dstats))
-    return hide(dx, where).reshape(given.shape), *params
+    return mask_fill(dx, where).reshape(given.shape), *params

@@ -180,7 +180,7 @@ def pair_norm(
         segments=segments,
         num_segments=num_segments,
         adjust=_sum_over_channels,
-        power_axes=features,
+        exponent_axes=features,
         **options,
     )
     return run(call)
@@ -191,9 +191,9 @@ def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Sta
 
     The mean less that part is subtracted, and its square belongs to the mean square.
     """
-    frame, offset, var = stats
-    mean = remaining.astype(offset.dtype) * (frame.pivot + offset)
-    return Stats(frame, offset - mean, var + abs_squared(mean))
+    scaling, low_mean, var = stats
+    mean = remaining.astype(low_mean.dtype) * (scaling.shift + low_mean)
+    return Stats(scaling, low_mean - mean, var + abs_squared(mean))
 
 
 def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
@@ -201,4 +201,4 @@ def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
 
     All channels have one power of two, so the sum is one of equal units.
     """
-    return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.power_axes))
+    return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.exponent_axes))

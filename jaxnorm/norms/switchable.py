@@ -17,8 +17,15 @@ from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import Call, prepare, run, split_operands
 from jaxnorm.core.plan import find_stats, loops_for, select, usual_loops
-from jaxnorm.core.statistics import Moments, applicable, from_stats, into_frame, like_batch
-from jaxnorm.engine.groups import Frame, elements, find_frame, hide_split, rstd, total_weight
+from jaxnorm.core.statistics import Moments, applicable, from_stats, in_units_of, like_batch
+from jaxnorm.engine.groups import (
+    Scaling,
+    elements,
+    find_scaling,
+    mask_fill_split,
+    rstd,
+    total_weight,
+)
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
 from jaxnorm.engine.spec import Operands, Spec
@@ -125,11 +132,11 @@ def _switchable(
     operands: Operands,
 ):
     x, where, scale, bias, *_ = split_operands(spec, operands)
-    x = hide_split(spec, x, where)
+    x = mask_fill_split(spec, x, where)
     loops = loops_for(spec, implementation, where)
-    frame = find_frame(loops.of(replace(spec, centered=False)), x, where)
+    scaling = find_scaling(loops.of(replace(spec, centered=False)), x, where)
     norm = jax.checkpoint(partial(_blended, implementation, loops, features, spatial))
-    return norm(x, frame, mean_logits, var_logits, running, scale, bias, where)
+    return norm(x, scaling, mean_logits, var_logits, running, scale, bias, where)
 
 
 def _blended(
@@ -138,7 +145,7 @@ def _blended(
     features,
     spatial,
     x,
-    frame: Frame,
+    scaling: Scaling,
     mean_logits,
     var_logits,
     running,
@@ -153,14 +160,19 @@ def _blended(
     common.
     """
     spec = loops.spec
-    u, own = elements(loops, x, frame), Spec(unsplit(x.shape, spatial))
-    own_frame, offset, var = find_stats(own, u, where, implementation)
-    n, pivot = jnp.asarray(total_weight(own, own_frame), var.dtype), jnp.asarray(own_frame.pivot)
+    u, own = elements(loops, x, scaling), Spec(unsplit(x.shape, spatial))
+    own_scaling, low_mean, var = find_stats(own, u, where, implementation)
+    n, shift = (
+        jnp.asarray(total_weight(own, own_scaling), var.dtype),
+        jnp.asarray(own_scaling.shift),
+    )
     axis_name = spec.axis_name if running is None else None
-    whole = Spec(unsplit(pivot.shape, tuple(range(x.ndim))), axis_name)
-    origin = jnp.asarray(find_frame(usual_loops(whole), pivot, None if where is None else n).pivot)
-    frame, instance = frame._replace(pivot=origin), Moments(n, pivot - origin + offset, var)
-    running = None if running is None else into_frame(running, frame)
+    whole = Spec(unsplit(shift.shape, tuple(range(x.ndim))), axis_name)
+    origin = jnp.asarray(
+        find_scaling(usual_loops(whole), shift, None if where is None else n).shift
+    )
+    scaling, instance = scaling._replace(shift=origin), Moments(n, shift - origin + low_mean, var)
+    running = None if running is None else in_units_of(running, scaling)
     layer, batch = (
         instance.merge(features),
         instance.merge(0, axis_name=axis_name) if running is None else running,
@@ -177,11 +189,16 @@ def _blended(
         weight.astype(u.dtype) * (instance.mean - part.mean)
         for weight, part in zip(mean_weights[1:], (layer, batch), strict=True)
     )
-    r = rstd(loops, frame, var)
-    gain, shift = jnp.sqrt(instance.var + own.epsilon) * r, step * r.astype(u.dtype)
+    r = rstd(loops, scaling, var)
+    scale_of_instance, bias_of_instance = (
+        jnp.sqrt(instance.var + own.epsilon) * r,
+        step * r.astype(u.dtype),
+    )
     own = replace(own, dtype=spec.dtype)
-    scale, bias = map(loops.before, (times(gain, scale), plus(times(shift, scale), bias)))
+    scale, bias = map(
+        loops.before, (times(scale_of_instance, scale), plus(times(bias_of_instance, scale), bias))
+    )
     y = run(Call(own, Operands(u, where, scale, bias), implementation))
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
-    frame = frame._replace(n=batch.count, pivot=jnp.where(batch.count > 0, origin, 0))
-    return y, from_stats(of_batch, Stats(frame, batch.mean, batch.var))
+    scaling = scaling._replace(n=batch.count, shift=jnp.where(batch.count > 0, origin, 0))
+    return y, from_stats(of_batch, Stats(scaling, batch.mean, batch.var))

@@ -17,7 +17,7 @@ from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
 from jaxnorm.core.call import prepare, run
-from jaxnorm.engine.groups import power_of_elements, scale_down
+from jaxnorm.engine.groups import scale_down, scale_exponent
 from jaxnorm.engine.reference import times
 from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
 
@@ -148,22 +148,22 @@ def _by_largest_singular_value(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the results of :func:`spectral_norm`, for arguments that have been checked."""
     matrix = kernel.reshape(math.prod(kernel.shape[:-1]), kernel.shape[-1]).astype(u.dtype)
-    power = power_of_elements(
+    exponent = scale_exponent(
         jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp
     )
-    matrix = scale_down(matrix, power)  # so that no square leaves the range
+    matrix = scale_down(matrix, exponent)  # so that no square leaves the range
     u = jnp.where((u != 0).any(), u, 1)
     constant, new = lax.stop_gradient((matrix, u))
     for _ in range(n_steps):
         v = weight_norm(new @ constant.T, feature_axes=0, epsilon=epsilon)
         new = weight_norm(v @ constant, feature_axes=0, epsilon=epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
-    one = scale_down(jnp.ones((), matrix.dtype), power)
+    one = scale_down(jnp.ones((), matrix.dtype), exponent)
     normalized = (
         (matrix / jnp.where(sigma != 0, sigma, one)).astype(kernel.dtype).reshape(kernel.shape)
     )
     return (
         normalized,
         jnp.where((new != 0).any() & jnp.isfinite(new).all(), new, u),
-        scale_down(sigma, -power),
+        scale_down(sigma, -exponent),
     )

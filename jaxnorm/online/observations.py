@@ -17,7 +17,7 @@ from jaxnorm.core import normalization
 from jaxnorm.core.running import merged_into
 from jaxnorm.core.statistics import Moments, check_moments, moments
 from jaxnorm.engine.collectives import across, hashable
-from jaxnorm.engine.xla import hidden_from_folding
+from jaxnorm.engine.xla import prevent_folding
 
 Tree = Any
 
@@ -168,7 +168,7 @@ def denormalize(batch: Tree, state: Tree, *, epsilon: float = 1e-5) -> Tree:
             for leaf in (root, moments.mean, moments.low.mean)
         )
         # the low part goes first: added to the mean itself, it would be lost in rounding
-        return (y.astype(wide) * root + hidden_from_folding(low) + mean).astype(y.dtype)
+        return (y.astype(wide) * root + prevent_folding(low) + mean).astype(y.dtype)
 
     return _map(apply, batch, state)
 

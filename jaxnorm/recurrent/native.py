@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm.engine.primitives import differentiable, linear, zeros
-from jaxnorm.engine.xla import separate
+from jaxnorm.engine.xla import barrier_on_cpu
 from jaxnorm.kernels.cpu.norm import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
@@ -234,7 +234,7 @@ def _backward(facts: Facts, residuals, cotangents):
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
     # else every chunk recomputes constants
-    arguments = separate(*_arguments(facts, panels, weights, x, steps, state))
+    arguments = barrier_on_cpu(*_arguments(facts, panels, weights, x, steps, state))
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
     arrays = [*arguments, panels[2], facts.arranged(hs), *rest, facts.arranged(dhs)]
@@ -283,7 +283,9 @@ def _backward_chunk(
         "JaxnormLstmBackward", shapes, [*arrays, *later, start], _attributes(facts, later)
     )
     if cell.separate:
-        drecurrent, da_x = separate(rows.T @ da, da_x)  # in this order da is still in the cache
+        drecurrent, da_x = barrier_on_cpu(
+            rows.T @ da, da_x
+        )  # in this order da is still in the cache
         dinput = x.T @ da_x
     else:  # one product of both
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])

@@ -31,7 +31,7 @@ def test_output_and_gradients_are_those_of_the_oracle(case, masked, elsewhere, r
     where = rng.random(case.shape) < 0.7 if masked else None
     norm = lambda *a: case(a[0], scale=a[1], bias=a[2], where=where, epsilon=EPSILON)
     program = str(jax.make_jaxpr(norm)(x, scale, bias))
-    assert "jaxnorm_separate" not in program
+    assert "jaxnorm_optimization_barrier" not in program
     y, vjp = jax.vjp(norm, *map(jnp.asarray, (x, scale, bias)))
     options = {} if where is None else {"where": where}
     truth = case.truth(x, scale=scale, bias=bias, cotangent=dy, epsilon=EPSILON, **options)
@@ -44,8 +44,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     spec = Spec(resolve("n [h] (g [c])", (4, 6, 8), {"g": 2}))
     assert plan.usual_loops(spec) == XlaCpuLoops(spec)
     fast = plan.loops_for(spec, "xla", None)
-    assert fast == XlaCpuLoops(spec, keep_offset=False, separate=True, joined=True)
+    assert fast == XlaCpuLoops(spec, keep_low_mean=False, barriers=True, merge_last_axis=True)
     assert plan.loops_for(spec, "reference", None) == XlaCpuLoops(spec)
     monkeypatch.setattr(plan, "platform", lambda: "tpu")
     assert plan.usual_loops(spec) == PlainLoops(spec)
-    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_offset=False)
+    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_low_mean=False)

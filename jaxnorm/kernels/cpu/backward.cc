@@ -15,13 +15,13 @@ ffi::Error backward(ffi::ThreadPool pool, ffi::RemainingArgs arguments, ffi::Rem
   const Array<const float> scale = buffers.argument();
   const Shape shape = sizes.of_arrays(x.size, scale.size);
   auto next = [&] { return PerGroup<float>(buffers.argument(), shape.groups()); };
-  const PerGroup<float> pivot = next(), offset = next(), var = next(), doffset = next(), dvar = next();
-  const PerGroup<int8_t> power(buffers.argument<ffi::S8>(), shape.groups());
+  const PerGroup<float> shift = next(), low_mean = next(), var = next(), dlow_mean = next(), dvar = next();
+  const PerGroup<int8_t> exponent(buffers.argument<ffi::S8>(), shape.groups());
   const Mask mask(buffers.argument<ffi::PRED>(), shape);
   float *dscale = buffers.result().data, *dbias = buffers.result().data;
   if (buffers.error().failure()) return buffers.error();
-  const Backward call{shape,  mask, rule,    options, recompute, scale.data, pivot,
-                      offset, var,  doffset, dvar,    power,     dscale,     dbias};
+  const Backward call{shape,    mask, rule,      options, recompute, scale.data, shift,
+                      low_mean, var,  dlow_mean, dvar,    exponent,  dscale,     dbias};
   return with_elements(x, dy, [&](auto* x_elements, auto* dy_elements) {
     auto* to = static_cast<decltype(x_elements)>(dx.data);
     prefer_large_pages(to, dx.size);

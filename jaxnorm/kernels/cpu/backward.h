@@ -1,10 +1,9 @@
-// What the gradients of a normalization take and give. With xhat = (u - offset) rstd and means over the group, that of
-// x is
+// The inputs and results of the gradients of a norm. With xhat = (u - low_mean) rstd and means over the group:
 //
-//   dx = factor (rstd dy scale + shift + (u - offset) spread)
-//   shift  = doffset / n - rstd mean(dy scale)
-//   spread = 2 dvar / n - rstd slope mean(dy scale xhat),    slope as in Rule
-//   dscale = sum(dy xhat),  dbias = sum(dy)
+//   dx        = factor (rstd dy scale + intercept + (u - low_mean) spread)
+//   intercept = dlow_mean / n - rstd mean(dy scale)
+//   spread    = 2 dvar / n - rstd slope mean(dy scale xhat),    slope as in Rule
+//   dscale    = sum(dy xhat),  dbias = sum(dy)
 #pragma once
 
 #include "statistics.h"
@@ -28,16 +27,16 @@ struct Backward {
   StatsOptions options;
   bool recompute;  // the statistics, instead of taking the residuals
   const float* scale;
-  PerGroup<float> pivot, offset, var, doffset, dvar;
-  PerGroup<int8_t> power;
+  PerGroup<float> shift, low_mean, var, dlow_mean, dvar;
+  PerGroup<int8_t> exponent;
   float *dscale, *dbias;
 
-  GroupStats residuals(int64_t group) const { return {pivot[group], offset[group], var[group], power[group]}; }
+  GroupStats residuals(int64_t group) const { return {shift[group], low_mean[group], var[group], exponent[group]}; }
 };
 
 // What dx takes of a group.
 struct GroupGradient {
-  float rstd, shift, spread;
+  float rstd, intercept, spread;
 };
 
 // From the sums of dy scale and of dy scale xhat over the elements of the group that count.
@@ -46,7 +45,8 @@ inline GroupGradient group_gradient(const Backward& call, int64_t group, double 
   const double share = 1 / std::max(1.0, size);
   const float slope = float(call.rule.slope(var, rstd, size)), by_var = float(2 * call.dvar[group] * share);
   const double by_mean = call.options.centered ? rstd * (dy_sum * share) : 0;
-  return {rstd, float(call.doffset[group] * share) - float(by_mean), by_var - rstd * float(slope * (dy_xhat * share))};
+  return {rstd, float(call.dlow_mean[group] * share) - float(by_mean),
+          by_var - rstd * float(slope * (dy_xhat * share))};
 }
 
 // Sums over rows of the gradients of scale and bias, for each channel.

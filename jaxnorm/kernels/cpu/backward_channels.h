@@ -5,12 +5,12 @@
 
 namespace {
 
-// For each channel the sums of dy (u - offset) and of dy over the rows of a chunk that count; in double where float32
+// For each channel the sums of dy (u - low_mean) and of dy over the rows of a chunk that count; in double where float32
 // does not hold them.
 template <typename X, typename DY>
 void sum_gradients(const Rows& rows, int64_t channels, Channels& of, const ChannelSums& to, const X* x, const DY* dy) {
-  const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset();
-  auto u = [=](int64_t r, int64_t j) { return (load(x[r * channels + j]) * factor[j] - pivot[j]) - offset[j]; };
+  const float *factor = of.factor(), *shift = of.shift(), *low_mean = of.low_mean();
+  auto u = [=](int64_t r, int64_t j) { return (load(x[r * channels + j]) * factor[j] - shift[j]) - low_mean[j]; };
   int64_t overflown = 0;
   for (int64_t first = 0; first < channels; first += kStrip) {
     const int64_t width = std::min(kStrip, channels - first);
@@ -37,14 +37,14 @@ void sum_gradients(const Rows& rows, int64_t channels, Channels& of, const Chann
       }
 }
 
-// From the sums of dy (x - mean), found with the mean of a chunk and channel, those of dy (u - offset).
+// From the sums of dy (x - mean), found with the mean of a chunk and channel, those of dy (u - low_mean).
 inline void recenter_gradients(const Chunks& chunks, int64_t channels, Example& example) {
-  const float *factor = example.channels.factor(), *pivot = example.channels.pivot(),
-              *offset = example.channels.offset();
+  const float *factor = example.channels.factor(), *shift = example.channels.shift(),
+              *low_mean = example.channels.low_mean();
   for (int64_t k = 0; k < chunks.count; ++k) {
     const ChannelSums sums = example.sums(k);
     for (int64_t j = 0; j < channels; ++j)
-      sums.dy_u[j] = sums.dy_u[j] * factor[j] + sums.dy[j] * ((sums.mean[j] * factor[j] - pivot[j]) - offset[j]);
+      sums.dy_u[j] = sums.dy_u[j] * factor[j] + sums.dy[j] * ((sums.mean[j] * factor[j] - shift[j]) - low_mean[j]);
   }
 }
 
@@ -71,23 +71,23 @@ inline void merge_gradients(const Backward& call, const Chunks& chunks, int64_t 
   for (int64_t i = 0; i < groups; ++i)
     by[i] =
         group_gradient(call, n * groups + i, size, example.groups[i].var, slope[i * shape.d], dy_sum[i], dy_xhat[i]);
-  shape.spread(example.channels.shift(), [&](int64_t i) { return by[i].shift; });
+  shape.spread(example.channels.intercept(), [&](int64_t i) { return by[i].intercept; });
   shape.spread(example.channels.spread(), [&](int64_t i) { return by[i].spread; });
   for (int64_t j = 0; j < channels; ++j) slope[j] *= scale[j];
 }
 
 template <typename X, typename DY>
 void apply_gradients(int64_t all, const Rows& rows, int64_t channels, Channels& of, const X* x, const DY* dy, X* dx) {
-  const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope(),
-              *shift = of.shift(), *spread = of.spread();
+  const float *factor = of.factor(), *shift = of.shift(), *low_mean = of.low_mean(), *slope = of.slope(),
+              *intercept = of.intercept(), *spread = of.spread();
   auto apply = [=](int64_t r) {
     const X* of_x = x + r * channels;
     const DY* of_dy = dy + r * channels;
     X* to = dx + r * channels;
 #pragma omp simd
     for (int64_t j = 0; j < channels; ++j) {
-      const float u = (load(of_x[j]) * factor[j] - pivot[j]) - offset[j];
-      store(to + j, factor[j] * (slope[j] * load(of_dy[j]) + shift[j] + u * spread[j]));
+      const float u = (load(of_x[j]) * factor[j] - shift[j]) - low_mean[j];
+      store(to + j, factor[j] * (slope[j] * load(of_dy[j]) + intercept[j] + u * spread[j]));
     }
   };
   rows.split(all, apply, [=](int64_t r) { std::fill_n(dx + r * channels, channels, X{}); });

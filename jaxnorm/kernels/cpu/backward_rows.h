@@ -11,10 +11,11 @@ void backward_example(const Backward& call, int64_t first_group, const GroupStat
                       const float* scale, const X* x, const DY* dy, X* dx, float* dscale, float* dbias) {
   const int64_t d = call.shape.d;
   for (int64_t g = 0; g < call.shape.g; ++g, x += d, dy += d, dx += d, scale += d, dscale += d, dbias += d) {
-    const float factor = factor_of(stats[g].power), pivot = stats[g].pivot, offset = stats[g].offset, r = rstd[g];
+    const float factor = factor_of(stats[g].exponent), shift = stats[g].shift, low_mean = stats[g].low_mean,
+                r = rstd[g];
     double sums[2];
     row_sums(d, sums, [&](int64_t i, int64_t way, auto& partial) {
-      const float xhat = ((load(x[i]) * factor - pivot) - offset) * r, cotangent = load(dy[i]),
+      const float xhat = ((load(x[i]) * factor - shift) - low_mean) * r, cotangent = load(dy[i]),
                   scaled = cotangent * scale[i];
       partial[0][way] += scaled;
       partial[1][way] += scaled * xhat;
@@ -24,8 +25,8 @@ void backward_example(const Backward& call, int64_t first_group, const GroupStat
     const GroupGradient by = group_gradient(call, first_group + g, double(d), stats[g].var, r, sums[0], sums[1]);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
-      const float u = (load(x[i]) * factor - pivot) - offset;
-      store(dx + i, factor * (by.rstd * (load(dy[i]) * scale[i]) + by.shift + u * by.spread));
+      const float u = (load(x[i]) * factor - shift) - low_mean;
+      store(dx + i, factor * (by.rstd * (load(dy[i]) * scale[i]) + by.intercept + u * by.spread));
     }
   }
 }

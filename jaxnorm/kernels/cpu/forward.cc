@@ -1,4 +1,4 @@
-// The statistics of every normalization group, and the output y = (u - offset) rstd scale + bias, with u as in
+// The statistics of every normalization group, and the output y = (u - low_mean) rstd scale + bias, with u as in
 // group_stats.h.
 
 #include "pages.h"
@@ -11,7 +11,7 @@ constexpr int64_t kMostRows = 16;      // of such a block
 
 // Results for each group; null where nobody asks.
 struct StatsResults {
-  float *pivot, *offset, *var, *power;
+  float *shift, *low_mean, *var, *exponent;
 
   static StatsResults read(Buffers& buffers, int64_t groups) {
     auto next = [&] {
@@ -27,10 +27,10 @@ struct StatsResults {
     auto store = [=](float* to, auto field) {
       for (int64_t i = 0; to && i < count; ++i) to[first + i] = float(stats[i].*field);
     };
-    store(pivot, &GroupStats::pivot);
-    store(offset, &GroupStats::offset);
+    store(shift, &GroupStats::shift);
+    store(low_mean, &GroupStats::low_mean);
     store(var, &GroupStats::var);
-    store(power, &GroupStats::power);
+    store(exponent, &GroupStats::exponent);
   }
 };
 
@@ -57,7 +57,7 @@ void normalize_rows(const Forward& call, int64_t first, int64_t count, const X* 
   for (int64_t row = 0; row < count; ++row) {
     const float *scale = call.shape.of_group(call.scale, first + row),
                 *bias = call.shape.of_group(call.bias, first + row);
-    const float factor = factor_of(stats[row].power), pivot = stats[row].pivot, offset = stats[row].offset,
+    const float factor = factor_of(stats[row].exponent), shift = stats[row].shift, low_mean = stats[row].low_mean,
                 r = rstd[row];
     const X* from = x + (first + row) * d;
     Y* to = y + (first + row) * d;
@@ -66,7 +66,8 @@ void normalize_rows(const Forward& call, int64_t first, int64_t count, const X* 
       continue;
     }
 #pragma omp simd
-    for (int64_t i = 0; i < d; ++i) store(to + i, ((load(from[i]) * factor - pivot) - offset) * r * scale[i] + bias[i]);
+    for (int64_t i = 0; i < d; ++i)
+      store(to + i, ((load(from[i]) * factor - shift) - low_mean) * r * scale[i] + bias[i]);
   }
 }
 
@@ -83,13 +84,13 @@ void forward_rows(ffi::ThreadPool& pool, const Forward& call, const X* x, Y* y) 
 template <typename X, typename Y>
 void normalize_chunk(int64_t all, const Rows& rows, int64_t channels, Channels& of, const float* bias, const X* x,
                      Y* y) {
-  const float *factor = of.factor(), *pivot = of.pivot(), *offset = of.offset(), *slope = of.slope();
+  const float *factor = of.factor(), *shift = of.shift(), *low_mean = of.low_mean(), *slope = of.slope();
   auto normalize = [=](int64_t r) {
     const X* from = x + r * channels;
     Y* to = y + r * channels;
 #pragma omp simd
     for (int64_t j = 0; j < channels; ++j)
-      store(to + j, ((load(from[j]) * factor[j] - pivot[j]) - offset[j]) * slope[j] + bias[j]);
+      store(to + j, ((load(from[j]) * factor[j] - shift[j]) - low_mean[j]) * slope[j] + bias[j]);
   };
   rows.split(all, normalize, [=](int64_t r) { std::fill_n(y + r * channels, channels, Y{}); });
 }

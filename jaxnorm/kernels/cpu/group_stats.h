@@ -2,9 +2,9 @@
 //
 // x is scaled by a power of two that keeps its squares within the range of float32, and shifted by a rounded mean:
 //
-//   u = x / 2**power - pivot        offset = mean(u), what the rounding of the pivot left
-//                                   var = mean((u - offset)**2)
-//   y = (u - offset) rstd scale + bias,    rstd = 1 / sqrt(n / (n - correction) var + epsilon)
+//   u = x / 2**exponent - shift    low_mean = mean(u), what the rounding of the shift left
+//                                   var = mean((u - low_mean)**2)
+//   y = (u - low_mean) rstd scale + bias,    rstd = 1 / sqrt(n / (n - correction) var + epsilon)
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 #include "inverse_root.h"
 
 struct GroupStats {
-  float pivot, offset, var;
-  int power;
+  float shift, low_mean, var;
+  int exponent;
 
-  static GroupStats of(double mean, double var, int power = 0) {
-    return {float(mean), float(mean - float(mean)), float(var), power};
+  static GroupStats of(double mean, double var, int exponent = 0) {
+    return {float(mean), float(mean - float(mean)), float(var), exponent};
   }
 };
 
@@ -28,29 +28,29 @@ struct GroupStats {
 // and what gradients need: dy from 1e-24 to 1e24 over such squares.
 inline bool is_ordinary(double square) { return (square == 0) | ((square > 1e-14) & (square < 1e14)); }
 
-// The power of two by which elements with this mean square are divided: 0 if they are ordinary.
-inline int power_of(double square, int64_t lowest) {
+// The scale exponent by which elements with this mean square are divided: 0 if they are ordinary.
+inline int exponent_of(double square, int64_t lowest) {
   if (is_ordinary(square)) return 0;
-  int exponent = 0;
-  if (std::isfinite(square)) std::frexp(std::sqrt(square), &exponent);
-  return int(std::clamp<int64_t>(exponent, std::max<int64_t>(lowest, -126), 126));
+  int found = 0;
+  if (std::isfinite(square)) std::frexp(std::sqrt(square), &found);
+  return int(std::clamp<int64_t>(found, std::max<int64_t>(lowest, -126), 126));
 }
 
-// 1 / 2**power
-inline float factor_of(int power) { return power == 0 ? 1 : std::ldexp(1.0f, -power); }
+// 1 / 2**exponent
+inline float factor_of(int exponent) { return exponent == 0 ? 1 : std::ldexp(1.0f, -exponent); }
 
 // How statistics are computed.
 struct StatsOptions {
-  bool centered;         // whether the mean is subtracted
-  int64_t lowest_power;  // INT64_MIN where x is never scaled
+  bool centered;            // whether the mean is subtracted
+  int64_t lowest_exponent;  // INT64_MIN where x is never scaled
 
-  bool full_range() const { return lowest_power != INT64_MIN; }
+  bool full_range() const { return lowest_exponent != INT64_MIN; }
 
   // From the exact mean and variance of x.
   GroupStats stats(double mean, double var) const {
-    const int power = full_range() ? power_of(mean * mean + var, lowest_power) : 0;
-    return power ? GroupStats::of(std::ldexp(mean, -power), std::ldexp(var, -2 * power), power)
-                 : GroupStats::of(mean, var);
+    const int exponent = full_range() ? exponent_of(mean * mean + var, lowest_exponent) : 0;
+    return exponent ? GroupStats::of(std::ldexp(mean, -exponent), std::ldexp(var, -2 * exponent), exponent)
+                    : GroupStats::of(mean, var);
   }
 
   // Those of several groups, as a rule by a vectorized loop.
@@ -65,7 +65,7 @@ struct StatsOptions {
   }
 };
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(StatsOptions, ffi::StructMember<bool>("centered"),
-                                      ffi::StructMember<int64_t>("lowest_power"));
+                                      ffi::StructMember<int64_t>("lowest_exponent"));
 
 // What becomes of a variance.
 struct Rule {
@@ -76,13 +76,13 @@ struct Rule {
     return correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
   }
 
-  // Epsilon in the units of a variance that is scaled by this power: a normal number, as in engine/groups.py, unless it
-  // is 0.
-  double scaled_epsilon(int power) const {
-    if (epsilon == 0 || (power == 0 && epsilon >= FLT_MIN)) return float(epsilon);
-    int exponent;
-    const double fraction = std::frexp(epsilon, &exponent);
-    return float(std::ldexp(fraction, std::max(exponent - (epsilon_in_std ? 1 : 2) * power, FLT_MIN_EXP)));
+  // Epsilon in the units of a variance that is scaled by this exponent. It is a normal number, as in engine/groups.py,
+  // unless it is 0.
+  double scaled_epsilon(int exponent) const {
+    if (epsilon == 0 || (exponent == 0 && epsilon >= FLT_MIN)) return float(epsilon);
+    int of_epsilon;
+    const double fraction = std::frexp(epsilon, &of_epsilon);
+    return float(std::ldexp(fraction, std::max(of_epsilon - (epsilon_in_std ? 1 : 2) * exponent, FLT_MIN_EXP)));
   }
 
   // From an unbiased variance.
@@ -95,10 +95,11 @@ struct Rule {
   // Those of several groups, as a rule by a vectorized loop.
   void rstds(const GroupStats* stats, int64_t groups, double count, float* to) const {
     bool scaled = false;
-    for (int64_t i = 0; i < groups; ++i) scaled |= stats[i].power != 0;
+    for (int64_t i = 0; i < groups; ++i) scaled |= stats[i].exponent != 0;
     const double factor = bessel_factor(count), unscaled = scaled_epsilon(0);
     if (scaled)
-      for (int64_t i = 0; i < groups; ++i) to[i] = float(rstd(stats[i].var * factor, scaled_epsilon(stats[i].power)));
+      for (int64_t i = 0; i < groups; ++i)
+        to[i] = float(rstd(stats[i].var * factor, scaled_epsilon(stats[i].exponent)));
     else
       for (int64_t i = 0; i < groups; ++i) to[i] = float(rstd(stats[i].var * factor, unscaled));
   }

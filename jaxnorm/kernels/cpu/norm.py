@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import hide
+from jaxnorm.engine.groups import mask_fill
 from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of
@@ -37,17 +37,19 @@ def _recompute(static: Static, x: jax.Array) -> bool:
     """
     informative = static.informative(x)
     group_bytes = static.layout.p * static.layout.d * x.dtype.itemsize
-    # pivot, offset and variance are float32, and the power is int8
+    # shift, low part and variance are float32, and the exponent is int8
     large = sum(np.compress(informative, (4, 4, 4, 1))) > RESIDUALS * group_bytes
     return large and not (static.moments and informative[3])
 
 
 def _shape_and_stats(static: Static) -> dict[str, dict]:
     """Return the attributes of every kernel: structs Shape and StatsOptions."""
-    lowest_power = np.int64(-(2**63) if static.lowest_power is None else static.lowest_power)
+    lowest_exponent = np.int64(
+        -(2**63) if static.lowest_exponent is None else static.lowest_exponent
+    )
     return {
         "shape": {name: np.int64(getattr(static.layout, name)) for name in ("p", "g", "d")},
-        "stats": {"centered": static.spec.centered, "lowest_power": lowest_power},
+        "stats": {"centered": static.spec.centered, "lowest_exponent": lowest_exponent},
     }
 
 
@@ -91,22 +93,22 @@ def _forward(static: Static, arguments) -> Found:
 def _applied(static: Static, arguments, found) -> jax.Array:
     """Return the output, by a loop over all channels of a position, with their statistics."""
     per_channel = [jnp.broadcast_to(a, (*a.shape[:-1], static.layout.d)) for a in found]
-    x, scale, bias, pivot, offset, var, power = (
+    x, scale, bias, shift, low_mean, var, exponent = (
         a.reshape(*a.shape[:-2], -1) for a in (*arguments[:3], *per_channel)
     )
     where = arguments[3]
     where = None if where is None else where.reshape(*where.shape[:-2], 1)
     loops = static.loops_over(x.shape, x.ndim - 2)
-    stats = Stats(static.frame(loops.spec, pivot, power, where), offset, var)
-    return hide(reference.apply(loops, hide(x, where), stats, scale, bias), where)
+    stats = Stats(static.scaling(loops.spec, shift, exponent, where), low_mean, var)
+    return mask_fill(reference.apply(loops, mask_fill(x, where), stats, scale, bias), where)
 
 
 def _backward(static: Static, residuals, cotangents):
     """Return the gradients by x, scale and bias."""
-    (x, pivot, offset, var, power, scale, where), (dy, *dstats) = residuals, cotangents
+    (x, shift, low_mean, var, exponent, scale, where), (dy, *dstats) = residuals, cotangents
     # The kernel computes the closed form that engine.reference.backward derives.
-    doffset, dvar = (ABSENT if a is None else a for a in dstats)
-    arguments = list(map(flat, (x, dy, scale, pivot, offset, var, doffset, dvar, power)))
+    dlow_mean, dvar = (ABSENT if a is None else a for a in dstats)
+    arguments = list(map(flat, (x, dy, scale, shift, low_mean, var, dlow_mean, dvar, exponent)))
     results_like = [like(arguments[i].shape, arguments[i].dtype, *arguments) for i in (0, 2, 2)]
     call = jax.ffi.ffi_call("JaxnormBackward", results_like, vmap_method="broadcast_all")
     results = call(

@@ -26,18 +26,18 @@ struct ChannelSums {
   double *mean, *square, *dy_u, *dy;
 };
 
-// For each channel what is applied to it, u = x factor - pivot:
-//   y = (u - offset) slope + bias
-//   dx = factor (slope dy + shift + (u - offset) spread)
+// For each channel what is applied to it, u = x factor - shift:
+//   y = (u - low_mean) slope + bias
+//   dx = factor (slope dy + intercept + (u - low_mean) spread)
 class Channels {
  public:
   Channels(int64_t count, int64_t arrays) : count_(count), values_(arrays * count) {}
   float* factor() { return values_.data(); }
-  float* pivot() { return factor() + count_; }
-  float* offset() { return pivot() + count_; }
-  float* slope() { return offset() + count_; }
-  float* shift() { return slope() + count_; }
-  float* spread() { return shift() + count_; }
+  float* shift() { return factor() + count_; }
+  float* low_mean() { return shift() + count_; }
+  float* slope() { return low_mean() + count_; }
+  float* intercept() { return slope() + count_; }
+  float* spread() { return intercept() + count_; }
 
  private:
   int64_t count_;
@@ -76,14 +76,14 @@ class Example {
   std::vector<double> sums_;
 };
 
-// Fills in factor, pivot, offset and, as slope, rstd.
+// Fills in factor, shift, low_mean and, as slope, rstd.
 inline void spread_stats(const Shape& shape, const Rule& rule, double group_size, Example& example) {
   const GroupStats* stats = example.groups.data();
   std::vector<float> rstd(shape.g);
   rule.rstds(stats, shape.g, group_size, rstd.data());
-  shape.spread(example.channels.factor(), [&](int64_t i) { return factor_of(stats[i].power); });
-  shape.spread(example.channels.pivot(), [&](int64_t i) { return stats[i].pivot; });
-  shape.spread(example.channels.offset(), [&](int64_t i) { return stats[i].offset; });
+  shape.spread(example.channels.factor(), [&](int64_t i) { return factor_of(stats[i].exponent); });
+  shape.spread(example.channels.shift(), [&](int64_t i) { return stats[i].shift; });
+  shape.spread(example.channels.low_mean(), [&](int64_t i) { return stats[i].low_mean; });
   shape.spread(example.channels.slope(), [&](int64_t i) { return rstd[i]; });
 }
 
