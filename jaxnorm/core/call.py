@@ -6,7 +6,7 @@ y, moments = run_with_moments(call)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Reduction
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
-from jaxnorm.core.plan import Plan, forward, select
+from jaxnorm.core.plan import Plan, describe_derivative, forward, select
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import alongside, sharded_by_compiler
@@ -46,6 +46,17 @@ class Call:
         """
         operation = "norm" if self.spec.ordinary else None
         return select(self.implementation, operation, self.operands.x, self.spec, self.operands)
+
+    def explain(self) -> Plan:
+        """Return the plan, which also says how gradients are computed.
+
+        Nothing is computed for it.
+        """
+        found = self.plan()
+        types = jax.eval_shape(partial(split_operands, self.spec), self.operands)
+        return replace(
+            found, derivative=describe_derivative(found.implementation, self.spec, types)
+        )
 
 
 def prepare(

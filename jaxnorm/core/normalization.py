@@ -228,11 +228,13 @@ def takes_arguments_of(
 def plan(*arguments: Any, **options: Any) -> Plan:
     """Return the plan of :func:`standardize`: which implementation would run, and why no other.
 
+    It also says how reverse mode would compute the gradients.
+
     ``plan(x, axes, **options)`` takes the arguments of :func:`standardize`.
 
     Returns:
-      A Plan, which prints itself: ``implementation`` is the name, ``others`` holds the reason for
-      each other name.
+      A Plan, which prints itself: ``implementation`` is the name, ``derivative`` says how the
+      gradients are computed, and ``others`` holds the reason for each other name.
 
     Raises:
       TypeError: as :func:`standardize`.
@@ -241,6 +243,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.plan(jnp.ones((4, 3)), "n [c]", implementation="xla")
     xla
+      gradients by the closed form, in plain JAX, which recomputes the statistics
       not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
     """
@@ -251,7 +254,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     given.arguments.update(out_of_sizes(sizes, axes, **named))
     x = validation.floating(x)
     reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
-    return prepare(x, reduction, **given.arguments).plan()
+    return prepare(x, reduction, **given.arguments).explain()
 
 
 OF_NORMALIZE, OF_STANDARDIZE = (

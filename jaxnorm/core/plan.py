@@ -36,15 +36,18 @@ class Plan:
       implementation: the name of what runs.
       others: maps the name of each other implementation to the reason, in words, why it does not
         run.
+      derivative: how reverse mode computes the gradients, in words; empty where nobody asked.
     """
 
     implementation: str
     others: Mapping[str, str] = field(hash=False)
+    derivative: str = ""
 
     def __repr__(self) -> str:
         return "\n".join(
             [
                 self.implementation,
+                *([f"  gradients by {self.derivative}"] if self.derivative else []),
                 *(f"  not {name}: {reason}" for name, reason in self.others.items()),
             ]
         )
@@ -121,6 +124,17 @@ def forward(
         return import_module(PLAIN_JAX).forward(loops, operands)
     module = import_module(kernels.TABLE[implementation].modules["norm"])
     return module.forward(usual_loops(spec), operands, moments=moments)
+
+
+def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> str:
+    """Say in words how reverse mode of :func:`forward` computes the gradients."""
+    if implementation in PLAIN:
+        _, where, scale, bias, *_ = operands
+        loops = loops_for(spec, implementation, where, scale, bias)
+        return import_module(PLAIN_JAX).describe(loops, operands)
+    module = import_module(kernels.TABLE[implementation].modules["norm"])
+    # a module need not say it
+    return module.derivative(platform()) if hasattr(module, "derivative") else "its own rule"
 
 
 def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) -> Any:

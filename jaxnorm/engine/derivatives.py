@@ -29,9 +29,11 @@ from jaxnorm.engine.reference import (
     tangent,
     times,
 )
-from jaxnorm.engine.spec import Operands
+from jaxnorm.engine.spec import Operands, Spec
 
-__all__ = ["forward", "statistics"]  # the entry points of core/plan.py
+__all__ = ["describe", "forward", "statistics"]  # the entry points of core/plan.py
+
+CLOSED_FORM = "the closed form, in plain JAX"
 
 
 def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -42,11 +44,36 @@ def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
 def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
     """Run :func:`forward` for x that is already 0 where it is masked out."""
     x, where, scale, bias, *_ = operands
-    if not loops.spec.ordinary or operands.epsilon is not None:
+    if reason_for_steps(loops.spec, operands) is not None:
         return forward_in_steps(loops, operands)
     scaling = find_scaling(loops, x, where)
     y, low_mean, var = normalized(loops, x, scaling, scale, bias)
     return y, Stats(scaling, low_mean, var)
+
+
+def reason_for_steps(spec: Spec, operands: Operands) -> str | None:
+    """Say why statistics and output are steps with a derivative each; None if they are one."""
+    if spec.segments is not None:
+        return "groups are segments"
+    if spec.adjust is not None:
+        return "statistics are changed before they are applied"
+    return None if operands.epsilon is None else "epsilon is traced"
+
+
+def reason_for_jax(spec: Spec) -> str | None:
+    """Say why JAX transposes the tangent; None if the closed form is its transpose."""
+    if spec.axis_name is not None:
+        return "groups extend over devices"
+    if spec.dtype is not None and jnp.issubdtype(spec.dtype, jnp.complexfloating):
+        return "the output is complex"
+    return None
+
+
+def describe(loops: PlainLoops, operands: Operands) -> str:
+    """Say in words how reverse mode computes the gradients."""
+    if reason := reason_for_steps(loops.spec, operands) or reason_for_jax(loops.spec):
+        return f"JAX's transpose of the formulas, since {reason}"
+    return CLOSED_FORM + (", which recomputes the statistics" if loops.recompute else "")
 
 
 def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -102,8 +129,7 @@ def _normalized_jvp(loops, primals, tangents):
     if kinds[0] == kinds[1]:
         bias = scale  # only its shape and dtype are read: store one array
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
-    # collectives and complex numbers are transposed by JAX
-    if loops.spec.axis_name is not None or jnp.issubdtype(y.dtype, jnp.complexfloating):
+    if reason_for_jax(loops.spec) is not None:
         return (y, low_mean, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
     return (y, low_mean, var), _linear(loops.recompute)(loops, residuals, inputs)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.engine import reference
+from jaxnorm.engine.derivatives import CLOSED_FORM
 from jaxnorm.engine.groups import Scaling, count_elements, mask_fill
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
@@ -203,6 +204,7 @@ class NormKernels:
         recompute: Callable[[Static, jax.Array], bool] = always_keep,
     ):
         self._recompute = recompute
+        self._backward = backward
         self._standardize = differentiable(
             name,
             _plain,
@@ -248,6 +250,10 @@ class NormKernels:
             return y, found
         count = count_elements(loops, operands.where, None).astype(jnp.float32)
         return y, found._replace(scaling=found.scaling._replace(n=count, where=operands.where))
+
+    def derivative(self, platform: str) -> str:
+        """Say in words how reverse mode computes the gradients on a platform."""
+        return "a kernel" if platform in self._backward else CLOSED_FORM
 
     def _on_each(
         self, loops: PlainLoops, moments: bool, x, where, scale, bias

@@ -134,6 +134,9 @@ def test_positions_unlike_the_first(name, where, rng, use):
     )
 
 
+RECOMPUTED = "the closed form, in plain JAX, which recomputes the statistics"
+
+
 def test_a_plan_says_what_runs_and_why(use):
     """The same as standardize runs, or raises, for the same arguments."""
     use("native")
@@ -157,10 +160,12 @@ def test_a_plan_says_what_runs_and_why(use):
             name,
             reason,
         )
+        assert found.derivative == ("a kernel" if name == "native" else RECOMPUTED)
         text = jax.jit(partial(jn.standardize, axes="n (g [c])", g=2, **options)).lower(x).as_text()
         assert ("Jaxnorm" in text) == (name == "native")
     assert repr(found) == (
-        "xla\n  not reference: it takes as long or longer, for the same result\n"
+        f"xla\n  gradients by {RECOMPUTED}\n"
+        "  not reference: it takes as long or longer, for the same result\n"
         f"  not native: {reason}"
     )
     for other, name in (("reference", "xla"), ("xla", "reference")):

@@ -1,11 +1,14 @@
 """The formulas with plain loops, which run where a platform has none of its own."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
 
+import jaxnorm as jn
 from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine.loops import PlainLoops
@@ -49,3 +52,47 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     monkeypatch.setattr(plan, "platform", lambda: "tpu")
     assert plan.usual_loops(spec) == PlainLoops(spec)
     assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_low_mean=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "transposes"),
+    [
+        ({}, "the closed form, in plain JAX, which recomputes the statistics", "normalize_rows"),
+        ({"axes": "[n] c"}, "the closed form, in plain JAX", "normalize"),
+        (
+            {"axis_name": "i"},
+            "JAX's transpose of the formulas, since groups extend over devices",
+            "",
+        ),
+        ({"dtype": complex}, "JAX's transpose of the formulas, since the output is complex", ""),
+        (
+            {"axes": "[n] c", "segments": np.zeros(4, int), "num_segments": 2},
+            "JAX's transpose of the formulas, since groups are segments",
+            "",
+        ),
+    ],
+)
+def test_the_plan_says_which_derivative_runs(options, said, transposes):
+    """By the primitive that the program of the gradient has, or has not."""
+    options = {"axes": "n [c]", **options}
+    options |= {} if "segments" in options else {"implementation": "xla"}
+    x = jnp.ones((4, 6), complex if options.pop("dtype", None) else jnp.float32)
+    plan = jn.plan(x, **options)
+    assert (plan.derivative, repr(plan).splitlines()[1]) == (said, f"  gradients by {said}")
+
+    @partial(jax.vmap, axis_name="i")
+    def gradient(x):
+        return jax.grad(lambda x: abs(jn.standardize(x, **options)).sum(), holomorphic=False)(x)
+
+    program = str(jax.make_jaxpr(gradient)(x[None]))
+    found = {name for name in ("normalize", "normalize_rows") if f"jaxnorm_{name}_tr" in program}
+    assert found == ({transposes} if transposes else set())
+
+
+def test_a_traced_epsilon_leaves_the_derivative_to_jax():
+    def said(epsilon):
+        return jn.plan(jnp.ones((4, 6)), 1, epsilon=epsilon).derivative
+
+    found = []
+    jax.jit(lambda epsilon: found.append(said(epsilon)))(1e-5)
+    assert found == ["JAX's transpose of the formulas, since epsilon is traced"]

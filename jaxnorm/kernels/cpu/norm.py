@@ -120,12 +120,13 @@ def _backward(static: Static, residuals, cotangents):
     return tuple(a.reshape(of.shape) for a, of in zip(results, (x, scale, scale), strict=True))
 
 
-forward = NormKernels(
+KERNELS = NormKernels(
     "jaxnorm_native",
     forward={"cpu": _forward},
     backward={"cpu": _backward},
     recompute=_recompute,
-).forward
+)
+forward, derivative = KERNELS.forward, KERNELS.derivative
 
 
 def flat(a: jax.Array) -> jax.Array:
