@@ -20,7 +20,7 @@ from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.plan import Plan, describe_derivative, forward, select
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
-from jaxnorm.engine.sharding import alongside, sharded_by_compiler
+from jaxnorm.engine.sharding import by_compiler, split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
 
@@ -111,6 +111,8 @@ def prepare(
       TypeError: arguments of a wrong kind.
       ValueError: arguments that do not fit.
     """
+    if where is not None:
+        where = validation.mask(where, x.shape, mask_name)
     if features is None:
         scale = validation.param("scale", scale, x.shape)
         bias = validation.param("bias", bias, x.shape)
@@ -134,8 +136,6 @@ def prepare(
     ids = None
     if segments is not None or num_segments is not None:
         spec, ids = spec.along(segments, num_segments)
-    if where is not None:
-        where = validation.mask(where, x.shape, mask_name)
     return Call(spec, Operands(x, where, scale, bias, ids, traced_epsilon, param), implementation)
 
 
@@ -218,18 +218,21 @@ def _spec(
 
 def run(call: Call) -> jax.Array:
     """Return the output of a prepared call."""
-    return _run(call.spec, call.plan().implementation, call.operands)
+    implementation = call.plan().implementation
+    return _run(call.spec, implementation, call.operands)
 
 
 def run_with_moments(call: Call) -> tuple[jax.Array, Moments]:
     """Return the output of a prepared call, and the Moments of its groups."""
-    return _run_with_moments(call.spec, call.plan().implementation, call.operands)
+    implementation = call.plan().implementation
+    return _run_with_moments(call.spec, implementation, call.operands)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _run(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
     def each(operands: Operands) -> jax.Array:
-        return forward(implementation, spec, split_operands(spec, operands), moments=False)[0]
+        operands = split_operands(spec, operands)
+        return forward(implementation, spec, operands, moments=False)[0]
 
     return by_compiler(each, operands)(operands)
 
@@ -241,20 +244,3 @@ def _run_with_moments(
     operands = split_operands(spec, operands)
     y, stats = forward(implementation, spec, operands, moments=True)
     return y, from_stats(spec, stats)
-
-
-def split_operands(spec: Spec, operands: Operands) -> Operands:
-    """Split mask, scale and bias as x is split."""
-    x, where, scale, bias, *_ = operands
-    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
-    return operands._replace(where=where, scale=scale, bias=bias)
-
-
-def by_compiler(function: Callable[..., Any], operands: Operands) -> Callable[..., Any]:
-    """Let XLA shard a function of operands with ids, whose types do not tell how.
-
-    Its output is sharded as x is.
-    """
-    if operands.ids is None:
-        return function
-    return sharded_by_compiler(function, jax.typeof(operands.x).sharding)

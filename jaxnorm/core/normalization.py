@@ -16,12 +16,13 @@ from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.keywords import out_of_sizes, with_hint
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.blocks import blocks_along, blocks_of
-from jaxnorm.core.call import by_compiler, make_spec, prepare, run, split_operands
+from jaxnorm.core.call import make_spec, prepare, run
 from jaxnorm.core.plan import Plan, usual_loops
 from jaxnorm.core.statistics import Moments, applicable, like_batch, shape_of
 from jaxnorm.engine.derivatives import with_epsilon
 from jaxnorm.engine.groups import Scaling, masked
 from jaxnorm.engine.reference import Stats, apply
+from jaxnorm.engine.sharding import by_compiler, split_operands
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import prevent_folding
 

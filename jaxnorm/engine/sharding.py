@@ -8,6 +8,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxnorm.arguments.axes import Reduction
+from jaxnorm.engine.spec import Operands, Spec
 
 
 def sharded_as(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -49,6 +50,23 @@ def alongside(reduction: Reduction, x: jax.Array, *arrays: jax.Array | None) -> 
         None if a is None else jax.sharding.reshard(a, split_sharding(reduction, x, a.shape))
         for a in split
     ]
+
+
+def split_operands(spec: Spec, operands: Operands) -> Operands:
+    """Split mask, scale and bias as x is split."""
+    x, where, scale, bias, *_ = operands
+    where, scale, bias = alongside(spec.reduction, x, where, scale, bias)
+    return operands._replace(where=where, scale=scale, bias=bias)
+
+
+def by_compiler(function: Callable[..., Any], operands: Operands) -> Callable[..., Any]:
+    """Let XLA shard a function of operands with ids, whose types do not tell how.
+
+    Its output is sharded as x is.
+    """
+    if operands.ids is None:
+        return function
+    return sharded_by_compiler(function, jax.typeof(operands.x).sharding)
 
 
 def split_sharding(reduction: Reduction, x: jax.Array, shape: tuple[int, ...]) -> NamedSharding:

@@ -15,7 +15,7 @@ from jaxnorm.arguments.axes import other_axes, unsplit
 from jaxnorm.arguments.features import spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
-from jaxnorm.core.call import Call, prepare, run, split_operands
+from jaxnorm.core.call import Call, prepare, run
 from jaxnorm.core.plan import find_stats, loops_for, select, usual_loops
 from jaxnorm.core.statistics import Moments, applicable, from_stats, in_units_of, like_batch
 from jaxnorm.engine.groups import (
@@ -28,6 +28,7 @@ from jaxnorm.engine.groups import (
 )
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
+from jaxnorm.engine.sharding import split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
 
