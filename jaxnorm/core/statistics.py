@@ -30,10 +30,10 @@ from jaxnorm.engine.groups import (
     scale_down,
     total_weight,
 )
+from jaxnorm.engine.parts import low_parts, parts_of_count, sum_parts, two_sum
 from jaxnorm.engine.reference import Stats, abs_squared
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.words import add_words, beyond, two_sum, words_of_count
 from jaxnorm.engine.xla import prevent_folding
 
 # options of moments
@@ -41,13 +41,13 @@ OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segment
 
 
 class Low(NamedTuple):
-    """The low-order words of :class:`Moments`: what its numbers lack by rounding.
+    """The low parts of the numbers of :class:`Moments`, which these lose by rounding.
 
     Attributes:
-      count: two further words: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56
+      count: two low parts: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56
         elements.
-      mean: a second word.
-      var: a second word.
+      mean: one low part.
+      var: one low part.
     """
 
     count: tuple[jax.Array, jax.Array]  # type: ignore[assignment]  # tuples have a method of this name
@@ -66,7 +66,7 @@ class Moments:
       count: how many elements (or how much weight) each group holds; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
-      low: the low-order words of these, a :class:`Low`: 0 unless given. It lets merges in turn
+      low: the low parts of these, a :class:`Low`: 0 unless given. It lets merges in turn
         count beyond 2**24 elements and go on beyond the digits of float32, and :func:`normalize`
         subtract a mean that is no float32 number.
 
@@ -87,7 +87,7 @@ class Moments:
 
     def __post_init__(self) -> None:
         if self.low is None:
-            count, *rest = _float_words(self.count)
+            count, *rest = _float_parts(self.count)
             mean, var = map(_zero, (self.mean, self.var))
             object.__setattr__(self, "count", count)
             object.__setattr__(self, "low", Low(tuple(rest), mean, var))
@@ -137,8 +137,8 @@ jax.export.register_pytree_node_serialization(
 )
 
 
-def _float_words(count: Any) -> tuple[Any, Any, Any]:
-    """Split a count into three words: the count, and two that it lacks by rounding.
+def _float_parts(count: Any) -> tuple[Any, Any, Any]:
+    """Split a count into three parts: the count, and two low parts, which it loses by rounding.
 
     An integer that does not fit in the 32 bits that JAX would give it becomes three floats.
     """
@@ -231,7 +231,7 @@ def merge(first: Moments, *others: Moments) -> Moments:
     """Merge the Moments of several collections into the Moments of all of them.
 
     Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and
-    means and variances, of float32 at least, are carried on in two words each, so that merging in
+    means and variances, of float32 at least, have a high and a low part each, so that merging in
     turn loses nothing: see :class:`Low`.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -261,7 +261,7 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
     stack = lambda *leaves: jnp.stack(
         [sharded_as(like, jnp.broadcast_to(leaf, shape)) for leaf in leaves]
     )
-    return jax.tree.map(stack, *map(_with_words, parts))
+    return jax.tree.map(stack, *map(_with_count_parts, parts))
 
 
 def from_stats(spec: Spec, stats: Stats) -> Moments:
@@ -271,7 +271,7 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
     """
     scaling, low_mean, var = stats
     count = jnp.full_like(var, total_weight(spec, scaling))
-    low_count = _further_words(spec, scaling, count)
+    low_count = _low_parts_of_count(spec, scaling, count)
     mean, rest = (
         (low_mean, jnp.zeros_like(low_mean))
         if scaling.shift is None
@@ -285,8 +285,8 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
     )
 
 
-def _further_words(spec: Spec, scaling: Scaling, count: jax.Array) -> tuple:
-    """Return the low-order words of a count; 0 for weights, whose sum is rounded anyway."""
+def _low_parts_of_count(spec: Spec, scaling: Scaling, count: jax.Array) -> tuple:
+    """Return the low parts of a count; 0 for weights, whose sum is rounded anyway."""
     where = scaling.where
     if where is not None and where.dtype != jnp.bool_:
         return (np.zeros((), count.dtype),) * 2
@@ -294,9 +294,9 @@ def _further_words(spec: Spec, scaling: Scaling, count: jax.Array) -> tuple:
         size = spec.reduction.group_size * number_of_devices(spec.axis_name)
         rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
         return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return beyond(
-        add_words(
-            words_of_count(
+    return low_parts(
+        sum_parts(
+            parts_of_count(
                 count_elements(usual_loops(spec), where, scaling.scatter_indices), (), count.dtype
             ),
             (),
@@ -369,7 +369,7 @@ def like_batch(running: Moments, shape: tuple[int, ...], features: tuple[int, ..
 
 def in_units_of(moments: Moments, scaling: Scaling) -> Moments:
     """Return the Moments in the units of the scale exponent, relative to the shift."""
-    mean, low = (scale_down(word, scaling.exponent) for word in (moments.mean, moments.low.mean))
+    mean, low = (scale_down(part, scaling.exponent) for part in (moments.mean, moments.low.mean))
     var = scale_down(scale_down(moments.var, scaling.exponent), scaling.exponent)
     return Moments(
         moments.count,
@@ -426,27 +426,27 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     """
     reduction, scatter_indices = spec.reduction, spec.scatter_indices(ids)
     parts = jax.tree.map(
-        lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_words(parts)
+        lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_count_parts(parts)
     )
-    words = (parts.count, *parts.low.count)
+    counts = (parts.count, *parts.low.count)
     summed = tuple(
         size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape)
     )
     # of size one along other axes, where all groups hold as many
-    shape = jnp.broadcast_shapes(summed, *map(jnp.shape, words))
-    words = jax.tree.map(lambda word: jnp.broadcast_to(word, shape), words)
+    shape = jnp.broadcast_shapes(summed, *map(jnp.shape, counts))
+    counts = jax.tree.map(lambda count: jnp.broadcast_to(count, shape), counts)
     parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
     loops = usual_loops(spec)
     to_elements = partial(broadcast_stats, loops, scatter_indices=scatter_indices)
-    whole = add_words(
-        words,
+    whole = sum_parts(
+        counts,
         spec.whole_axes,
         spec.axis_name,
         None
         if scatter_indices is None
         else partial(spec.segments.reduce, scatter_indices=scatter_indices),
     )
-    weight, n = in_segments(spec, words[0], scatter_indices), to_elements(whole[0])
+    weight, n = in_segments(spec, counts[0], scatter_indices), to_elements(whole[0])
     share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
 
     def averages(*values: jax.Array) -> list[jax.Array]:
@@ -468,27 +468,29 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
         mask_fill(a - to_elements(shift) + low, weight)
         for a, shift, low in zip((parts.mean, parts.var), shifts, lows, strict=True)
     ]
-    low_parts = averages(*shifted)
-    rest = [a - to_elements(mean) for a, mean in zip(shifted, low_parts, strict=True)]
-    # the low parts are rounded too, and their errors would add up over merges
+    remainders = averages(*shifted)
+    rest = [a - to_elements(mean) for a, mean in zip(shifted, remainders, strict=True)]
+    # the remainders are rounded too, and their errors would add up over merges
     between, *corrections = averages(abs_squared(rest[0]), *rest)
-    (mean, low_mean), (var, low_var) = map(two_sum, shifts, (low_parts[0], low_parts[1] + between))
+    (mean, low_mean), (var, low_var) = map(
+        two_sum, shifts, (remainders[0], remainders[1] + between)
+    )
     low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
-    low = lax.stop_gradient(Low(beyond(whole, whole[0]), low_mean, low_var))
+    low = lax.stop_gradient(Low(low_parts(whole, whole[0]), low_mean, low_var))
     merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged
     )
 
 
-def _with_words(parts: Moments) -> Moments:
-    """Return Moments in float32 at least, the count as three words of the dtype of the mean."""
+def _with_count_parts(parts: Moments) -> Moments:
+    """Return Moments in float32 at least, the count as three parts of the dtype of the mean."""
     mean, var, *low = (
         a.astype(compute_dtype(a.dtype))
         for a in (parts.mean, parts.var, parts.low.mean, parts.low.var)
     )
-    further = [
-        sharded_as(parts.count, word.astype(real_dtype(mean.dtype))) for word in parts.low.count
+    low_count = [
+        sharded_as(parts.count, part.astype(real_dtype(mean.dtype))) for part in parts.low.count
     ]
-    first, second, third = words_of_count(parts.count, further, real_dtype(mean.dtype))
+    first, second, third = parts_of_count(parts.count, low_count, real_dtype(mean.dtype))
     return Moments(first, mean, var, Low((second, third), *low))

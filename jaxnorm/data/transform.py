@@ -58,9 +58,9 @@ def denormalize(
     scaled = y.astype(wide).reshape(shape) * fit.deviation
     if own.kind in "iu":
         return _to_integers(xp, scaled, fit, wide, own).reshape(y.shape)
-    mean, rest = _words(fit, wide)
+    mean, low = _mean_parts(fit, wide)
     # the low part goes first: added to the mean itself, it would be lost in rounding
-    return ((scaled + _hidden(xp, rest)) + mean).reshape(y.shape).astype(own)
+    return ((scaled + _behind_barrier(xp, low)) + mean).reshape(y.shape).astype(own)
 
 
 def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
@@ -94,14 +94,14 @@ def _widest(xp) -> np.dtype:
     return np.dtype(np.float64) if xp is np else np.dtype(xp.zeros((), float).dtype)
 
 
-def _words(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return high and low part of the mean: float32 alone holds 1e6 + 0.3 only to 0.03."""
+def _mean_parts(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the high and the low part of the mean: float32 alone holds 1e6 + 0.3 only to 0.03."""
     high = fit.mean.astype(dtype)
     left = fit.mean - np.where(np.isfinite(high), high, 0).astype(np.float64)
     return high, (left + fit.low).astype(dtype)
 
 
-def _hidden(xp, low: np.ndarray) -> Any:
+def _behind_barrier(xp, low: np.ndarray) -> Any:
     """Return the low part of a mean; for JAX, behind a barrier.
 
     Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants.
@@ -118,18 +118,18 @@ def _hidden(xp, low: np.ndarray) -> Any:
 def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
     """Return ``x - mean``, without rounding long integers before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
-        high, rest = _words(fit, wide)
-        return (x.astype(wide) - high) - _hidden(xp, rest)
+        high, low = _mean_parts(fit, wide)
+        return (x.astype(wide) - high) - _behind_barrier(xp, low)
     # Integers may have more digits than a float. So x and the whole part of the mean are split into
     # halves, x = above * 2**bits + below, whose differences a float holds.
     bits = 4 * x.dtype.itemsize
-    whole, further = np.floor(fit.mean), np.rint(fit.low)
+    whole, low_whole = np.floor(fit.mean), np.rint(fit.low)
     high = np.floor(whole / 2**bits)
-    low = (whole - high * 2**bits) + further
+    low = (whole - high * 2**bits) + low_whole
     digits = [(x >> x.dtype.type(bits), high), (x & x.dtype.type(2**bits - 1), low)]
     above, below = (part.astype(wide) - of.astype(wide) for part, of in digits)
-    rest = ((fit.mean - whole) + (fit.low - further)).astype(wide)
-    return (above * wide.type(2**bits) + below) - _hidden(xp, rest)
+    rest = ((fit.mean - whole) + (fit.low - low_whole)).astype(wide)
+    return (above * wide.type(2**bits) + below) - _behind_barrier(xp, rest)
 
 
 @np.errstate(over="ignore")
@@ -137,15 +137,16 @@ def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
     """Return ``scaled + mean`` rounded to integers and clipped to the range of the dtype."""
     # the whole part of the mean is added as an integer, since a float may not hold its digits
     info = np.iinfo(own)
-    nearest, further = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
+    nearest, low_nearest = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
     wholes = [
-        int(value) + int(more) for value, more in zip(nearest.ravel(), further.ravel(), strict=True)
+        int(value) + int(low)
+        for value, low in zip(nearest.ravel(), low_nearest.ravel(), strict=True)
     ]
     exact = np.array(wholes, object).reshape(nearest.shape)
     base = np.array([min(max(value, info.min), info.max) for value in wholes], object).reshape(
         nearest.shape
     )
-    rest = ((fit.mean - nearest) + (fit.low - further)) + (exact - base).astype(np.float64)
+    rest = ((fit.mean - nearest) + (fit.low - low_nearest)) + (exact - base).astype(np.float64)
     low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
     # unsigned sums are modulo 2**bits: they are right even where a step does not fit the dtype

@@ -29,7 +29,7 @@ def exact(values, weights=None):
 
 
 def assert_exact(found, values, weights=None):
-    """The mean in both words as in one of 106 bits, the variance to the last digits of float64."""
+    """The mean in both parts as in one of 106 bits, the variance to the last digits of float64."""
     mean, var = exact(values, weights)
     scale = max(1, *map(abs, values))
     assert float(found.mean.item()) == pytest.approx(float(mean), rel=2.3e-16)
@@ -111,7 +111,7 @@ def test_parts_that_are_merged_or_follow_each_other_give_the_whole(rng, tmp_path
     assert_exact(Normalizer.fit([np.array(values).reshape(40, 50)], "[n t]").moments, values)
 
 
-def test_a_file_without_low_words_is_read(tmp_path):
+def test_a_file_without_low_parts_is_read(tmp_path):
     """As files were before there were any."""
     fitted = Normalizer.fit([np.array([[0.1], [0.2]])])
     fitted.save(tmp_path / "stats.json")
@@ -133,7 +133,7 @@ def test_normalizing_integers_beyond_2_to_the_53_is_exact_and_comes_back(dtype, 
     assert fitted.denormalize(y, dtype=dtype).ravel().tolist() == [base + 1, base + 3]
 
 
-def test_the_mean_of_floats_has_two_words_too():
+def test_the_mean_of_floats_has_two_parts_too():
     x = np.array([[1e16], [1e16 + 2], [1e16 + 6]])
     found = Normalizer.fit([x[:1], x[1:]]).moments
     assert abs(

@@ -42,7 +42,7 @@ def arrays(fitted):
 
 
 def rounded(fitted):
-    """As :func:`arrays`, without the low words of the mean, which say how the high ones were
+    """As :func:`arrays`, without the low parts of the mean, which say how the high ones were
     rounded.
     """
     found = fitted.summaries.values()

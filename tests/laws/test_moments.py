@@ -350,9 +350,9 @@ def test_ema_can_be_differentiated(rng):
     np.testing.assert_allclose(gradient, np.full((5, 2), 0.05), rtol=1e-6)
 
 
-def exact(words):
-    """The number that words add up to, as a Python integer or fraction."""
-    return sum(Fraction(float(np.asarray(word).ravel()[0])) for word in words)
+def exact(parts):
+    """The number that parts add up to, as a Python integer or fraction."""
+    return sum(Fraction(float(np.asarray(part).ravel()[0])) for part in parts)
 
 
 def count_of(m):
@@ -404,7 +404,7 @@ def test_a_count_of_booleans_is_one_of_integers():
     np.testing.assert_array_equal(jn.merge(one, one).count, [2, 0])
 
 
-def test_a_count_of_integers_goes_with_further_words():
+def test_a_count_of_integers_goes_with_low_parts():
     two, zero = jnp.full(2, 2.0), jnp.zeros(2)
     merged = jn.Moments(jnp.array([5, 5]), zero, zero, jn.Low((two, zero), zero, zero)).merge(0)
     assert count_of(merged) == 14

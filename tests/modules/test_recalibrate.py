@@ -480,7 +480,7 @@ def test_buffers_may_be_donated():
 
 
 def test_moments_are_saved_by_flax():
-    """Those of a stream, with all their words."""
+    """Those of a stream, with all their parts."""
     state = online.update(
         online.init({"a": jnp.zeros(3)}), {"a": jnp.arange(6.0).reshape(2, 3) + 1e7}
     )

@@ -9,8 +9,8 @@ import numpy as np
 from jaxnorm.arguments.axes import Axes, Reduction, resolve, unsplit
 from jaxnorm.arguments.keywords import out_of_sizes
 from jaxnorm.data.host.arguments import mask, numbers
+from jaxnorm.data.host.parts import two_sum
 from jaxnorm.data.host.tiles import QUIET, reduce_tiles
-from jaxnorm.data.host.words import two_sum
 
 
 @dataclass(frozen=True)
@@ -191,15 +191,15 @@ def _merge(
     whole, live = count.sum(1, keepdims=True), count > 0
     share = count / np.where(whole > 0, whole, 1)
     most = count.argmax(1)[:, None]
-    pivot, low_pivot = (
-        np.where(whole > 0, np.take_along_axis(word, most, 1), 0) for word in (mean, low)
+    shift, low_shift = (
+        np.where(whole > 0, np.take_along_axis(part, most, 1), 0) for part in (mean, low)
     )
-    d = np.where(live, (mean - pivot) + (low - low_pivot), 0)
+    d = np.where(live, (mean - shift) + (low - low_shift), 0)
     offset = (share * d).sum(1, keepdims=True)
     d = np.where(live, d - offset, 0)
     rounding = (share * d).sum(1, keepdims=True)
     between = np.maximum((share * np.abs(d) ** 2).sum(1, keepdims=True) - np.abs(rounding) ** 2, 0)
     within = (share * np.where(live, var, 0)).sum(1, keepdims=True)
-    merged, rest = two_sum(pivot, offset)
-    merged, low = two_sum(merged, rest + (low_pivot + rounding))
+    merged, rest = two_sum(shift, offset)
+    merged, low = two_sum(merged, rest + (low_shift + rounding))
     return Moments(*(leaf.reshape(shape) for leaf in (whole, merged, between + within, low)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.arguments.axes import Reduction
-from jaxnorm.data.host.words import beyond_float64, from_pivots, two_sum
+from jaxnorm.data.host.parts import beyond_float64, differences_from_shift, two_sum
 
 # Elements of a tile: 2 MiB of float64, which the cache holds. With smaller tiles the fixed cost of
 # each one shows.
@@ -85,13 +85,13 @@ class _Totals:
         shape = self.count[place].shape
         columns = tuple(c if np.ndim(c) == 0 else c.reshape(shape) for c in columns)
         count, mean, low_mean, squares, low, high = columns
-        before, pivot, low_pivot = self.count[place], self.mean[place], self.low[place]
-        whole = before + count
+        old_count, old_mean, old_low = self.count[place], self.mean[place], self.low[place]
+        whole = old_count + count
         share = count / np.where(whole > 0, whole, 1)
-        first = (before == 0) & (count > 0)  # takes both parts of the mean as they are
-        step = np.where(first, 0, (mean - pivot) + (low_mean - low_pivot))
-        self.squares[place] += squares + step * step * before * share
-        moved = two_sum(pivot, low_pivot + step * share)
+        first = (old_count == 0) & (count > 0)  # takes both parts of the mean as they are
+        step = np.where(first, 0, (mean - old_mean) + (low_mean - old_low))
+        self.squares[place] += squares + step * step * old_count * share
+        moved = two_sum(old_mean, old_low + step * share)
         self.mean[place] = np.where(first, mean, moved[0])
         self.low[place] = np.where(first, low_mean, moved[1])
         self.count[place] = whole
@@ -149,10 +149,10 @@ class _Arrange:
         low, high = _extremes(given, w, axis) if extremes else (None, None)
         if not exact:
             return _two_pass(given, w, axis, centered, (low, high))
-        d, pivot, low_pivot = from_pivots(given, w, axis, self.matrix("d", x[tile]))
+        d, shift, low_shift = differences_from_shift(given, w, axis, self.matrix("d", x[tile]))
         count, mean, low_mean, squares, *_ = _two_pass(d, w, axis, True, (low, high))
-        mean, rest = two_sum(pivot, mean)
-        mean, low_mean = two_sum(mean, rest + (low_pivot + low_mean))
+        mean, rest = two_sum(shift, mean)
+        mean, low_mean = two_sum(mean, rest + (low_shift + low_mean))
         return count, mean, low_mean, squares, low, high
 
 

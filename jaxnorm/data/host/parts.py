@@ -26,27 +26,27 @@ def beyond_float64(x: np.ndarray) -> bool:
     return int(x.max()) > EXACT or int(x.min()) < -EXACT
 
 
-def from_pivots(
+def differences_from_shift(
     x: np.ndarray, w: np.ndarray | None, axis: int, out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return differences of 64-bit integers from a pivot of each group, and the pivot in two parts.
+    """Return 64-bit integers minus a shift of each group, and the shift in two parts.
 
-    The differences are written to ``out``. The pivot is the first element that the mask ``w``
+    The differences are written to ``out``. The shift is the first element that the mask ``w``
     leaves. So masked elements cost no digits, whatever their size.
     """
     first = np.zeros(x.shape[1 - axis], np.intp) if w is None else (w > 0).argmax(axis)
-    pivot = np.take_along_axis(x, np.expand_dims(first, axis), axis)
+    shift = np.take_along_axis(x, np.expand_dims(first, axis), axis)
     # unsigned integers subtract modulo 2**64, so no difference overflows
-    wide, base = x.view(np.uint64), pivot.view(np.uint64)
+    wide, base = x.view(np.uint64), shift.view(np.uint64)
     if int(x.max()) - int(x.min()) < 2**63:
         np.copyto(out, (wide - base).view(np.int64))
     else:  # a distance may need all 64 bits: its size first, then its sign
-        less = x < pivot
+        less = x < shift
         np.copyto(out, np.where(less, base - wide, wide - base))
         np.negative(out, out=out, where=less)
     if w is not None:
         out[w == 0] = 0
-    pivot = pivot.squeeze(axis)
+    shift = shift.squeeze(axis)
     # halves of 32 bits are exact in float64
-    digits = pivot & pivot.dtype.type(2**32 - 1)
-    return out, *two_sum((pivot >> pivot.dtype.type(32)) * 2.0**32, digits.astype(np.float64))
+    digits = shift & shift.dtype.type(2**32 - 1)
+    return out, *two_sum((shift >> shift.dtype.type(32)) * 2.0**32, digits.astype(np.float64))

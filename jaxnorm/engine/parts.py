@@ -1,8 +1,8 @@
 """Sums that keep their rounding error, as three parts: number = first + second + third.
 
-The first part is the number as rounded, the others are its low parts, as in double-float
-arithmetic. Counts of up to 2**56 stay exact in float32, and a mean that is followed over many
-merges does not stop short.
+The first part is the high part: the number as rounded. The others are low parts, as in double-float
+arithmetic. Counts of up to 2**56 stay exact in float32. A mean that is updated in many merges keeps
+moving, even where one step is less than its last digit.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,9 +13,11 @@ from jax import lax
 
 from jaxnorm.engine.collectives import across
 
-DIGIT = 8  # bits: sums of 2**16 digits are exact in float32
+# Bits of a digit: float32 holds integers of 24 bits, so a sum of 2**16 digits of 8 bits is exact.
+DIGIT = 8
+# Digits of a part: 56 bits, the range of exact counts.
 DIGITS = 7
-Words = tuple[jax.Array, jax.Array, jax.Array]
+Parts = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def two_sum(a, b) -> tuple[jax.Array, jax.Array]:
@@ -29,49 +31,51 @@ def two_sum(a, b) -> tuple[jax.Array, jax.Array]:
     return total, jnp.where(jnp.isfinite(total), (a - (total - part)) + (b - part), 0)
 
 
-def distilled(numbers: list) -> Words:
+def sum_into_parts(numbers: list) -> Parts:
     """Sum numbers, the largest first, into three parts."""
-    words = []
+    parts = []
     # each pass adds up the errors of the pass before
     for _ in range(2):
         total, errors = numbers[0], []
         for value in numbers[1:]:
             total, error = two_sum(total, value)
             errors.append(error)
-        words.append(total)
+        parts.append(total)
+        # one number alone leaves no errors
         numbers = errors or [jnp.zeros_like(total)]
-    return words[0], words[1], sum(numbers[1:], numbers[0])
+    return parts[0], parts[1], sum(numbers[1:], numbers[0])
 
 
-def words_of_count(count: jax.Array, further: Sequence[jax.Array], dtype) -> Words:
+def parts_of_count(count: jax.Array, low: Sequence[jax.Array], dtype) -> Parts:
     """Return a count of any dtype, with its low parts, as three parts of this dtype."""
     if count.dtype == dtype:
-        return count, further[0], further[1]
+        return count, low[0], low[1]
     if jnp.issubdtype(count.dtype, jnp.floating):
+        # a wider float can have more digits than one number of this dtype
         first = count.astype(dtype)
         rest = count - first.astype(count.dtype)
-        return distilled(
+        return sum_into_parts(
             [
                 first,
                 rest.astype(dtype),
                 (rest - rest.astype(dtype).astype(count.dtype)).astype(dtype),
-                *further,
+                *low,
             ]
         )
     # 24 bits at a time, which float32 holds exactly
     count = count.astype(jnp.int32) if count.dtype.itemsize < 4 else count
     shifts = (shift for shift in (48, 24, 0) if shift < jnp.iinfo(count.dtype).bits)
-    return distilled(
+    return sum_into_parts(
         [
             *(((count >> shift) & ((1 << 24) - 1)).astype(dtype) * 2.0**shift for shift in shifts),
-            *further,
+            *low,
         ]
     )
 
 
-def add_words(
-    words: Words, axes: tuple[int, ...], axis_name=None, by: Callable | None = None
-) -> Words:
+def sum_parts(
+    parts: Parts, axes: tuple[int, ...], axis_name=None, by: Callable | None = None
+) -> Parts:
     """Sum over axes, which keep size one, or with ``by``, and over devices.
 
     The sum is exact for at most 2**16 integers. Each part is split into digits of a few bits, whose
@@ -79,8 +83,8 @@ def add_words(
     """
     # without anything to add, the parts stay as they are
     if not axes and axis_name is None and by is None:
-        return words
-    stacked = jnp.stack(words)[None]
+        return parts
+    stacked = jnp.stack(parts)[None]
     # digit k of an integer is floor(n / 256**k) - 256 floor(n / 256**(k + 1))
     units = jnp.asarray(
         [2.0 ** (DIGIT * power) for power in reversed(range(DIGITS))], stacked.dtype
@@ -88,12 +92,13 @@ def add_words(
     units = units.reshape(-1, *(1,) * (stacked.ndim - 1))
     whole = jnp.floor(stacked / units)
     digits = whole - jnp.concatenate([jnp.zeros_like(whole[:1]), whole[:-1]]) * 2.0**DIGIT
-    parts = jnp.concatenate([digits * units, stacked - jnp.floor(stacked)])
-    sums = parts.sum((1, *(axis + 2 for axis in axes)), keepdims=True)[:, 0]
+    # the last term is the fraction, which float weights have
+    terms = jnp.concatenate([digits * units, stacked - jnp.floor(stacked)])
+    sums = terms.sum((1, *(axis + 2 for axis in axes)), keepdims=True)[:, 0]
     sums = sums if by is None else jax.vmap(by)(sums)
-    return distilled(list(across(lax.psum, sums, axis_name)))
+    return sum_into_parts(list(across(lax.psum, sums, axis_name)))
 
 
-def beyond(words: Words, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the low parts of a number whose high part is ``first``."""
-    return two_sum((words[0] - first) + words[1], words[2])
+def low_parts(parts: Parts, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the low parts of a number whose high part is ``high``."""
+    return two_sum((parts[0] - high) + parts[1], parts[2])
