@@ -10,7 +10,7 @@ import apache_beam as beam
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.parts import fit_piece, merge_parts, value_or_raise
 from jaxnorm.data.sources import Piece
 
 
@@ -49,4 +49,4 @@ def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
             parts = pipeline | beam.Create(pieces) | beam.Reshuffle() | beam.Map(fit_piece, empty)
             merged = parts | beam.CombineGlobally(partial(merge_parts, empty=empty))
             _ = merged | beam.Map(lambda part: path.write_bytes(pickle.dumps(part)))
-        return settled(pickle.loads(path.read_bytes()))
+        return value_or_raise(pickle.loads(path.read_bytes()))

@@ -81,14 +81,14 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     files.writable(options.out)  # a long fit should not end in an error of its output
-    facts = [options.files, options.pattern, options.size, options.where, options.skip_nan]
+    arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]
     masked = masking.masked(found, empty.axes, where, options.skip_nan)
-    task = _Task(empty, masked, Unfinished(options.out, facts, found))
+    task = _Task(empty, masked, Unfinished(options.out, arguments, found))
     try:
         fitted = _fit_pieces(options, task, resume_command)
         fitted.save(options.out)
     except (KeyboardInterrupt, OSError) as error:
-        error.add_note(_how_to_go_on(task.state, resume_command))
+        error.add_note(_how_to_resume(task.state, resume_command))
         raise
     task.state.remove()
     return fitted
@@ -206,7 +206,7 @@ def _announce(state: Unfinished, resume_command: str) -> None:
         )
 
 
-def _how_to_go_on(state: Unfinished, resume_command: str) -> str:
+def _how_to_resume(state: Unfinished, resume_command: str) -> str:
     if state.held:
         return (
             f"Stopped. {state.held} of {state.total} pieces are in {state.path}. This goes on:\n"
@@ -219,7 +219,7 @@ def _failed(error: Exception, status: int) -> int:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     named = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
     print(
-        f"jaxnorm: {_in_words_of_the_command(text)}{named}",
+        f"jaxnorm: {_with_names_of_options(text)}{named}",
         *_notes(error),
         sep="\n",
         file=sys.stderr,
@@ -231,10 +231,10 @@ def _notes(error: BaseException) -> list[str]:
     return getattr(error, "__notes__", [])
 
 
-def _in_words_of_the_command(text: str) -> str:
+def _with_names_of_options(text: str) -> str:
     """Rewrite a message of the library so that it names the command's options.
 
-    >>> _in_words_of_the_command("all sizes but one must be given: pass g=…, k=… by keyword.")
+    >>> _with_names_of_options("all sizes but one must be given: pass g=…, k=… by keyword.")
     'all sizes but one must be given: pass --size g=… --size k=….'
     """
     sizes = re.search(r"pass (\w+=…(?:, \w+=…)*) by keyword", text)

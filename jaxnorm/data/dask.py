@@ -9,9 +9,9 @@ from dask.array import Array
 
 from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.parts import fit_piece, merge_parts, value_or_raise
 from jaxnorm.data.sources import Piece
-from jaxnorm.data.trees import of_prefix, sizes_in
+from jaxnorm.data.trees import prefix_of, sizes_in
 
 MERGED = 8  # Normalizers to merge at a time, in a tree of logarithmic depth
 
@@ -39,7 +39,7 @@ def fit(
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     """Fit a Normalizer to pieces of files."""
     fit_one = dask.delayed(fit_piece, pure=False)
-    return settled(_merged([fit_one(piece, empty) for piece in pieces], empty).compute())
+    return value_or_raise(_merged([fit_one(piece, empty) for piece in pieces], empty).compute())
 
 
 def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
@@ -62,16 +62,16 @@ def _batches(collection, empty: Normalizer) -> list:
     if isinstance(collection, Array):
         return _blocks("", collection, empty, None).ravel().tolist()
     if isinstance(collection, Mapping):
-        return _together(collection, empty)
+        return _aligned(collection, empty)
     return list(collection.to_delayed()) if hasattr(collection, "to_delayed") else list(collection)
 
 
-def _together(arrays: Mapping[str, Array], empty: Normalizer) -> list:
+def _aligned(arrays: Mapping[str, Array], empty: Normalizer) -> list:
     """Return delayed batches of all arrays, which are cut at the same indices."""
     blocks: dict[str, list] = {}
     chunks = None
     for name, array in arrays.items():
-        if of_prefix(empty.axes, name) is None:
+        if prefix_of(empty.axes, name) is None:
             continue
         along = _along(name, array, empty)[0]
         # one chunk along all other axes: a batch then holds one block of each array
@@ -98,7 +98,7 @@ def _blocks(name: str, array: Array, empty: Normalizer, cut: tuple | None) -> An
 
 def _along(name: str, array: Array, empty: Normalizer) -> list[int]:
     """Return the axes that are reduced as a whole, along which blocks may be cut."""
-    axes = empty.axes[str(of_prefix(empty.axes, name))]
+    axes = empty.axes[str(prefix_of(empty.axes, name))]
     # Dask gives NaN for sizes that it does not know; any size does here
     shape = tuple(1 if math.isnan(size) else size for size in array.shape)
     reduction = resolve(axes, shape, sizes_in(axes, empty.sizes))

@@ -23,11 +23,11 @@ class _ContentError(ValueError):
     """An error in the contents of a file, as a phrase."""
 
 
-def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -> None:
+def write(path: str | os.PathLike, metadata: dict, arrays: dict[str, np.ndarray]) -> None:
     """Write a file in one step, so that a reader finds either the old or the new one whole."""
     writable(path)
     path = Path(path)
-    facts = {"format": FORMAT} | facts
+    metadata = {"format": FORMAT} | metadata
     if known(path) == ".json":
         coded = {
             name: {
@@ -36,13 +36,14 @@ def write(path: str | os.PathLike, facts: dict, arrays: dict[str, np.ndarray]) -
             }
             for name, array in arrays.items()
         }
-        data = json.dumps({"jaxnorm": facts, "arrays": coded}, indent=1, allow_nan=False).encode()
+        content = {"jaxnorm": metadata, "arrays": coded}
+        data = json.dumps(content, indent=1, allow_nan=False).encode()
     else:
         from safetensors.numpy import save
 
         data = save(
             {name: np.ascontiguousarray(array) for name, array in arrays.items()},
-            {"jaxnorm": json.dumps(facts)},
+            {"jaxnorm": json.dumps(metadata)},
         )
     # in the folder of the file, since a rename to another file system is not one step
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -82,10 +83,10 @@ def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
     """Read a file of :func:`write`; call it within :func:`parsed`."""
     path = Path(path)
     suffix, data = known(path), path.read_bytes()
-    facts, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
-    if facts["format"] > FORMAT:
-        raise _ContentError(f"it has format {facts['format']}, and this version reads {FORMAT}")
-    return facts, arrays
+    metadata, arrays = (_from_json if suffix == ".json" else _from_safetensors)(data)
+    if metadata["format"] > FORMAT:
+        raise _ContentError(f"it has format {metadata['format']}, and this version reads {FORMAT}")
+    return metadata, arrays
 
 
 def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.host.arguments import is_real_number, mask, numbers
 from jaxnorm.data.host.statistics import Summary, merge, summarize
 from jaxnorm.data.transform import Floor, nonnegative, positive
-from jaxnorm.data.trees import flatten, of_prefix, sizes_in
+from jaxnorm.data.trees import flatten, prefix_of, sizes_in
 
 
 def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) -> Summary:
@@ -32,7 +32,7 @@ def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) 
     return summarize(x, reduction, mask(where, x.shape), threads=threads)
 
 
-def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception:
+def with_remedy(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception:
     """Return the error of a leaf without numbers, with the way to leave that leaf out."""
     dtypes: dict[str, Any] = {other: getattr(leaf, "dtype", None) for other, leaf in leaves.items()}
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
@@ -49,7 +49,7 @@ def way_out(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception
     return TypeError(f"{text}{cast}: name the leaves to fit, axes={{{given}}}.")
 
 
-def joined(old: Summary | None, new: Summary) -> Summary:
+def merge_summaries(old: Summary | None, new: Summary) -> Summary:
     """Merge two summaries into one."""
     if old is None:
         return new
@@ -67,7 +67,7 @@ def check_leaves(
         are = "is" if len(differing) == 1 else "are"
         raise ValueError(f"every batch must have the same leaves: {differing} {are} not in all.")
     named = {
-        prefix: any(of_prefix({prefix: 0}, path) == prefix for path in leaves) for prefix in axes
+        prefix: any(prefix_of({prefix: 0}, path) == prefix for path in leaves) for prefix in axes
     }
     if missing := [prefix for prefix, found in named.items() if not found]:
         are = "is" if len(missing) == 1 else "are"
@@ -111,7 +111,7 @@ def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, flo
     if not isinstance(given, Mapping):
         return dict.fromkeys(paths, check(name, given))
     values = {prefix: check(f"{name} of {prefix!r}", v) for prefix, v in flatten(given).items()}
-    used = {path: prefix for path in paths if (prefix := of_prefix(values, path)) is not None}
+    used = {path: prefix for path in paths if (prefix := prefix_of(values, path)) is not None}
     if unknown := sorted(set(values) - set(used.values())):
         raise ValueError(
             f"{name} must name leaves that are fitted: got {unknown}, fitted are {sorted(paths)}."
@@ -119,7 +119,7 @@ def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, flo
     return {path: values[prefix] for path, prefix in used.items()}
 
 
-def of_leaf(path: str, error: Exception) -> Exception:
+def naming_leaf(path: str, error: Exception) -> Exception:
     """Return an error with the leaf's name before its message.
 
     The result is a plain TypeError or ValueError, since subclasses may take other arguments.

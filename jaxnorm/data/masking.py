@@ -9,7 +9,7 @@ from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import sources
 from jaxnorm.data.sources import Batch, PatternError, Piece
 from jaxnorm.data.sources.readers import Masked
-from jaxnorm.data.trees import of_prefix
+from jaxnorm.data.trees import prefix_of
 
 
 class MaskedPiece(NamedTuple):
@@ -37,7 +37,7 @@ class MaskedPiece(NamedTuple):
         missing = sources.masks(read) or {}
         masks: dict[str, Any] = dict(missing)
         for leaf, by in self.where:
-            masks[leaf] = _joined(missing.get(leaf), self._mask(batch, missing, leaf, by))
+            masks[leaf] = _combined(missing.get(leaf), self._mask(batch, missing, leaf, by))
         leaves = [leaf for leaf in batch if leaf not in self.dropped]
         if self.skip_nan:
             masks |= {leaf: _without_nan(batch[leaf], masks.get(leaf)) for leaf in leaves}
@@ -81,7 +81,7 @@ def masked(
     """Return the pieces with the requested masks."""
     if not where and not skip_nan:
         return list(found)
-    dropped = tuple(by for by in where.values() if of_prefix(axes, by) is None)
+    dropped = tuple(by for by in where.values() if prefix_of(axes, by) is None)
     return [MaskedPiece(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
 
 
@@ -101,10 +101,10 @@ def _without_nan(x, mask) -> Any:
     x = np.asarray(x)
     if x.dtype.kind in "biu":  # these have no NaN
         return mask
-    return _joined(mask, ~np.isnan(x))
+    return _combined(mask, ~np.isnan(x))
 
 
-def _joined(mask, other: np.ndarray) -> np.ndarray:
+def _combined(mask, other: np.ndarray) -> np.ndarray:
     """Combine two masks: keep the elements that both leave, with the weights of either."""
     if mask is None:
         return other

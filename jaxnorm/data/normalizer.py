@@ -14,10 +14,10 @@ from jaxnorm.data.leaves import (
     check_leaves,
     check_shape,
     floors,
-    joined,
-    of_leaf,
+    merge_summaries,
+    naming_leaf,
     summarized,
-    way_out,
+    with_remedy,
 )
 from jaxnorm.data.trees import (
     axes_by_path,
@@ -25,8 +25,8 @@ from jaxnorm.data.trees import (
     index,
     map_leaves,
     masks_by_path,
-    of_prefix,
     plain,
+    prefix_of,
     sizes_in,
 )
 
@@ -188,7 +188,7 @@ class Normalizer:
         leaves = {
             path: leaf
             for path, leaf in flatten(batch).items()
-            if of_prefix(self.axes, path) is not None
+            if prefix_of(self.axes, path) is not None
         }
         check_leaves(leaves, self.axes, self._state.summaries)
         masks = masks_by_path(where, leaves)
@@ -196,7 +196,7 @@ class Normalizer:
         new = {path: self._summarized(path, leaves, masks.get(path), threads) for path in leaves}
         structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
         # assigned once all leaves are reduced, so that an error before leaves the state as it was
-        self._state = self._joined(_State(new, structure, 1))
+        self._state = self._merged(_State(new, structure, 1))
         return self
 
     def merge(self, other: "Normalizer") -> "Normalizer":
@@ -212,7 +212,7 @@ class Normalizer:
             check_leaves(other._state.summaries, self.axes, self._state.summaries)
             for path, summary in other._state.summaries.items():
                 check_shape(path, self._state.summaries[path], summary)
-        return self._with(self._joined(other._state))
+        return self._with(self._merged(other._state))
 
     # results -------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Normalizer:
             float32, computed from all of their digits.
         """
         clip = clip if clip is None else transform.positive("clip", clip)
-        return self._applied(
+        return self._map_fitted(
             transform.normalize, tree, floor, floor_relative, clip=clip, dtype=dtype
         )
 
@@ -301,7 +301,7 @@ class Normalizer:
         :meth:`normalize` with the same floors, but for clipping. With an integer ``dtype`` the
         result is rounded to the nearest integer.
         """
-        return self._applied(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
+        return self._map_fitted(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
 
     # files ---------------------------------------------------------------------------------------
 
@@ -318,11 +318,11 @@ class Normalizer:
           ValueError: the file holds something else, or is damaged.
         """
         with files.parsed(path):
-            facts, arrays = files.read(path)
-            new = cls(files.decode(facts["axes"]), **facts["sizes"])
-            structure = files.decode(facts["structure"])
+            metadata, arrays = files.read(path)
+            new = cls(files.decode(metadata["axes"]), **metadata["sizes"])
+            structure = files.decode(metadata["structure"])
             summaries = {leaf: files.summary(arrays, leaf) for leaf in flatten(structure).values()}
-            new._state = _State(summaries, structure, facts["batches"])
+            new._state = _State(summaries, structure, metadata["batches"])
         return new
 
     def __repr__(self) -> str:
@@ -339,34 +339,34 @@ class Normalizer:
         return new
 
     def _saved(self) -> tuple[dict, dict[str, np.ndarray]]:
-        """Return the facts and arrays to write to a file."""
-        facts = {
+        """Return the metadata and arrays to write to a file."""
+        metadata = {
             "axes": files.encode(self.axes),
             "sizes": self.sizes,
             "batches": self.batches,
             "structure": files.encode(self._state.structure),
         }
-        return facts, files.named_arrays(self._state.summaries)
+        return metadata, files.named_arrays(self._state.summaries)
 
     def _described(self) -> str:
         axes = self.axes[""] if list(self.axes) == [""] else self.axes
         return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
 
     def _summarized(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Summary:
-        axes = self.axes[str(of_prefix(self.axes, path))]
+        axes = self.axes[str(prefix_of(self.axes, path))]
         try:
             new = summarized(leaves[path], axes, self.sizes, where, threads)
         except TypeError as error:
-            raise of_leaf(path, way_out(error, leaves, path)) from None
+            raise naming_leaf(path, with_remedy(error, leaves, path)) from None
         except ValueError as error:
-            raise of_leaf(path, error) from None
+            raise naming_leaf(path, error) from None
         check_shape(path, self._state.summaries.get(path), new)
         return new
 
-    def _joined(self, new: _State) -> _State:
+    def _merged(self, new: _State) -> _State:
         old = self._state
         both = {
-            path: joined(old.summaries.get(path), summary)
+            path: merge_summaries(old.summaries.get(path), summary)
             for path, summary in new.summaries.items()
         }
         structure = new.structure if old.structure is None else old.structure
@@ -385,7 +385,7 @@ class Normalizer:
                 "a Normalizer must have been fitted: no batch was taken in. Use fit or update."
             )
 
-    def _applied(self, function: Callable, tree, floor, floor_relative, **options) -> Any:
+    def _map_fitted(self, function: Callable, tree, floor, floor_relative, **options) -> Any:
         self._check_fitted()
         summaries = self._state.summaries
         least = floors(floor, floor_relative, summaries)
@@ -398,12 +398,12 @@ class Normalizer:
         def leaf(path: str, x) -> Any:
             if path not in summaries:
                 return x
-            axes = self.axes[str(of_prefix(self.axes, path))]
+            axes = self.axes[str(prefix_of(self.axes, path))]
             sizes = sizes_in(axes, self.sizes)
             try:
                 return function(x, summaries[path], axes, sizes, floor=least[path], **options)
             except (TypeError, ValueError) as error:
-                raise of_leaf(path, error) from None
+                raise naming_leaf(path, error) from None
 
         return map_leaves(leaf, tree)
 

@@ -39,7 +39,7 @@ def merge_parts(parts: Iterable[Part], empty: Normalizer) -> Part:
     return merged
 
 
-def settled(part: Part) -> Normalizer:
+def value_or_raise(part: Part) -> Normalizer:
     """Return the Normalizer, or raise the error."""
     if isinstance(part, SourceError):
         raise part

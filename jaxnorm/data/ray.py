@@ -11,7 +11,7 @@ from ray.data.block import BlockAccessor
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.parts import fit_piece, merge_parts, settled
+from jaxnorm.data.parts import fit_piece, merge_parts, value_or_raise
 from jaxnorm.data.sources import Piece
 
 NAME = "normalizer"
@@ -65,4 +65,4 @@ def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     fit_one = ray.remote(fit_piece)
     # the list starts all tasks before the first result is awaited
     parts = map(ray.get, [fit_one.remote(piece, empty) for piece in pieces])
-    return settled(merge_parts(parts, empty))
+    return value_or_raise(merge_parts(parts, empty))

@@ -94,7 +94,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         yield label(summary.min.shape, feature), _numbers(columns, feature)
         before = feature
     if features:
-        yield "all", _numbers([np.ravel(column) for column in _columns(_together(summary))], 0)
+        yield "all", _numbers([np.ravel(column) for column in _columns(_pooled(summary))], 0)
 
 
 def _shown(broken: np.ndarray) -> list[int]:
@@ -106,7 +106,7 @@ def _shown(broken: np.ndarray) -> list[int]:
     return sorted({*features[:ENDS], *features[-ENDS:], *named})
 
 
-def _together(summary: Summary) -> Summary:
+def _pooled(summary: Summary) -> Summary:
     moments = Moments(*(np.ravel(leaf) for leaf in vars(summary.moments).values()))
     with np.errstate(invalid="ignore"):
         return Summary(

@@ -36,14 +36,14 @@ def normalize(
     dtype,
 ) -> Any:
     """Normalize an array: ``(x - mean) / max(deviation, floor)``."""
-    xp, x, wide, own = _opened(x, dtype)
-    if own.kind in "iu":
-        raise TypeError(f"dtype must be floating point: got {own}.")
-    fit, shape = _fit(summary, x.shape, axes, sizes, floor, wide)
-    y = _centered(xp, x.reshape(shape), fit, wide) / fit.deviation
+    xp, x, compute_dtype, output_dtype = _with_dtypes(x, dtype)
+    if output_dtype.kind in "iu":
+        raise TypeError(f"dtype must be floating point: got {output_dtype}.")
+    fit, shape = _fit(summary, x.shape, axes, sizes, floor, compute_dtype)
+    y = _centered(xp, x.reshape(shape), fit, compute_dtype) / fit.deviation
     if clip is not None:
         y = xp.clip(y, -clip, clip)
-    return y.reshape(x.shape).astype(own)
+    return y.reshape(x.shape).astype(output_dtype)
 
 
 def denormalize(
@@ -53,17 +53,17 @@ def denormalize(
 
     With an integer dtype, return the nearest number that it can hold.
     """
-    xp, y, wide, own = _opened(y, dtype)
-    fit, shape = _fit(summary, y.shape, axes, sizes, floor, wide)
-    scaled = y.astype(wide).reshape(shape) * fit.deviation
-    if own.kind in "iu":
-        return _to_integers(xp, scaled, fit, wide, own).reshape(y.shape)
-    mean, low = _mean_parts(fit, wide)
+    xp, y, compute_dtype, output_dtype = _with_dtypes(y, dtype)
+    fit, shape = _fit(summary, y.shape, axes, sizes, floor, compute_dtype)
+    scaled = y.astype(compute_dtype).reshape(shape) * fit.deviation
+    if output_dtype.kind in "iu":
+        return _to_integers(xp, scaled, fit, compute_dtype, output_dtype).reshape(y.shape)
+    mean, low = _mean_parts(fit, compute_dtype)
     # the low part goes first: added to the mean itself, it would be lost in rounding
-    return ((scaled + _behind_barrier(xp, low)) + mean).reshape(y.shape).astype(own)
+    return ((scaled + _behind_barrier(xp, low)) + mean).reshape(y.shape).astype(output_dtype)
 
 
-def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
+def _with_dtypes(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
     """Return the array's namespace, the array, the dtype to compute in, and the result's dtype."""
     if not hasattr(x, "__array_namespace__"):
         x = np.asarray(x)
@@ -72,21 +72,24 @@ def _opened(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
         x, given = x.astype(np.uint8), np.dtype(np.uint8)
     if given.kind in "iu":
         # float32 holds integers of up to 16 bits exactly, longer ones not
-        wide = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
-        own = np.dtype(np.float32)
+        compute_dtype = _widest(xp) if given.itemsize > 2 else np.dtype(np.float32)
+        output_dtype = np.dtype(np.float32)
     elif given.kind == "f" or is_extended(given):
-        wide, own = (given if given.itemsize >= 4 else np.dtype(np.float32)), given
+        compute_dtype = given if given.itemsize >= 4 else np.dtype(np.float32)
+        output_dtype = given
     else:
         cast = "Cast it first, for example with .astype(np.float32)"
         raise TypeError(f"x must be floating point, integer or boolean: got {given}. {cast}.")
-    own = own if dtype is None else np.dtype(dtype)
-    if own.kind not in "iuf" and not is_extended(own):
-        raise TypeError(f"dtype must be floating point or integer: got {own}.")
-    if xp is not np and own.itemsize > 4:
-        own = np.dtype(xp.zeros((), own).dtype)  # without x64 JAX halves the dtype, and warns
-    if own == np.float64:  # by way of float32, uint8 came out 1.3e-8 off
-        wide = _widest(xp)
-    return xp, x, wide, own
+    output_dtype = output_dtype if dtype is None else np.dtype(dtype)
+    if output_dtype.kind not in "iuf" and not is_extended(output_dtype):
+        raise TypeError(f"dtype must be floating point or integer: got {output_dtype}.")
+    if xp is not np and output_dtype.itemsize > 4:
+        # without x64 JAX halves the dtype, and warns
+        output_dtype = np.dtype(xp.zeros((), output_dtype).dtype)
+    # by way of float32, uint8 came out 1.3e-8 off
+    if output_dtype == np.float64:
+        compute_dtype = _widest(xp)
+    return xp, x, compute_dtype, output_dtype
 
 
 def _widest(xp) -> np.dtype:
@@ -115,11 +118,11 @@ def _behind_barrier(xp, low: np.ndarray) -> Any:
 
 
 @np.errstate(invalid="ignore")  # an infinite mean gives NaN
-def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
+def _centered(xp, x, fit: Fit, compute_dtype: np.dtype) -> Any:
     """Return ``x - mean``, without rounding long integers before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
-        high, low = _mean_parts(fit, wide)
-        return (x.astype(wide) - high) - _behind_barrier(xp, low)
+        high, low = _mean_parts(fit, compute_dtype)
+        return (x.astype(compute_dtype) - high) - _behind_barrier(xp, low)
     # Integers may have more digits than a float. So x and the whole part of the mean are split into
     # halves, x = above * 2**bits + below, whose differences a float holds.
     bits = 4 * x.dtype.itemsize
@@ -127,16 +130,16 @@ def _centered(xp, x, fit: Fit, wide: np.dtype) -> Any:
     high = np.floor(whole / 2**bits)
     low = (whole - high * 2**bits) + low_whole
     digits = [(x >> x.dtype.type(bits), high), (x & x.dtype.type(2**bits - 1), low)]
-    above, below = (part.astype(wide) - of.astype(wide) for part, of in digits)
-    rest = ((fit.mean - whole) + (fit.low - low_whole)).astype(wide)
-    return (above * wide.type(2**bits) + below) - _behind_barrier(xp, rest)
+    above, below = (part.astype(compute_dtype) - of.astype(compute_dtype) for part, of in digits)
+    rest = ((fit.mean - whole) + (fit.low - low_whole)).astype(compute_dtype)
+    return (above * compute_dtype.type(2**bits) + below) - _behind_barrier(xp, rest)
 
 
 @np.errstate(over="ignore")
-def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
+def _to_integers(xp, scaled, fit: Fit, compute_dtype: np.dtype, output_dtype: np.dtype) -> Any:
     """Return ``scaled + mean`` rounded to integers and clipped to the range of the dtype."""
     # the whole part of the mean is added as an integer, since a float may not hold its digits
-    info = np.iinfo(own)
+    info = np.iinfo(output_dtype)
     nearest, low_nearest = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
     wholes = [
         int(value) + int(low)
@@ -147,15 +150,16 @@ def _to_integers(xp, scaled, fit: Fit, wide: np.dtype, own: np.dtype) -> Any:
         nearest.shape
     )
     rest = ((fit.mean - nearest) + (fit.low - low_nearest)) + (exact - base).astype(np.float64)
-    low, high = (_not_beyond(bound - base, wide) for bound in (info.min, info.max))
-    steps = xp.clip(xp.round(scaled + rest.astype(wide)), low, high)
+    low, high = (_rounded_to_zero(bound - base, compute_dtype) for bound in (info.min, info.max))
+    steps = xp.clip(xp.round(scaled + rest.astype(compute_dtype)), low, high)
     # unsigned sums are modulo 2**bits: they are right even where a step does not fit the dtype
-    modular = np.dtype(f"uint{8 * own.itemsize}")
-    size, start = abs(steps).astype(modular), (base % 2 ** (8 * own.itemsize)).astype(modular)
-    return xp.where(steps < 0, start - size, start + size).astype(own)
+    modular = np.dtype(f"uint{8 * output_dtype.itemsize}")
+    size = abs(steps).astype(modular)
+    start = (base % 2 ** (8 * output_dtype.itemsize)).astype(modular)
+    return xp.where(steps < 0, start - size, start + size).astype(output_dtype)
 
 
-def _not_beyond(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _rounded_to_zero(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Convert integers to floats, rounded towards 0."""
     rounded = exact.astype(np.float64).astype(dtype)
     return np.where(

@@ -61,10 +61,10 @@ def flatten(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def of_prefix(prefixes: Mapping[str, Any], path: str) -> str | None:
+def prefix_of(prefixes: Mapping[str, Any], path: str) -> str | None:
     """Return the prefix of a path: the path itself, or the nearest tree that holds it.
 
-    >>> of_prefix({"observation": 0}, "observation/image")
+    >>> prefix_of({"observation": 0}, "observation/image")
     'observation'
     """
     while path not in prefixes:
@@ -103,13 +103,13 @@ def masks_by_path(where, leaves: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(
         prefix
         for prefix in masks
-        if not any(of_prefix({prefix: 0}, path) == prefix for path in leaves)
+        if not any(prefix_of({prefix: 0}, path) == prefix for path in leaves)
     ):
         raise ValueError(
             f"where must name leaves that are fitted: got {unknown}, fitted are {sorted(leaves)}."
         )
     return {
-        path: masks[prefix] for path in leaves if (prefix := of_prefix(masks, path)) is not None
+        path: masks[prefix] for path in leaves if (prefix := prefix_of(masks, path)) is not None
     }
 
 

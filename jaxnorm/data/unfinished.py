@@ -47,8 +47,8 @@ class Unfinished:
             must = "there must be an interrupted fit of these files and patterns to go on with"
             raise SourceError(f"{must}: {self.path} is not there. {again}.")
         with files.parsed(self.path):
-            facts, _ = files.read(self.path)
-            before, cuts = facts["files"], facts["pieces"]
+            metadata, _ = files.read(self.path)
+            before, cuts = metadata["files"], metadata["pieces"]
         for path, now in self.files.items():
             if before.get(path) != now:
                 must = "files must be as they were when the fit was interrupted"
@@ -65,9 +65,9 @@ class Unfinished:
     def save(self, fitted: Normalizer) -> None:
         """Write the state, unless the file already holds as many pieces or more."""
         if fitted.batches > self.held:
-            facts, arrays = fitted._saved()
-            # Normalizer.load ignores the further facts, so it reads a state like any file
-            files.write(self.path, facts | {"files": self.files, "pieces": self.cuts}, arrays)
+            metadata, arrays = fitted._saved()
+            # Normalizer.load ignores these two keys, so it reads a state like any file
+            files.write(self.path, metadata | {"files": self.files, "pieces": self.cuts}, arrays)
             self.held = fitted.batches
 
     def remove(self) -> None:
@@ -81,5 +81,5 @@ class Unfinished:
             return 0
 
 
-def _hash(facts: Sequence) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+def _hash(values: Sequence) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]

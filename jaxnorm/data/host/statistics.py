@@ -188,18 +188,18 @@ def _merge(
     if not mean.size:  # argmax below needs a part
         return Moments(np.zeros(shape), np.zeros(shape, mean.dtype), np.zeros(shape))
     count, mean, var, low = rows(count), rows(mean), rows(var), rows(low)
-    whole, live = count.sum(1, keepdims=True), count > 0
+    whole, nonempty = count.sum(1, keepdims=True), count > 0
     share = count / np.where(whole > 0, whole, 1)
     most = count.argmax(1)[:, None]
     shift, low_shift = (
         np.where(whole > 0, np.take_along_axis(part, most, 1), 0) for part in (mean, low)
     )
-    d = np.where(live, (mean - shift) + (low - low_shift), 0)
-    offset = (share * d).sum(1, keepdims=True)
-    d = np.where(live, d - offset, 0)
+    d = np.where(nonempty, (mean - shift) + (low - low_shift), 0)
+    correction = (share * d).sum(1, keepdims=True)
+    d = np.where(nonempty, d - correction, 0)
     rounding = (share * d).sum(1, keepdims=True)
     between = np.maximum((share * np.abs(d) ** 2).sum(1, keepdims=True) - np.abs(rounding) ** 2, 0)
-    within = (share * np.where(live, var, 0)).sum(1, keepdims=True)
-    merged, rest = two_sum(shift, offset)
+    within = (share * np.where(nonempty, var, 0)).sum(1, keepdims=True)
+    merged, rest = two_sum(shift, correction)
     merged, low = two_sum(merged, rest + (low_shift + rounding))
     return Moments(*(leaf.reshape(shape) for leaf in (whole, merged, between + within, low)))

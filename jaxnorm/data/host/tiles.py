@@ -49,9 +49,9 @@ def reduce_tiles(
 
     @QUIET
     def part(first: int, last: int) -> _Totals:
-        totals, arrange = _Totals(stats_shape), _Arrange(reduction.axes, x.shape)
+        totals, matrices = _Totals(stats_shape), _Matrices(reduction.axes, x.shape)
         for tile in tiles[first:last]:
-            totals.add(arrange.place(tile), arrange.stats(x, where, tile, centered, extremes))
+            totals.add(matrices.groups_of(tile), matrices.stats(x, where, tile, centered, extremes))
         return totals
 
     if threads > 1 and parts > 1:
@@ -76,28 +76,28 @@ class _Totals:
         return self.count, self.mean, self.low, self.squares, self.min, self.max
 
     @QUIET
-    def add(self, place: Any, columns: tuple) -> None:
-        """Merge the statistics of a tile into the groups at ``place``; empty ones change no bit.
+    def add(self, groups: Any, columns: tuple) -> None:
+        """Merge a tile's statistics into the totals of its groups; an empty tile changes no bit.
 
         With ``d`` the new mean minus the old one: ``mean += d * n_new / n``, and ``squares``, the
         sum of squared deviations, grows by the new squares and ``d^2 * n_old * n_new / n``.
         """
-        shape = self.count[place].shape
+        shape = self.count[groups].shape
         columns = tuple(c if np.ndim(c) == 0 else c.reshape(shape) for c in columns)
         count, mean, low_mean, squares, low, high = columns
-        old_count, old_mean, old_low = self.count[place], self.mean[place], self.low[place]
+        old_count, old_mean, old_low = self.count[groups], self.mean[groups], self.low[groups]
         whole = old_count + count
         share = count / np.where(whole > 0, whole, 1)
         first = (old_count == 0) & (count > 0)  # takes both parts of the mean as they are
         step = np.where(first, 0, (mean - old_mean) + (low_mean - old_low))
-        self.squares[place] += squares + step * step * old_count * share
+        self.squares[groups] += squares + step * step * old_count * share
         moved = two_sum(old_mean, old_low + step * share)
-        self.mean[place] = np.where(first, mean, moved[0])
-        self.low[place] = np.where(first, low_mean, moved[1])
-        self.count[place] = whole
+        self.mean[groups] = np.where(first, mean, moved[0])
+        self.low[groups] = np.where(first, low_mean, moved[1])
+        self.count[groups] = whole
         if low is not None:
-            self.min[place] = np.minimum(self.min[place], low)
-            self.max[place] = np.maximum(self.max[place], high)
+            self.min[groups] = np.minimum(self.min[groups], low)
+            self.max[groups] = np.maximum(self.max[groups], high)
 
     def results(self, shape: tuple[int, ...]) -> tuple:
         var = self.squares / np.where(self.count > 0, self.count, 1)
@@ -105,7 +105,7 @@ class _Totals:
         return tuple(leaf.reshape(shape) for leaf in columns)
 
 
-class _Arrange:
+class _Matrices:
     """Copies of tiles as matrices: elements of a group along one axis, groups along the other."""
 
     def __init__(self, axes: tuple[int, ...], shape: tuple[int, ...]):
@@ -115,7 +115,7 @@ class _Arrange:
         self.order = (*axes, *kept) if self.elements_first else (*kept, *axes)
         self.buffers: dict[tuple[str, type], np.ndarray] = {}
 
-    def place(self, tile: tuple[slice, ...]) -> tuple[slice, ...]:
+    def groups_of(self, tile: tuple[slice, ...]) -> tuple[slice, ...]:
         """Return the slices of the totals that belong to a tile's groups."""
         return tuple(slice(0, 1) if axis in self.axes else part for axis, part in enumerate(tile))
 
@@ -143,13 +143,13 @@ class _Arrange:
         w = None if where is None else self.matrix("w", where[tile])
         # integers that float64 rounds: {2**60 + 1, 2**60 + 3} would have variance 0 instead of 1
         exact = centered and beyond_float64(x[tile])
-        given = self.matrix("x", x[tile], x.dtype.type if exact else np.float64)
+        values = self.matrix("x", x[tile], x.dtype.type if exact else np.float64)
         if w is not None and not exact:
-            given[w == 0] = 0  # weight 0 times NaN would be NaN
-        low, high = _extremes(given, w, axis) if extremes else (None, None)
+            values[w == 0] = 0  # weight 0 times NaN would be NaN
+        low, high = _extremes(values, w, axis) if extremes else (None, None)
         if not exact:
-            return _two_pass(given, w, axis, centered, (low, high))
-        d, shift, low_shift = differences_from_shift(given, w, axis, self.matrix("d", x[tile]))
+            return _two_pass(values, w, axis, centered, (low, high))
+        d, shift, low_shift = differences_from_shift(values, w, axis, self.matrix("d", x[tile]))
         count, mean, low_mean, squares, *_ = _two_pass(d, w, axis, True, (low, high))
         mean, rest = two_sum(shift, mean)
         mean, low_mean = two_sum(mean, rest + (low_shift + low_mean))
@@ -168,15 +168,15 @@ def _two_pass(
     sums = "ij,ij->j" if axis == 0 else "ij,ij->i"
     if w is None:
         count: Any = float(d.shape[axis])
-        weigh, n = (lambda a: a), count
+        apply_weights, n = (lambda a: a), count
     else:
         count = w.sum(axis)
-        weigh, n = (lambda a: w * a), np.where(count > 0, count, 1)
+        apply_weights, n = (lambda a: w * a), np.where(count > 0, count, 1)
     if not centered:
-        return count, 0.0, 0.0, np.einsum(sums, weigh(d), d), *extremes
-    mean = _reduced(np.add, weigh(d), axis) / n
+        return count, 0.0, 0.0, np.einsum(sums, apply_weights(d), d), *extremes
+    mean = _reduced(np.add, apply_weights(d), axis) / n
     d -= along(mean)
-    weighted = weigh(d)
+    weighted = apply_weights(d)
     rounding = _reduced(np.add, weighted, axis) / n
     squares = np.maximum(np.einsum(sums, weighted, d) - rounding * rounding * n, 0)
     return count, *two_sum(mean, rounding), squares, *extremes
@@ -200,12 +200,13 @@ def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarra
     """Return minimum and maximum of each group; inf and -inf where the mask leaves no element."""
     if w is None:
         return _reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)
-    live = w > 0
+    unmasked = w > 0
     ends = (
         (np.inf, -np.inf) if d.dtype.kind == "f" else (np.iinfo(d.dtype).max, np.iinfo(d.dtype).min)
     )
-    low, high = d.min(axis, where=live, initial=ends[0]), d.max(axis, where=live, initial=ends[1])
-    found = live.any(axis)
+    low = d.min(axis, where=unmasked, initial=ends[0])
+    high = d.max(axis, where=unmasked, initial=ends[1])
+    found = unmasked.any(axis)
     return np.where(found, low, np.inf), np.where(found, high, -np.inf)
 
 
@@ -220,8 +221,8 @@ def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slic
         grouped = axis in axes and any(after not in axes for after in range(axis + 1, len(shape)))
         sizes[axis] = min(size, max(ROWS if grouped else 1, TILE // max(others, 1)))
     starts = (range(0, size, max(step, 1)) for size, step in zip(shape, sizes, strict=True))
-    for place in itertools.product(*starts):
+    for corner in itertools.product(*starts):
         yield tuple(
             slice(start, min(start + step, size))
-            for start, step, size in zip(place, sizes, shape, strict=True)
+            for start, step, size in zip(corner, sizes, shape, strict=True)
         )

@@ -30,7 +30,7 @@ from jaxnorm.data.sources.readers import (
     Masked,
     Reader,
 )
-from jaxnorm.data.trees import of_prefix, sizes_in
+from jaxnorm.data.trees import prefix_of, sizes_in
 
 __all__ = [
     "PIECE",
@@ -98,7 +98,7 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
         found = {
             name: leaf.unsupported or COORDINATE
             for name, leaf in leaves.items()
-            if name not in axes and of_prefix(axes, name) is not None
+            if name not in axes and prefix_of(axes, name) is not None
             if leaf.unsupported or leaf.is_coordinate
         }
     return found
@@ -119,8 +119,8 @@ def pieces(paths: Sequence[str], axes: Mapping[str, Axes], sizes: Mapping[str, i
     result, first = [], None
     for path in expanded(paths):
         named = _named(path, axes)
-        own = {leaf: axes[str(of_prefix(axes, leaf))] for leaf in named}
-        shapes = {leaf: facts.shape for leaf, facts in named.items()}
+        own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
+        shapes = {name: leaf.shape for name, leaf in named.items()}
         reductions = {leaf: _reduction(path, leaf, shapes[leaf], own[leaf], sizes) for leaf in own}
         unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
         first = first or (path, unreduced)
@@ -144,7 +144,7 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     leaves = _guarded(path, lambda reader: reader.leaves)
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
-    named = {name: leaf for name, leaf in leaves.items() if of_prefix(axes, name) is not None}
+    named = {name: leaf for name, leaf in leaves.items() if prefix_of(axes, name) is not None}
     fitted = {
         name: leaf
         for name, leaf in named.items()
@@ -164,7 +164,7 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
 
 
 def _within(prefix: str) -> Callable[[str], bool]:
-    return lambda name: of_prefix({prefix: 0}, name) is not None
+    return lambda name: prefix_of({prefix: 0}, name) is not None
 
 
 def _names(prefix: str, leaves: Mapping[str, Leaf]) -> bool:

@@ -75,8 +75,8 @@ def is_empty(path: str) -> bool:
     if (found := local(path)) is not None:
         return found.is_file() and found.stat().st_size == 0
     system, inside = remote(path)
-    facts = system.info(inside)
-    return facts["type"] == "file" and facts["size"] == 0
+    info = system.info(inside)
+    return info["type"] == "file" and info["size"] == 0
 
 
 def is_folder(path: str) -> bool:
@@ -125,7 +125,7 @@ def fingerprint(path: str | os.PathLike) -> list:
 
     For a file it holds the size and the time of modification in nanoseconds. For a folder (Zarr,
     Parquet in parts) it holds the number of files, the newest time, and a hash of all names, sizes
-    and times. For a remote file it depends on the file system's own facts: size, time or ETag.
+    and times. For a remote file it depends on what its file system knows: size, time or ETag.
 
     Raises:
       SourceError: the file does not exist.
@@ -143,8 +143,8 @@ def fingerprint(path: str | os.PathLike) -> list:
         if found is None:
             return _remote_fingerprint(path)
         if not found.is_dir():
-            facts = found.stat()
-            return [facts.st_size, facts.st_mtime_ns]
+            status = found.stat()
+            return [status.st_size, status.st_mtime_ns]
         files = sorted(_inside(found))
     except FileNotFoundError:
         raise SourceError(f"{path} must exist: there is no such file.") from None
@@ -153,8 +153,11 @@ def fingerprint(path: str | os.PathLike) -> list:
 
 def _inside(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of each file in a folder, at any depth."""
-    facts = [(file, os.stat(file)) for file in _files(folder)]
-    return [(os.path.relpath(file, folder), fact.st_size, fact.st_mtime_ns) for file, fact in facts]
+    found = [(file, os.stat(file)) for file in _files(folder)]
+    return [
+        (os.path.relpath(file, folder), status.st_size, status.st_mtime_ns)
+        for file, status in found
+    ]
 
 
 def _files(folder: str | Path) -> Iterator[str]:
@@ -165,11 +168,11 @@ def _remote_fingerprint(path: str) -> list:
     system, inside = remote(path)
     system.invalidate_cache()  # fsspec would answer from an old listing
     if _is_pattern(path):
-        facts = system.glob(inside, detail=True)
-    elif (facts := system.info(inside))["type"] == "directory":
-        facts = system.find(inside, detail=True)
-    return [_hash(sorted((str(key), str(value)) for key, value in facts.items()))]
+        info = system.glob(inside, detail=True)
+    elif (info := system.info(inside))["type"] == "directory":
+        info = system.find(inside, detail=True)
+    return [_hash(sorted((str(key), str(value)) for key, value in info.items()))]
 
 
-def _hash(facts: list) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
+def _hash(values: list) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()

@@ -11,7 +11,7 @@ class RaggedError(ValueError):
     """An error of lists with different lengths in one column."""
 
 
-def static(kind) -> tuple[np.dtype | None, Shape | None]:
+def dtype_and_shape(kind) -> tuple[np.dtype | None, Shape | None]:
     """Return the dtype of a column's numbers, and the shape of a row if the type fixes it.
 
     The dtype is None if the column holds no numbers. Decimals are read as float64.
@@ -22,12 +22,12 @@ def static(kind) -> tuple[np.dtype | None, Shape | None]:
     if isinstance(kind, pa.FixedShapeTensorType):
         return _number(kind.value_type), tuple(kind.shape[axis] for axis in _order(kind))
     if types.is_fixed_size_list(kind):
-        dtype, shape = static(kind.value_type)
+        dtype, shape = dtype_and_shape(kind.value_type)
         return dtype, None if shape is None else (kind.list_size, *shape)
     if _is_list(kind):
-        return static(kind.value_type)[0], None
+        return dtype_and_shape(kind.value_type)[0], None
     if isinstance(kind, pa.BaseExtensionType):
-        return static(kind.storage_type)
+        return dtype_and_shape(kind.storage_type)
     return _number(kind.value_type if types.is_dictionary(kind) else kind), ()
 
 
@@ -61,17 +61,17 @@ def depth(kind) -> int:
     return 1 + depth(kind.value_type) if _is_list(kind) else 0
 
 
-def measured(column) -> Shape | None:
+def first_shape(column) -> Shape | None:
     """Return the shape of the first row that is not empty, or None if all rows are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if isinstance(column.type, pa.BaseExtensionType):
-        return measured(column.storage)
+        return first_shape(column.storage)
     if not _is_list(column.type):
         return ()
     full = column.filter(pc.greater(pc.list_value_length(column), 0))[:1]
-    inner = measured(full.flatten()) if len(full) else None
+    inner = first_shape(full.flatten()) if len(full) else None
     return None if inner is None else (len(full[0]), *inner)
 
 
@@ -88,7 +88,7 @@ def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType):
         flat, mask = values(column.storage, (kind.storage_type.list_size,))
-        return _turned(flat, kind), None if mask is None else _turned(mask, kind)
+        return _transposed(flat, kind), None if mask is None else _transposed(mask, kind)
     if _is_list(kind):
         return _lists(column, shape)
     if isinstance(kind, pa.BaseExtensionType):
@@ -105,7 +105,7 @@ def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     return filled.to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
 
 
-def _turned(flat: np.ndarray, tensor) -> np.ndarray:
+def _transposed(flat: np.ndarray, tensor) -> np.ndarray:
     axes = (axis + 1 for axis in _order(tensor))
     return flat.reshape(-1, *tensor.shape).transpose(0, *axes)
 
@@ -125,12 +125,12 @@ def _lists(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     if not column.null_count:
         return inner, mask
     mask = np.ones_like(inner, bool) if mask is None else mask
-    there = ~np.asarray(column.is_null())
-    return _scattered(inner, there), _scattered(mask, there)
+    valid = ~np.asarray(column.is_null())
+    return _scattered(inner, valid), _scattered(mask, valid)
 
 
-def _scattered(rows: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Return the rows in the positions where ``there`` is true, and zeros elsewhere."""
-    result = np.zeros((len(there), *rows.shape[1:]), rows.dtype)
-    result[there] = rows
+def _scattered(rows: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Return the rows in the positions where ``valid`` is true, and zeros elsewhere."""
+    result = np.zeros((len(valid), *rows.shape[1:]), rows.dtype)
+    result[valid] = rows
     return result

@@ -96,11 +96,11 @@ class Checksum:
 
     def __init__(self, path: str, file: np.ndarray, start: int, member: zipfile.ZipInfo):
         self.path, self.bytes, self.member = path, file, member
-        self.at, self.end, self.sum = start, start + member.file_size, 0
+        self.position, self.end, self.sum = start, start + member.file_size, 0
 
     def advance(self, first: int, last: int) -> None:
         """Add the bytes of a part, if all bytes before it (but for the header) were added."""
-        if first - self.at < BLOCK:
+        if first - self.position < BLOCK:
             self._to(min(last, self.end))
 
     def finish(self) -> None:
@@ -111,10 +111,10 @@ class Checksum:
             raise SourceError(f"{said}. Copy it again.")
 
     def _to(self, last: int) -> None:
-        while self.at < last:
-            stop = min(self.at + BLOCK, last)
-            self.sum = zlib.crc32(self.bytes[self.at : stop].data, self.sum)
-            self.at = stop
+        while self.position < last:
+            stop = min(self.position + BLOCK, last)
+            self.sum = zlib.crc32(self.bytes[self.position : stop].data, self.sum)
+            self.position = stop
 
 
 class Stream:
@@ -125,7 +125,7 @@ class Stream:
 
     def __init__(self, header: Header, open_data: Callable[[], Any]):
         self.header, self.open_data = header, open_data  # opens the file behind its header
-        self.at = 0
+        self.position = 0
         self.file: Any = None
         self.copy: np.ndarray | None = None
 
@@ -137,17 +137,17 @@ class Stream:
         found = (*shape[:axis], last - first, *shape[axis + 1 :])
         if first == last:  # this leaf is shorter than others of the file
             return np.empty(found, dtype)
-        if self.file is None or self.at > first:
+        if self.file is None or self.position > first:
             self.close()
             self.file = self.open_data()
         row = self.header.row(axis)
         try:
-            _pass(self.file, (first - self.at) * row)
+            _skip(self.file, (first - self.position) * row)
             data = self.file.read((last - first) * row)
         except BaseException:  # the position in the stream is unknown now
             self.close()
             raise
-        self.at = last
+        self.position = last
         if last == shape[axis]:
             self.close()
         return np.frombuffer(data, dtype).reshape(found, order="F" if fortran else "C")
@@ -155,7 +155,7 @@ class Stream:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-        self.at, self.file = 0, None
+        self.position, self.file = 0, None
 
     def _copied(self) -> np.ndarray:
         if self.copy is None:
@@ -166,7 +166,7 @@ class Stream:
         return self.copy
 
 
-def _pass(file, size: int) -> None:
+def _skip(file, size: int) -> None:
     """Skip bytes; in an archive read them, since zipfile's checksum needs all bytes."""
     if not isinstance(file, zipfile.ZipExtFile):
         file.seek(size, 1)

@@ -105,19 +105,19 @@ class Parquet:
             raise SourceError(f"{said}. Name those that agree.") from None
 
     def _leaf(self, field, rows: int) -> Leaf:
-        dtype, shape = columns.static(field.type)
+        dtype, shape = columns.dtype_and_shape(field.type)
         if dtype is None:
             return Leaf((rows,), str(field.type), is_number=False)
-        return Leaf((rows, *(self._measured(field) if shape is None else shape)), str(dtype))
+        return Leaf((rows, *(self._first_shape(field) if shape is None else shape)), str(dtype))
 
-    def _measured(self, field) -> tuple[int, ...]:
+    def _first_shape(self, field) -> tuple[int, ...]:
         """Return the shape of a column's first row that is not empty."""
         from pyarrow.parquet import ParquetFile
 
         for file in self.files:
             opened = ParquetFile(file.open())
             for batch in opened.iter_batches(batch_size=16, columns=[field.name]):
-                if (shape := columns.measured(batch.column(field.name))) is not None:
+                if (shape := columns.first_shape(batch.column(field.name))) is not None:
                     return shape
         return (0,) * columns.depth(field.type)
 
@@ -146,8 +146,8 @@ def _dataset(path: str) -> Any:
         names = [name for name in names_in(path) if name.lower().endswith(PARQUET_SUFFIXES)]
         base = base.rstrip("/")
         # Spark and Hive write more than data: _temporary/, .part.crc
-        hidden = [name for name in names if any(part[0] in "_." for part in name.split("/"))]
-        files = [f"{base}/{name}" for name in names if name not in hidden]
+        skipped = [name for name in names if any(part[0] in "_." for part in name.split("/"))]
+        files = [f"{base}/{name}" for name in names if name not in skipped]
         if not files:
             raise SourceError(f"{path} must hold .parquet files: there are none.")
     else:
