@@ -5,10 +5,9 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,19 +16,22 @@ from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, masking, progress, sources
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
+from jaxnorm.data.options import (
+    ENGINES,
+    UsageError,
+    check_out,
+    empty_normalizer,
+    parse_axes,
+    parse_where,
+    parser,
+)
 from jaxnorm.data.sources import PatternError, SourceError
 from jaxnorm.data.unfinished import Unfinished
 
-# Engines, and the module that each one needs.
-ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}
 ROUND = 16  # pieces of an engine's first round; later rounds take about progress.SECONDS
 EVERY = 100  # most pieces between two savings; progress.SECONDS may save earlier
 NAMED = 5  # most features that a message names
 INTERRUPTED = 130  # shells report 128 + SIGINT
-
-
-class UsageError(ValueError):
-    """An error of arguments that do not fit each other, or the files."""
 
 
 class _Task(NamedTuple):
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> int:
     The status is 0 for success, 1 for files that cannot be read or written or for statistics that
     are not finite, 2 for arguments that are wrong or do not fit the files, 130 for an interrupt.
     """
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     others = [word for word in arguments if word != "--resume"]
     try:
         fitted = _fit(options, shlex.join(["jaxnorm", "fit", *others, "--resume"]))
@@ -68,9 +70,9 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         import_module(f"jaxnorm.data.{options.engine}")  # fails before any other message
     if "" in options.files:
         raise UsageError("FILES must be names: got ''.")
-    axes, where = _axes(options.pattern), _where(options.where)
-    empty = _empty(axes, dict(options.size))
-    _check_out(options.out)
+    axes, where = parse_axes(options.pattern), parse_where(options.where)
+    empty = empty_normalizer(axes, dict(options.size))
+    check_out(options.out)
     found = sources.pieces(options.files, empty.axes, empty.sizes)
     if where:
         _check_masks(options.files[0], where)
@@ -149,18 +151,6 @@ def _fit_in_rounds(fitted: Normalizer, task: _Task, advance, engine: str) -> Nor
         took = (time.monotonic() - start) / progress.SECONDS
         size = size * 2 if took < 0.5 else max(1, size // 2) if took > 1 else size
     return fitted
-
-
-def _empty(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
-    patterns = list(axes.values()) if isinstance(axes, dict) else [axes] if axes else []
-    names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
-    if unknown := [f"{name}={size}" for name, size in sizes.items() if name not in names]:
-        given = ", ".join(map(repr, patterns)) or "none"
-        raise UsageError(
-            f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
-            f"patterns {given}."
-        )
-    return Normalizer(axes, **sizes)
 
 
 def _with_masks(
@@ -282,31 +272,6 @@ def _labels(shape: tuple[int, ...], features: np.ndarray) -> str:
     return f" ({between.join(some + more)})" if any(some) else ""
 
 
-def _axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
-    """Parse ``--pattern``: one pattern for all leaves, or KEY=PATTERN for each leaf to fit."""
-    if not patterns:
-        return 0
-    # a key may hold "=", a pattern cannot
-    parts = [pattern.rpartition("=") for pattern in patterns]
-    named: dict[str, Axes] = {key: pattern for key, _, pattern in parts}
-    if len(named) < len(patterns) or ("" in named and len(named) > 1):
-        given = ", ".join(map(repr, patterns))
-        raise UsageError(
-            "--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got "
-            f"{given}."
-        )
-    return named.get("", named)
-
-
-def _where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    if len(dict(given)) < len(given):
-        raise UsageError(
-            "--where must be given once for each leaf: got "
-            f"{', '.join('='.join(pair) for pair in given)}."
-        )
-    return dict(given)
-
-
 def _described(fitted: Normalizer) -> Iterator[str]:
     for leaf, summary in fitted.summaries.items():
         size = summary.moments.mean.size
@@ -315,81 +280,3 @@ def _described(fitted: Normalizer) -> Iterator[str]:
         most = int(count.max(initial=0))
         bound = "" if (count == most).all() else "up to "
         yield f"{leaf or 'an array'}: {features}, {bound}{most} elements each"
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, _, size = text.partition("=")
-    if not name.isidentifier() or not size.isdecimal() or not int(size):
-        raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
-    return name, int(size)
-
-
-def _key_and_mask(text: str) -> tuple[str, str]:
-    key, _, mask = text.partition("=")
-    if not key or not mask:
-        raise argparse.ArgumentTypeError(f"must be KEY=MASK_KEY: got {text!r}.")
-    return key, mask
-
-
-def _check_out(path: Path) -> None:
-    try:
-        files.known(path)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jaxnorm fit",
-        description=(
-            "Fits mean, deviation, minimum and maximum of the features of a data set larger than "
-            "memory, in one pass."
-        ),
-        epilog=(
-            "Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' "
-            "--out stats.safetensors. Then: jaxnorm show stats.safetensors"
-        ),
-    )
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="FILES",
-        help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
-    )
-    help_pattern = (
-        "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; "
-        "by default the first axis"
-    )
-    add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
-    add(
-        "--size",
-        action="append",
-        default=[],
-        type=_size,
-        metavar="NAME=SIZE",
-        help="the size of a split axis in a pattern",
-    )
-    help_where = (
-        "the array MASK_KEY of the same files, boolean or weights, "
-        "says which elements of KEY count; its axes are the first of KEY's"
-    )
-    add(
-        "--where",
-        action="append",
-        default=[],
-        type=_key_and_mask,
-        metavar="KEY=MASK_KEY",
-        help=help_where,
-    )
-    add("--skip-nan", action="store_true", help="leave out elements that are NaN")
-    add("--engine", default="local", choices=ENGINES, help="local by default")
-    add(
-        "--out",
-        default=Path("stats.safetensors"),
-        type=Path,
-        metavar="FILE",
-        help=".safetensors or .json; stats.safetensors by default",
-    )
-    add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
-    return parser

@@ -1,0 +1,136 @@
+"""The options of the command ``jaxnorm fit``: the parser, and checks before data are read."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxnorm.arguments.axes import Axes
+from jaxnorm.data import files
+from jaxnorm.data.normalizer import Normalizer
+
+# Engines, and the module that each one needs.
+ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}
+
+
+class UsageError(ValueError):
+    """An error of arguments that do not fit each other, or the files."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    new = argparse.ArgumentParser(
+        prog="jaxnorm fit",
+        description=(
+            "Fits mean, deviation, minimum and maximum of the features of a data set larger than "
+            "memory, in one pass."
+        ),
+        epilog=(
+            "Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' "
+            "--out stats.safetensors. Then: jaxnorm show stats.safetensors"
+        ),
+    )
+    add = new.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILES",
+        help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
+    )
+    help_pattern = (
+        "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; "
+        "by default the first axis"
+    )
+    add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
+    add(
+        "--size",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=SIZE",
+        help="the size of a split axis in a pattern",
+    )
+    help_where = (
+        "the array MASK_KEY of the same files, boolean or weights, "
+        "says which elements of KEY count; its axes are the first of KEY's"
+    )
+    add(
+        "--where",
+        action="append",
+        default=[],
+        type=_key_and_mask,
+        metavar="KEY=MASK_KEY",
+        help=help_where,
+    )
+    add("--skip-nan", action="store_true", help="leave out elements that are NaN")
+    add("--engine", default="local", choices=ENGINES, help="local by default")
+    add(
+        "--out",
+        default=Path("stats.safetensors"),
+        type=Path,
+        metavar="FILE",
+        help=".safetensors or .json; stats.safetensors by default",
+    )
+    add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
+    return new
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, size = text.partition("=")
+    if not name.isidentifier() or not size.isdecimal() or not int(size):
+        raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
+    return name, int(size)
+
+
+def _key_and_mask(text: str) -> tuple[str, str]:
+    key, _, mask = text.partition("=")
+    if not key or not mask:
+        raise argparse.ArgumentTypeError(f"must be KEY=MASK_KEY: got {text!r}.")
+    return key, mask
+
+
+def parse_axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
+    """Parse ``--pattern``: one pattern for all leaves, or KEY=PATTERN for each leaf to fit."""
+    if not patterns:
+        return 0
+    # a key may hold "=", a pattern cannot
+    parts = [pattern.rpartition("=") for pattern in patterns]
+    named: dict[str, Axes] = {key: pattern for key, _, pattern in parts}
+    if len(named) < len(patterns) or ("" in named and len(named) > 1):
+        given = ", ".join(map(repr, patterns))
+        raise UsageError(
+            "--pattern must be given once for all leaves, or once for each as KEY=PATTERN: got "
+            f"{given}."
+        )
+    return named.get("", named)
+
+
+def parse_where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return ``--where`` as a mapping from each leaf to the leaf that masks it."""
+    if len(dict(given)) < len(given):
+        raise UsageError(
+            "--where must be given once for each leaf: got "
+            f"{', '.join('='.join(pair) for pair in given)}."
+        )
+    return dict(given)
+
+
+def empty_normalizer(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
+    """Return a Normalizer without data; refuse a ``--size`` that no pattern names."""
+    patterns = list(axes.values()) if isinstance(axes, dict) else [axes] if axes else []
+    names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
+    if unknown := [f"{name}={size}" for name, size in sizes.items() if name not in names]:
+        given = ", ".join(map(repr, patterns)) or "none"
+        raise UsageError(
+            f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
+            f"patterns {given}."
+        )
+    return Normalizer(axes, **sizes)
+
+
+def check_out(path: Path) -> None:
+    """Refuse a file of statistics whose suffix names no format."""
+    try:
+        files.known(path)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
