@@ -46,6 +46,7 @@ def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fitted"
         with beam.Pipeline() as pipeline:
+            # without Reshuffle Beam would fuse the steps, and one worker would fit all pieces
             parts = pipeline | beam.Create(pieces) | beam.Reshuffle() | beam.Map(fit_piece, empty)
             merged = parts | beam.CombineGlobally(partial(merge_parts, empty=empty))
             _ = merged | beam.Map(lambda part: path.write_bytes(pickle.dumps(part)))

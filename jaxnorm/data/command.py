@@ -28,10 +28,14 @@ from jaxnorm.data.options import (
 from jaxnorm.data.sources import PatternError, SourceError
 from jaxnorm.data.unfinished import Unfinished
 
-ROUND = 16  # pieces of an engine's first round; later rounds take about progress.SECONDS
-EVERY = 100  # most pieces between two savings; progress.SECONDS may save earlier
-NAMED = 5  # most features that a message names
-INTERRUPTED = 130  # shells report 128 + SIGINT
+# Pieces of an engine's first round. Later rounds take about progress.SECONDS.
+ROUND = 16
+# Most pieces between two savings of the state, which progress.SECONDS may cause earlier.
+EVERY = 100
+# Most features that a message names.
+NAMED = 5
+# The status that shells report for an interrupt: 128 + SIGINT.
+INTERRUPTED = 130
 
 
 class _Task(NamedTuple):
@@ -67,7 +71,8 @@ def main(arguments: list[str]) -> int:
 
 def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     if options.engine != "local":
-        import_module(f"jaxnorm.data.{options.engine}")  # fails before any other message
+        # a missing package should be named before any other message
+        import_module(f"jaxnorm.data.{options.engine}")
     if "" in options.files:
         raise UsageError("FILES must be names: got ''.")
     axes, where = parse_axes(options.pattern), parse_where(options.where)
@@ -82,7 +87,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     if where:
         empty, found = _with_masks(options, empty, found, where)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    files.writable(options.out)  # a long fit should not end in an error of its output
+    # a long fit should not end in an error of its output
+    files.writable(options.out)
     arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]
     masked = masking.masked(found, empty.axes, where, options.skip_nan)
     task = _Task(empty, masked, Unfinished(options.out, arguments, found))
@@ -98,11 +104,13 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
 
 def _left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     found = sources.left_out(path, axes)
-    strings = r"[<>|=]?[SU]\d+"  # NumPy's names for strings, such as <U5
+    # NumPy's name for strings of 5 characters is <U5, which tells a user little
+    strings = r"[<>|=]?[SU]\d+"
     return {name: re.sub(strings, "strings", kind) for name, kind in found.items()}
 
 
 def _check_masks(path: str, where: Mapping[str, str]) -> None:
+    # the path "" is the whole file: a mask may lie outside of the patterns
     for name, held in _left_out(path, {"": 0}).items():
         if name in where.values() and held != sources.COORDINATE:
             raise UsageError(f"the mask {name!r} holds {held}: give booleans or weights.")
@@ -128,7 +136,8 @@ def _fit_local(fitted: Normalizer, task: _Task, advance) -> Normalizer:
                 fitted.update(batch, where=sources.masks(batch))
             except (ValueError, TypeError) as error:
                 raise SourceError(f"{piece.path}: {error}") from error
-            del batch  # frees its memory before the next one is read
+            # frees its memory before the next batch is read
+            del batch
             advance()
             if due():
                 task.state.save(fitted)
@@ -163,7 +172,8 @@ def _with_masks(
             f"--where must name an array of the files: {found[0].path} holds one array, which has "
             "no name."
         )
-    if "" in axes:  # one pattern for all leaves now holds for each leaf that is no mask
+    # one pattern for all leaves now holds for each leaf that is no mask
+    if "" in axes:
         axes = {leaf: axes[""] for leaf in along if leaf not in where.values()}
     if unknown := sorted(set(where) - set(along)):
         raise UsageError(
@@ -171,7 +181,8 @@ def _with_masks(
             f"{', '.join(map(repr, axes))}."
         )
     empty = Normalizer(axes, **empty.sizes)
-    for _ in range(2):  # read together with its mask, a leaf may be cut along another axis
+    # read together with its mask, a leaf may be cut along another axis
+    for _ in range(2):
         found = sources.pieces(options.files, masking.with_masks(axes, where, along), empty.sizes)
         along = dict(found[0].along)
     return empty, found
@@ -234,7 +245,8 @@ def _with_names_of_options(text: str) -> str:
 
 
 def _not_installed(error: ModuleNotFoundError, engine: str) -> ModuleNotFoundError:
-    if str(error).endswith("."):  # a message of jaxnorm already, which is a sentence
+    # jaxnorm's own messages are sentences that say what to install; Python's are not
+    if str(error).endswith("."):
         return error
     extra = engine if error.name in (ENGINES[engine], engine) else "data"
     return ModuleNotFoundError(f"{error.name} is not installed: pip install 'jaxnorm[{extra}]'.")

@@ -13,7 +13,8 @@ from jaxnorm.data.parts import fit_piece, merge_parts, value_or_raise
 from jaxnorm.data.sources import Piece
 from jaxnorm.data.trees import prefix_of, sizes_in
 
-MERGED = 8  # Normalizers to merge at a time, in a tree of logarithmic depth
+# Normalizers that one task merges, in a tree of tasks of logarithmic depth.
+MERGED = 8
 
 
 def fit(
@@ -43,9 +44,11 @@ def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:
 
 
 def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
-    if hasattr(batch, "columns"):  # a partition of a data frame
+    # partitions of data frames have columns, whose names are the leaves
+    if hasattr(batch, "columns"):
         batch = {str(name): batch[name].to_numpy() for name in batch.columns}
     new = Normalizer(empty.axes, **empty.sizes)
+    # one thread, since Dask runs many tasks at a time
     return new.update(batch, where=None if where is None else where(batch), threads=1)
 
 

@@ -15,7 +15,8 @@ from jaxnorm.data.host.statistics import Moments, Summary
 
 FORMAT = 1
 FIELDS = ("count", "mean", "var", "min", "max")
-LOW = "low_mean"  # the low part of the mean, which older files lack
+# Low part of the mean, which older files lack.
+LOW = "low_mean"
 SUFFIXES = (".safetensors", ".json")
 
 
@@ -51,7 +52,8 @@ def write(path: str | os.PathLike, metadata: dict, arrays: dict[str, np.ndarray]
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # a full disk shows before the old file is replaced
+            # a full disk shows here, before the old file is replaced
+            os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
         reason = f"{path} must be written: {error.strerror or error}"
@@ -172,6 +174,7 @@ def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         raise _ContentError("it is no JSON, or cut off") from None
     if not isinstance(read, dict) or not {"jaxnorm", "arrays"} <= set(read):
         raise _ContentError("it holds other JSON")
+    # float also reads the strings "inf" and "nan" that _coded writes
     arrays = {
         name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"])
         for name, a in read["arrays"].items()

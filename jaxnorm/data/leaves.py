@@ -36,7 +36,8 @@ def with_remedy(error: Exception, leaves: Mapping[str, Any], path: str) -> Excep
     """Return the error of a leaf without numbers, with the way to leave that leaf out."""
     dtypes: dict[str, Any] = {other: getattr(leaf, "dtype", None) for other, leaf in leaves.items()}
     kind = dtypes[path].kind if isinstance(dtypes[path], np.dtype) else ""
-    if kind not in tuple("SUTOMm"):  # strings, objects, dates and durations
+    # kinds of strings, objects, dates and durations: data sets hold them next to numbers
+    if kind not in tuple("SUTOMm"):
         return error
     fit = [
         other

@@ -13,7 +13,7 @@ from jaxnorm.data.trees import prefix_of
 
 
 class MaskedPiece(NamedTuple):
-    """A piece with further masks besides the elements that are missing in the file.
+    """A piece with masks besides the mask of the elements that are missing in the file.
 
     Attributes:
       piece: the part of a file.
@@ -60,7 +60,8 @@ class MaskedPiece(NamedTuple):
         if mask.dtype.kind in "iu":
             mask = self._of_integers(mask, by)
         mask = mask if mask.dtype == bool else mask.astype(np.float64)
-        if by in missing:  # an element whose mask is unknown does not count
+        # an element whose mask is missing in the file does not count
+        if by in missing:
             mask = np.where(missing[by], mask, mask.dtype.type(0))
         return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
 
@@ -99,13 +100,14 @@ def with_masks(
 def _without_nan(x, mask) -> Any:
     """Return the mask with elements that are NaN masked as well."""
     x = np.asarray(x)
-    if x.dtype.kind in "biu":  # these have no NaN
+    # booleans and integers have no NaN
+    if x.dtype.kind in "biu":
         return mask
     return _combined(mask, ~np.isnan(x))
 
 
 def _combined(mask, other: np.ndarray) -> np.ndarray:
-    """Combine two masks: keep the elements that both leave, with the weights of either."""
+    """Combine two masks: keep the elements that both keep, with the weights of either."""
     if mask is None:
         return other
     # booleans first: they choose between the other's weights and 0

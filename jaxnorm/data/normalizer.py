@@ -126,7 +126,7 @@ class Normalizer:
         show_progress: bool = False,
         threads: int | None = None,
     ) -> "Normalizer":
-        """Take in further batches, in one pass.
+        """Update the statistics with more batches, in one pass.
 
         Args:
           batches: any iterable of batches. If it has ``len``, the bar shows how much is left. If it
@@ -147,6 +147,7 @@ class Normalizer:
         progress.check(batches, where, every)
         if state is not None:
             files.writable(state)
+        # a state counts all batches, also those of earlier passes, which are not in `batches`
         begun = self.batches
         if state is not None and Path(state).exists():
             self._resume(state, begun)
@@ -159,17 +160,19 @@ class Normalizer:
                     self.update(
                         batch, where=None if where is None else where(batch), threads=threads
                     )
-                    del batch  # frees its memory before the next one is read
+                    # frees its memory before the next batch is read
+                    del batch
                     advance()
                     if state is not None and due():
                         self.save(state)
         finally:
-            if state is not None and self.batches > begun:  # also after an error or interrupt
+            # after an error or interrupt as well, so that the batches seen are not read again
+            if state is not None and self.batches > begun:
                 self.save(state)
         return self
 
     def update(self, batch, *, where=None, threads: int | None = None) -> "Normalizer":
-        """Take in one batch.
+        """Update the statistics with one batch.
 
         Args:
           batch: an array or a pytree of arrays, with the structure of the batches before it. A
@@ -200,7 +203,7 @@ class Normalizer:
         return self
 
     def merge(self, other: "Normalizer") -> "Normalizer":
-        """Return a new Normalizer of the data of both; one without data is the identity."""
+        """Return a Normalizer of the data of both; a Normalizer without data is the identity."""
         if not isinstance(other, Normalizer):
             raise TypeError(f"merge takes a Normalizer: got {type(other).__name__}.")
         if (self.axes, self.sizes) != (other.axes, other.sizes):
@@ -349,6 +352,7 @@ class Normalizer:
         return metadata, files.named_arrays(self._state.summaries)
 
     def _described(self) -> str:
+        # axes for all leaves have the path of the whole tree, which a caller did not write
         axes = self.axes[""] if list(self.axes) == [""] else self.axes
         return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
 

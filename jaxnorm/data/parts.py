@@ -22,9 +22,11 @@ def fit_piece(piece: Any, empty: Normalizer) -> Part:
     try:
         batch = piece.read()
         new = Normalizer(empty.axes, **empty.sizes)
+        # one thread, since an engine fits many pieces at a time
         return new.update(batch, where=masks(batch), threads=1)
     except SourceError as error:
-        return SourceError(str(error))  # a new error, without cause and traceback
+        # a new error, without the cause and the traceback, which would be sent with it
+        return SourceError(str(error))
     except (ValueError, TypeError) as error:
         return SourceError(f"{piece.path}: {error}")
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 
-SECONDS = 30.0  # between two savings: little enough work to repeat after a kill
+# Time between two savings of a state: a fit that is killed repeats about this much.
+SECONDS = 30.0
 
 
 class Due:
@@ -50,7 +51,8 @@ def check(batches: Iterable, where: Callable | None, every: int) -> None:
 
 def after(batches: Iterable, seen: int) -> Iterator:
     """Return an iterator over the batches after the first ``seen``."""
-    if seen and hasattr(batches, "skip"):  # without reading them, if the data set can
+    # a data set with `skip` passes over batches without reading them
+    if seen and hasattr(batches, "skip"):
         return iter(batches.skip(seen))
     rest = iter(batches)
     if (passed := sum(1 for _ in islice(rest, seen))) < seen:
@@ -64,6 +66,7 @@ def after(batches: Iterable, seen: int) -> Iterator:
 @contextmanager
 def shown(show: bool, total: int | None, done: int) -> Iterator[Callable[[], None]]:
     """Yield a function to call after each batch; a bar is drawn if standard error is a terminal."""
+    # elsewhere than on a terminal rich (13.7) writes an empty line
     if not (show and sys.stderr.isatty()):
         yield lambda: None
         return

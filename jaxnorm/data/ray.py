@@ -28,7 +28,8 @@ class FitNormalizer(AggregateFn):
     def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
         def accumulate(fitted: Normalizer, block) -> Normalizer:
             batch = BlockAccessor.for_block(block).to_batch_format("numpy")
-            if not len(next(iter(batch.values()), ())):  # a block may have no rows
+            # Ray also passes blocks without rows
+            if not len(next(iter(batch.values()), ())):
                 return fitted
             return fitted.update(batch, where=None if where is None else where(batch), threads=1)
 

@@ -15,8 +15,11 @@ from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import Normalizer
 
-SHOWN = 20  # a leaf with more features shows its ends, and this many that are not finite
-ENDS = 3  # features at each end
+# Features that are shown of one leaf. A leaf with more shows its ends, and at most this many that
+# are not finite.
+SHOWN = 20
+# Features at each end.
+ENDS = 3
 COLUMNS = ("count", "mean", "deviation", "min", "max")
 
 
@@ -108,6 +111,7 @@ def _shown(broken: np.ndarray) -> list[int]:
 
 def _pooled(summary: Summary) -> Summary:
     moments = Moments(*(np.ravel(leaf) for leaf in vars(summary.moments).values()))
+    # Inf of one feature minus Inf of another is NaN, which the row shows
     with np.errstate(invalid="ignore"):
         return Summary(
             moments.merge(0), summary.min.min(keepdims=True), summary.max.max(keepdims=True)
@@ -126,7 +130,8 @@ def _numbers(columns: list[np.ndarray], feature: int) -> list[str]:
 
 
 def _count(value: float) -> str:
-    return str(int(value)) if value.is_integer() else f"{value:.9g}"  # a sum of weights
+    # a count of weights may be a fraction
+    return str(int(value)) if value.is_integer() else f"{value:.9g}"
 
 
 def _number(value: float, deviation: float) -> str:
@@ -139,7 +144,8 @@ def _number(value: float, deviation: float) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e9:
         return str(int(value))
-    digits = 9  # enough to tell all float32 numbers apart
+    # 9 digits tell all float32 numbers apart
+    digits = 9
     if deviation and math.isfinite(deviation):
         # from the number's first digit down to the third after the deviation's first
         digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(deviation)) + 3

@@ -11,11 +11,17 @@ from jaxnorm.data.host.statistics import Summary
 
 
 class Fit(NamedTuple):
-    """The statistics of one leaf, in a shape that broadcasts against the leaf."""
+    """The statistics of one leaf, in a shape that broadcasts against the leaf.
 
-    mean: np.ndarray  # the high part, in float64
-    low: np.ndarray  # the low part, which the mean loses by rounding
-    deviation: np.ndarray  # at least the floor, so above 0
+    Attributes:
+      mean: the high part of the mean, in float64.
+      low: the low part, which the mean loses by rounding.
+      deviation: the deviation, at least the floor, and so above 0.
+    """
+
+    mean: np.ndarray
+    low: np.ndarray
+    deviation: np.ndarray
 
 
 class Floor(NamedTuple):
@@ -68,6 +74,7 @@ def _with_dtypes(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
     if not hasattr(x, "__array_namespace__"):
         x = np.asarray(x)
     xp, given = x.__array_namespace__(), np.dtype(x.dtype)
+    # booleans count as 0 and 1, as in fitting
     if given.kind == "b":
         x, given = x.astype(np.uint8), np.dtype(np.uint8)
     if given.kind in "iu":
@@ -107,7 +114,8 @@ def _mean_parts(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 def _behind_barrier(xp, low: np.ndarray) -> Any:
     """Return the low part of a mean; for JAX, behind a barrier.
 
-    Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants.
+    Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants, and the
+    low part is lost: 1e7 and 1e7 + 1 in float32 gave 0 and 2 instead of -1 and 1.
     """
     if xp is np:
         return low
@@ -117,7 +125,8 @@ def _behind_barrier(xp, low: np.ndarray) -> Any:
     return prevent_folding(xp.asarray(low))
 
 
-@np.errstate(invalid="ignore")  # an infinite mean gives NaN
+# An infinite mean gives NaN, as it should.
+@np.errstate(invalid="ignore")
 def _centered(xp, x, fit: Fit, compute_dtype: np.dtype) -> Any:
     """Return ``x - mean``, without rounding long integers before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
@@ -161,6 +170,7 @@ def _to_integers(xp, scaled, fit: Fit, compute_dtype: np.dtype, output_dtype: np
 
 def _rounded_to_zero(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Convert integers to floats, rounded towards 0."""
+    # rounded away from 0, a bound would let results leave the range of the integer dtype
     rounded = exact.astype(np.float64).astype(dtype)
     return np.where(
         (abs(rounded.astype(object)) > abs(exact)).astype(bool),
@@ -179,6 +189,7 @@ def _fit(
 ) -> tuple[Fit, tuple[int, ...]]:
     """Return the statistics for an array of this shape, and the shape that the array must take."""
     count, mean, var, low = vars(summary.moments).values()
+    # without the condition, an infinite mean times 0 would be NaN
     least = (
         np.maximum(floor.absolute, floor.relative * np.abs(mean))
         if floor.relative
@@ -196,6 +207,7 @@ def _fit(
             raise _misfit(mean.shape, shape)
         shape, fitted = reduction.split_shape, reduction.split_stats_shape
     else:
+        # a single example lacks the leading reduction axes, which have size 1 here
         fitted = mean.shape
         while len(fitted) > len(shape) and fitted[0] == 1:
             fitted = fitted[1:]

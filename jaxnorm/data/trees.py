@@ -25,7 +25,8 @@ def map_leaves(function: Callable[[str, Any], Any], tree: Any, path: str = "") -
         mapped = {key: deeper(key, value) for key, value in tree.items()}
         if not isinstance(tree, dict):
             return type(tree)(mapped)  # type: ignore[call-arg]
-        new = copy.copy(tree)  # keeps a subclass and its attributes, as of a defaultdict
+        # a copy keeps the type and its attributes: a defaultdict has a factory
+        new = copy.copy(tree)
         new.update(mapped)
         return new
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):

@@ -64,6 +64,7 @@ class Unfinished:
 
     def save(self, fitted: Normalizer) -> None:
         """Write the state, unless the file already holds as many pieces or more."""
+        # a fit that began again must not replace the state of one that came further
         if fitted.batches > self.held:
             metadata, arrays = fitted._saved()
             # Normalizer.load ignores these two keys, so it reads a state like any file
@@ -77,7 +78,8 @@ class Unfinished:
         """Return how many pieces the state holds; 0 if it is unreadable or the files changed."""
         try:
             return self.resumed().batches
-        except (SourceError, ValueError, OSError):  # a useless state may be replaced
+        except (SourceError, ValueError, OSError):
+            # a state that cannot be resumed may be replaced
             return 0
 
 

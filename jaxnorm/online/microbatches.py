@@ -14,7 +14,8 @@ from jaxnorm.arguments.options import AxisName
 from jaxnorm.core import normalization
 from jaxnorm.core.statistics import Moments, moments
 
-Stage = Callable[..., Any]  # (params, h, batch) -> h; h is None for the first stage
+# A function (params, h, batch) -> h, with h None for the first stage.
+Stage = Callable[..., Any]
 
 
 def stages(
@@ -155,8 +156,8 @@ def _each(function, params, found: list[Moments], microbatches):
         )
         outputs = _loop(partial(function, params, found), stacked)
         results |= {
-            number: jax.tree.map(lambda leaf: leaf[place], outputs)  # noqa: B023
-            for place, number in enumerate(numbers)
+            number: jax.tree.map(lambda leaf: leaf[position], outputs)  # noqa: B023
+            for position, number in enumerate(numbers)
         }
     return [results[number] for number in range(len(microbatches))]
 

@@ -293,7 +293,8 @@ def _update(
 
 def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
     """Return the Moments of a leaf over its batch axes, in the dtypes of the state."""
-    if leaf.ndim == old.mean.ndim:  # one element, which has no batch axis
+    # a leaf of one element has no batch axis; moments needs one
+    if leaf.ndim == old.mean.ndim:
         leaf, mask = leaf[None], None if mask is None else mask[None]
     leaf = leaf if compute_dtype(leaf.dtype) == old.mean.dtype else leaf.astype(old.mean.dtype)
     found = moments(leaf, tuple(range(leaf.ndim - old.mean.ndim)), where=mask)
@@ -307,7 +308,8 @@ def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
     """
     if axis_name is None:
         return jax.tree.map(lambda leaf: leaf[None], parts)
-    with jax.numpy_dtype_promotion("standard"):  # leaves of several dtypes travel together
+    # one collective takes leaves of several dtypes as one vector, of the dtype they promote to
+    with jax.numpy_dtype_promotion("standard"):
         row, restore = ravel_pytree(parts)
         name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
         # rows of devices in other groups stay 0: Moments of count 0, which a merge ignores

@@ -17,6 +17,7 @@ def numbers(x, name: str = "x") -> np.ndarray:
             f"{name} must be floating point or integer: got {x.dtype}. Cast it first, for example "
             "with .astype(np.float32)."
         )
+    # float32 holds all numbers of the shorter dtypes that NumPy lacks
     return x if x.dtype.kind != "V" else x.astype(np.float32)
 
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-EXACT = 2**53  # float64 holds every integer up to here
+# float64 holds every integer up to here.
+EXACT = 2**53
 
 
 def two_sum(a, b) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +41,8 @@ def differences_from_shift(
     wide, base = x.view(np.uint64), shift.view(np.uint64)
     if int(x.max()) - int(x.min()) < 2**63:
         np.copyto(out, (wide - base).view(np.int64))
-    else:  # a distance may need all 64 bits: its size first, then its sign
+    else:
+        # a distance may need all 64 bits and a sign: first its size, then its sign
         less = x < shift
         np.copyto(out, np.where(less, base - wide, wide - base))
         np.negative(out, out=out, where=less)

@@ -185,7 +185,8 @@ def _merge(
         return split.transpose(*kept, *reduction.axes).reshape(groups, reduction.group_size)
 
     shape = reduction.stats_shape
-    if not mean.size:  # argmax below needs a part
+    # argmax below needs one part at least
+    if not mean.size:
         return Moments(np.zeros(shape), np.zeros(shape, mean.dtype), np.zeros(shape))
     count, mean, var, low = rows(count), rows(mean), rows(var), rows(low)
     whole, nonempty = count.sum(1, keepdims=True), count > 0
@@ -197,9 +198,11 @@ def _merge(
     d = np.where(nonempty, (mean - shift) + (low - low_shift), 0)
     correction = (share * d).sum(1, keepdims=True)
     d = np.where(nonempty, d - correction, 0)
+    # the mean of the deviations is 0 but for rounding, which the two-pass corrects
     rounding = (share * d).sum(1, keepdims=True)
     between = np.maximum((share * np.abs(d) ** 2).sum(1, keepdims=True) - np.abs(rounding) ** 2, 0)
     within = (share * np.where(nonempty, var, 0)).sum(1, keepdims=True)
+    # the low parts are added last, and may move the high part by its last digit
     merged, rest = two_sum(shift, correction)
     merged, low = two_sum(merged, rest + (low_shift + rounding))
     return Moments(*(leaf.reshape(shape) for leaf in (whole, merged, between + within, low)))

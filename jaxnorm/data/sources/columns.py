@@ -95,12 +95,14 @@ def values(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
         return values(column.storage, shape)
     if pa.types.is_dictionary(kind):
         return values(column.dictionary_decode(), shape)
-    if pa.types.is_decimal(kind):  # NumPy has no decimals
+    # NumPy has no decimals, and float64 is the dtype of the statistics
+    if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
     if pa.types.is_float16(kind):
-        column = column.cast(pa.float32())  # pyarrow cannot fill nulls of float16
+        # pyarrow cannot fill nulls of float16
+        column = column.cast(pa.float32())
     filled = column.fill_null(pa.scalar(0).cast(column.type))
     return filled.to_numpy(zero_copy_only=False), ~np.asarray(column.is_null())
 

@@ -16,7 +16,8 @@ import numpy as np
 from jaxnorm.data.sources.addresses import SourceError, local, opened_file
 from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, part, rows_of
 
-BLOCK = 1 << 20  # bytes that are skipped or summed up at a time
+# Bytes that are skipped or added to a checksum at a time.
+BLOCK = 1 << 20
 # Bytes of a ZIP archive's end record without its comment, and the most that a comment can have.
 END, COMMENT = 22, 0xFFFF
 
@@ -52,7 +53,8 @@ class Arrays:
         self.headers, self.members = headers, members
         self.leaves: dict[str, Leaf] = {
             name: leaf_of(header.shape, header.dtype)
-            for name, header in headers.items()  # also arrays of objects, which have no member
+            # arrays of objects as well: they have no member, but messages name them
+            for name, header in headers.items()
         }
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
@@ -71,7 +73,8 @@ class Mapped:
 
     def __init__(self, file: np.ndarray, start: int, header: Header, check=None):
         shape, fortran, dtype = self.header = header
-        self.start, self.check = start, check  # a Checksum, if there is one
+        # `check` is a Checksum, or None for a file without one
+        self.start, self.check = start, check
         if len(file) < (end := start + math.prod(shape) * dtype.itemsize):
             raise ValueError(f"it must be {end} bytes long: it is {len(file)}")
         self.array = np.ndarray(shape, dtype, file, start, order="F" if fortran else "C")
@@ -124,7 +127,8 @@ class Stream:
     """
 
     def __init__(self, header: Header, open_data: Callable[[], Any]):
-        self.header, self.open_data = header, open_data  # opens the file behind its header
+        # `open_data` opens the file, and returns it at the end of its header
+        self.header, self.open_data = header, open_data
         self.position = 0
         self.file: Any = None
         self.copy: np.ndarray | None = None
@@ -135,7 +139,8 @@ class Stream:
         if not self.header.is_contiguous(axis):
             return part(self._copied(), axis, cut)
         found = (*shape[:axis], last - first, *shape[axis + 1 :])
-        if first == last:  # this leaf is shorter than others of the file
+        # a leaf that is shorter than others of its file has no more rows
+        if first == last:
             return np.empty(found, dtype)
         if self.file is None or self.position > first:
             self.close()
@@ -144,7 +149,8 @@ class Stream:
         try:
             _skip(self.file, (first - self.position) * row)
             data = self.file.read((last - first) * row)
-        except BaseException:  # the position in the stream is unknown now
+        except BaseException:
+            # after an error the position in the stream is unknown
             self.close()
             raise
         self.position = last
@@ -197,8 +203,10 @@ def npz(path: str) -> Arrays:
         _check_number(archive)
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
-            with archive.open(member) as array:  # it also compares the member's two names
-                if name == member.filename:  # not a .npy file
+            # opening a member compares its names in the directory and in its header
+            with archive.open(member) as array:
+                # an archive may also hold members that are no arrays
+                if name == member.filename:
                     continue
                 headers[name] = header = read_header(array)
                 offset = array.tell()
@@ -208,6 +216,7 @@ def npz(path: str) -> Arrays:
                 members[name] = Stream(header, partial(_open_member, path, member))
             else:
                 start = _data_start(file, member)
+                # a memory map bypasses zipfile, which would compare the checksum
                 check = Checksum(path, file, start, member)
                 members[name] = Mapped(file, start + offset, header, check)
     return Arrays(headers, members)
@@ -222,10 +231,12 @@ def _check_number(archive: zipfile.ZipFile) -> None:
     file.seek(-min(file.seek(0, 2), END + COMMENT), 2)
     tail = file.read()
     last = tail[-END:].startswith(b"PK\5\6") and tail.endswith(b"\0\0")
-    end = len(tail) - END if last else tail.rfind(b"PK\5\6")  # as zipfile finds it
+    # zipfile looks for the end record in the same two places
+    end = len(tail) - END if last else tail.rfind(b"PK\5\6")
     (number,) = struct.unpack_from("<H", tail, end + 10)
     found = len(archive.infolist())
-    if number != min(found, 0xFFFF):  # 16 bits; ZIP64 keeps a larger number elsewhere
+    # the number has 16 bits; ZIP64 keeps a larger one elsewhere
+    if number != min(found, 0xFFFF):
         raise zipfile.BadZipFile(f"its directory must list {number} members: it lists {found}")
 
 
@@ -252,5 +263,6 @@ def _open_member(path: str, member: zipfile.ZipInfo) -> Any:
 
 def _data_start(file: np.ndarray, member: zipfile.ZipInfo) -> int:
     """Return where a stored member's bytes begin: after its header, name and extra field."""
-    start = member.header_offset + 30  # the last 4 bytes are the lengths of name and extra field
+    # a header has 30 bytes, of which the last 4 are the lengths of name and extra field
+    start = member.header_offset + 30
     return start + sum(file[start - 4 : start].view("<u2").tolist())

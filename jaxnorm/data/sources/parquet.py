@@ -34,7 +34,8 @@ class Parquet:
         self.groups = [
             Group(number, group.id, group.num_rows)
             for number, file in enumerate(self.files)
-            for group in file.row_groups  # known from the footer, without reading data
+            # the footer of a file lists its row groups, so no data are read
+            for group in file.row_groups
         ]
         rows = sum(group.rows for group in self.groups)
         self.leaves = {field.name: self._leaf(field, rows) for field in self.schema}
@@ -76,7 +77,8 @@ class Parquet:
 
         try:
             return file.to_table(schema=self.schema, columns=fields)
-        except pa.ArrowInvalid as error:  # the words of pyarrow 25
+        except pa.ArrowInvalid as error:
+            # pyarrow has no type for this error; these are the words of pyarrow 25
             if "Expected all lists to be of size" not in str(error):
                 raise
             said = f"{self.path} must hold no null among lists of a fixed size"
@@ -115,6 +117,7 @@ class Parquet:
         from pyarrow.parquet import ParquetFile
 
         for file in self.files:
+            # in small batches, since mostly the first row tells
             opened = ParquetFile(file.open())
             for batch in opened.iter_batches(batch_size=16, columns=[field.name]):
                 if (shape := columns.first_shape(batch.column(field.name))) is not None:

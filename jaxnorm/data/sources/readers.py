@@ -9,8 +9,10 @@ import numpy as np
 from jaxnorm.data.host.arguments import is_real_number
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
-ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")  # files by which a folder is a Zarr store
-Cut = tuple[int, int]  # the first index, and the one after the last
+# Files that make a folder a Zarr store.
+ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")
+# The first index, and the index after the last.
+Cut = tuple[int, int]
 
 
 class Batch(dict):
@@ -44,18 +46,23 @@ class Masked(np.ndarray):
 class Leaf(NamedTuple):
     """Shape and dtype of an array or a column.
 
-    ``dtype`` is NumPy's name for a dtype of numbers, or the file format's word for another type:
-    "string".
+    Attributes:
+      shape: the shape.
+      dtype: NumPy's name for a dtype of numbers, or the file format's word for another type:
+        "string".
+      is_number: whether the dtype is one of numbers.
+      is_coordinate: whether the array holds positions of other leaves. It is fitted only if a path
+        names it.
     """
 
     shape: tuple[int, ...]
     dtype: str
     is_number: bool = True
-    is_coordinate: bool = False  # positions of other leaves: fitted only if it is named
+    is_coordinate: bool = False
 
     @property
     def unsupported(self) -> str:
-        """The contents in words, for a leaf that is no array of numbers; "" if it can be fitted."""
+        """Return why the leaf cannot be fitted: its contents in words, or "" if it can."""
         if not self.is_number:
             return self.dtype
         return "" if self.shape else "one number"
@@ -63,7 +70,8 @@ class Leaf(NamedTuple):
 
 def leaf_of(shape: tuple[int, ...], dtype: np.dtype) -> Leaf:
     """Return the Leaf of a NumPy array; booleans count as the numbers 0 and 1."""
-    if dtype.kind == "T":  # NumPy's StringDType
+    # kind "T" is NumPy's StringDType
+    if dtype.kind == "T":
         return Leaf(shape, "strings", is_number=False)
     if dtype.hasobject:
         return Leaf(shape, "Python's objects", is_number=False)

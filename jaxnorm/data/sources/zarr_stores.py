@@ -25,7 +25,8 @@ from jaxnorm.data.sources.readers import (
 # Attributes of the Climate and Forecast (CF) conventions for packed numbers and missing elements.
 PACKED = ("scale_factor", "add_offset", "_Unsigned")
 MISSING = ("_FillValue", "missing_value")
-UNPACKED = 64 << 20  # most bytes that are unpacked at a time, but for a larger chunk
+# Most bytes that are unpacked at a time; a chunk that is larger is unpacked whole.
+UNPACKED = 64 << 20
 
 
 class Zarr:
@@ -52,7 +53,8 @@ class Zarr:
         steps = {leaf: self.arrays[leaf].chunks[axis] for leaf, axis in along.items()}
         # a multiple of all chunk lengths cuts no chunk, but may be far longer than a piece
         common = math.lcm(*steps.values())
-        if rows < common <= 2 * rows:  # twice a piece is still small enough
+        # a piece of twice the size is still small enough
+        if rows < common <= 2 * rows:
             rows = common
         elif common > rows:
             short = [leaf for leaf in along if steps[leaf] <= rows]
@@ -77,7 +79,8 @@ class Array:
         if self.attributes.keys() & set(PACKED):
             self.leaf = Leaf(self.leaf.shape, "float64", self.leaf.is_number)
         self.chunk_size = nbytes(self.chunks, array.dtype) if self.leaf.is_number else 0
-        self.slab: Any = None  # (axis, number) and the array
+        # the slab that was unpacked last: (axis, number) and its array, or None
+        self.slab: Any = None
 
     def slab_size(self, axis: int) -> int:
         """Return the bytes of a slab: all chunks that share an index along the axis."""
@@ -106,7 +109,8 @@ class Array:
             region[axis] = slice(start, stop)
             shape = tuple(piece.stop - piece.start for piece in region)
             with tempfile.TemporaryFile() as file:
-                self.slab = None  # frees its disk space before the next slab needs some
+                # the file of the old slab takes disk space, which the new one may need
+                self.slab = None
                 target = np.memmap(file, self.array.dtype, "w+", 0, shape)
             self._unpack(target, axis, tuple(region))
             self.slab = (axis, number), target
@@ -136,7 +140,8 @@ class Array:
         values = decode_cf_variable("", packed, decode_times=False).values
         missing = np.isnan(values) if self.attributes.keys() & set(MISSING) else np.zeros(1, bool)
         if not self.attributes.keys() & set(PACKED):
-            values = raw  # xarray makes floats of integers with fill values, which lose digits
+            # xarray turns integers with fill values into floats, which lose digits
+            values = raw
         return values, ~missing if missing.any() else None
 
 
@@ -166,7 +171,8 @@ def _attributes(array) -> dict[str, Any]:
     fill = array.fill_value
     of_xarray = array.metadata.zarr_format == 2 and "_ARRAY_DIMENSIONS" in given
     if fill is not None and np.isnan(fill):
-        found.setdefault("_FillValue", fill)  # keeps an attribute's value: NaN is masked anyway
+        # an attribute may name another fill value, which stays: NaN is masked anyway
+        found.setdefault("_FillValue", fill)
     elif fill is not None and of_xarray:
         found["_FillValue"] = fill
     return found
