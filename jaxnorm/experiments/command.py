@@ -1,4 +1,4 @@
-"""The command line: ``jaxnorm compare``, ``jaxnorm explain`` and ``jaxnorm axes``."""
+"""Run the command line: ``jaxnorm compare``, ``jaxnorm explain`` and ``jaxnorm axes``."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from jaxnorm.experiments import explain, figures, report, samples
 from jaxnorm.experiments.compare import Settings, compare
 from jaxnorm.experiments.data import VARIABLE, DataError
 from jaxnorm.experiments.interrupts import INTERRUPTED
-from jaxnorm.experiments.models import CONV, PLACES
+from jaxnorm.experiments.models import CONV, VARIANTS
 from jaxnorm.experiments.picture import draw
 from jaxnorm.experiments.runs import to_resume
 from jaxnorm.experiments.tasks import TASKS
@@ -21,10 +21,10 @@ from jaxnorm.experiments.training import OPTIMIZERS
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status.
+    """Run the command and return its exit status.
 
-    That is 0, 1 for data that is missing or results that cannot be read or written, 2 for wrong
-    usage, 130 if interrupted.
+    The status is 0 after success, 1 where data are missing or results cannot be read or
+    written, 2 after wrong usage, and 130 after an interrupt.
     """
     options = _parser().parse_args(arguments)
     console = Console()
@@ -47,13 +47,13 @@ def _axes(options: argparse.Namespace, console: Console, resume_command: str) ->
 
 
 def _compare(options: argparse.Namespace, console: Console, resume_command: str) -> list[Path]:
-    how = {
+    keywords = {
         "data_dir": options.data_dir,
         "resume": options.resume,
         "jobs": options.jobs or TASKS[options.data].jobs,
         "resume_command": resume_command,
     }
-    results = compare(_settings(options), options.out, console, **how)
+    results = compare(_settings(options), options.out, console, **keywords)
     return [
         options.out / file
         for file in (
@@ -68,8 +68,12 @@ def _explain(options: argparse.Namespace, console: Console, resume_command: str)
     given = {
         name: getattr(options, name) for name in EXPLAINED if getattr(options, name) is not None
     }
-    how = {"data_dir": options.data_dir, "resume": options.resume, "resume_command": resume_command}
-    explain.explain(explain.Settings(**given), options.out, console, **how)
+    keywords = {
+        "data_dir": options.data_dir,
+        "resume": options.resume,
+        "resume_command": resume_command,
+    }
+    explain.explain(explain.Settings(**given), options.out, console, **keywords)
     return [options.out]
 
 
@@ -83,16 +87,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # which __main__.py runs by itself
+    # fit and show are listed for --help alone: __main__.py runs them without this
+    # parser
     commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)
-    # and this one
     commands.add_parser("show", help="print the statistics that fit found", add_help=False)
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
         description=(
-            "Trains the same network once per norm, variant, batch size and seed, "
-            "and shows which normalization helps where.\n\n"
+            "Train the same network once per norm, variant, batch size and seed, "
+            "and show which norm helps where.\n\n"
         )
         + "\n".join(f"  {name:<18}{task.summary}" for name, task in TASKS.items()),
         epilog="Defaults by task:\n"
@@ -124,8 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--norms", metavar="NAMES", type=_names, help=f"comma-separated: {norms}")
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
-    add("--epochs", metavar="N", type=_positive(int), help="passes through the training data")
-    add("--learning-rate", metavar="RATE", type=_positive(float), help="of the optimizer")
+    add("--epochs", metavar="N", type=_positive(int), help="passes over the training data")
+    add(
+        "--learning-rate",
+        metavar="RATE",
+        type=_positive(float),
+        help="learning rate of the optimizer",
+    )
     add(
         "--optimizer",
         metavar="NAME",
@@ -145,12 +154,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive(int),
         help="use only the first N training examples",
     )
-    several = ", ".join(f"{task.jobs} of {name}" for name, task in TASKS.items() if task.jobs > 1)
+    several = ", ".join(f"{task.jobs} for {name}" for name, task in TASKS.items() if task.jobs > 1)
     add(
         "--jobs",
         metavar="N",
         type=_positive(int),
-        help=f"runs at a time: same numbers, fewer steps/s each; 1 by default, {several}",
+        help=f"number of runs at a time; affects steps/s alone; 1 by default, {several}",
     )
     add(
         "--out",
@@ -159,19 +168,24 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder for results.json and pictures; runs/compare by default",
     )
-    add("--resume", action="store_true", help="go on with the interrupted comparison in --out")
+    add("--resume", action="store_true", help="continue the interrupted comparison in --out")
     _add_explain(commands)
     axes = commands.add_parser(
         "axes",
-        help="draw which elements each norm pools",
+        help="draw which elements share statistics under each norm",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     axes.add_argument(
-        "--out", metavar="FILE", default=Path("runs/axes.png"), type=_picture, help="the picture"
+        "--out",
+        metavar="FILE",
+        default=Path("runs/axes.png"),
+        type=_picture,
+        help="file of the picture",
     )
     return parser
 
 
+# the settings that `jaxnorm explain` takes as options; the others keep their defaults
 EXPLAINED = ("data", "variant", "norms", "batch_size", "seeds", "epochs", "learning_rate")
 
 
@@ -181,27 +195,27 @@ def _add_explain(commands) -> None:
         "explain",
         help="measure why norms help",
         description=(
-            "Trains LeNet with each norm after its convolutions, by plain gradient descent, and "
-            "measures on the way: the loss along the gradient, the drift of the layers' inputs and "
-            "gradients, what scaling the weights does, and the blend that switchable norm learns "
-            "at several batch sizes. Writes four pictures and a paragraph for each."
+            "Train LeNet with each norm after its convolutions, by plain gradient descent, and "
+            "measure on the way: the loss along the gradient, the drift of the layers' inputs and "
+            "gradients, the effect of scaling the weights, and the blend that switchable norm "
+            "learns at several batch sizes. Write four pictures and a paragraph for each."
         ),
     ).add_argument
-    images, places = ("digits", "mnist"), [place for place in PLACES if place != "dense"]
+    images, variants = ("digits", "mnist"), [name for name in VARIANTS if name != "dense"]
     norms = [norm for norm in CONV if norm != explain.BLEND]
     add(
         "data",
         nargs="?",
         type=_one_of("data", images),
         metavar="DATA",
-        help="digits (embedded; default) or mnist",
+        help="digits (part of scikit-learn; default) or mnist",
     )
     add("--data-dir", metavar="DIR", help="folder of mnist.npz")
     add(
         "--variant",
         metavar="NAME",
-        type=_one_of("variant", places),
-        help=f"{' or '.join(places)}; {usual.variant} by default",
+        type=_one_of("variant", variants),
+        help=f"{' or '.join(variants)}; {usual.variant} by default",
     )
     add(
         "--norms",
@@ -225,10 +239,11 @@ def _add_explain(commands) -> None:
         type=Path,
         help="folder for results and pictures; runs/explain by default",
     )
-    add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
+    add("--resume", action="store_true", help="continue the interrupted measurements in --out")
 
 
 def _all(names: Iterable[Iterable[str]]) -> str:
+    """Return the distinct names of several collections, with commas between them."""
     return ", ".join(dict.fromkeys(chain.from_iterable(names)))
 
 
@@ -240,6 +255,10 @@ def _format_defaults(defaults) -> str:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
+    """Return the settings of a comparison: the options, and the task's defaults for the rest.
+
+    A norm or variant that the task does not have ends the program with status 2.
+    """
     task = TASKS[options.data]
     selected = {
         name: default if getattr(options, name) is None else getattr(options, name)
@@ -251,6 +270,8 @@ def _settings(options: argparse.Namespace) -> Settings:
                 f"unknown variant {variant!r} of {options.data}: choose from "
                 f"{', '.join(task.variants)}."
             )
+    # a dict keeps the order of the norms, which a set would lose, and drops repeated
+    # ones
     known = {norm: None for variant in selected["variants"] for norm in task.variants[variant]}
     for norm in selected["norms"]:
         if norm not in known:
@@ -265,6 +286,8 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _one_of(what: str, known):
+    """Return a parser of one name out of those known."""
+
     def parse(text: str) -> str:
         if text not in known:
             raise argparse.ArgumentTypeError(
@@ -276,6 +299,8 @@ def _one_of(what: str, known):
 
 
 def _known(known):
+    """Return a parser of norms with commas between them."""
+
     def parse(text: str) -> tuple[str, ...]:
         return tuple(map(_one_of("norm", known), _names(text)))
 
@@ -283,7 +308,14 @@ def _known(known):
 
 
 def _picture(text: str) -> Path:
-    """A picture's file: in a folder axes.png, and a .png where the name does not say what else."""
+    """Return the path of the picture that ``--out`` names.
+
+    A folder gets the file ``axes.png``, and a name without a suffix the suffix
+    ``.png``.
+
+    Raises:
+      argparse.ArgumentTypeError: the suffix is no format that matplotlib writes.
+    """
     path = Path(text)
     if path.is_dir() or text.endswith("/"):
         return path / "axes.png"
@@ -297,6 +329,7 @@ def _picture(text: str) -> Path:
 
 
 def _names(text: str) -> tuple[str, ...]:
+    """Return the distinct names of a comma-separated text."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names:
         raise argparse.ArgumentTypeError(f"must be names with commas between them: got {text!r}.")
@@ -308,6 +341,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _positive(kind: type):
+    """Return a parser of a positive, finite number of this type."""
+
     def parse(text: str):
         try:
             value = kind(text)

@@ -1,5 +1,6 @@
-"""The same network trained once per norm, batch size and seed; interrupted, it keeps what it had
-finished.
+"""Train the same network once per norm, variant, batch size and seed.
+
+Every finished run is written at once, so that an interrupted comparison loses none.
 """
 
 from dataclasses import dataclass
@@ -13,13 +14,16 @@ from jaxnorm.experiments.runs import OnProgress, carry_out
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
 
-KEY = ("variant", "norm", "batch_size", "seed")  # what identifies a run of one comparison
+# the attributes that identify a run of one comparison
+KEY = ("variant", "norm", "batch_size", "seed")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is compared. The numbers depend on all of it; the order of the lists is that of the
-    runs.
+    """The settings of a comparison.
+
+    The numbers depend on all of them. The order of variants, batch sizes and norms is
+    the order of the runs.
     """
 
     data: str
@@ -34,8 +38,10 @@ class Settings:
     train_examples: int | None = None
 
     def runs(self) -> list[Run]:
-        """Seed by seed, so that an interrupted comparison has all norms; a variant has the norms
-        that it takes.
+        """Return the runs, seed by seed.
+
+        After an interrupt the finished seeds thus cover all norms. Each variant runs
+        with the norms that it takes.
         """
         known, rest = (
             TASKS[self.data].variants,
@@ -59,17 +65,18 @@ def compare(
     jobs: int = 1,
     resume_command: str = "--resume",
 ) -> dict:
-    """Trains what is not there yet, writing ``results.json`` after every run; shows the table, and
-    draws.
+    """Make the runs that are missing, print a table of all of them, and draw pictures.
 
-    ``jobs`` runs are made at a time: the numbers don't depend on it, the speeds do.
-    ``resume_command`` is the command that goes on.
+    ``results.json`` is written after every run. ``jobs`` is the number of runs at a
+    time. It changes the speeds alone. ``resume_command`` is printed after an interrupt,
+    as the command that continues.
 
     Raises:
-      DataError: the data cannot be had.
-      ResultsError: there is nothing to resume, or it was made with other settings, or something
-        cannot be written.
-      KeyboardInterrupt: after a word on how to go on.
+      DataError: the data are not available.
+      ResultsError: no results exist that could be resumed, they were made with other
+        settings, or a file cannot be written.
+      KeyboardInterrupt: the comparison was interrupted; the command that continues it
+        has been printed.
     """
     task = TASKS[settings.data]
     data = (
@@ -77,12 +84,13 @@ def compare(
         .first(settings.train_examples)
         .with_batches_of(max(settings.batch_sizes))
     )
+    # None for tasks whose networks classify, which have nothing to sample
     kind = samples.KINDS.get(settings.data)
 
     def measure(run: Run, on_progress: OnProgress) -> dict:
         def finish(model, variables) -> dict:
             return (
-                {"samples": kind.of(model, variables, data, run.seed)}
+                {"samples": kind.sample(model, variables, data, run.seed)}
                 if kind and run.seed == 0
                 else {}
             )

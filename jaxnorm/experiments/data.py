@@ -1,4 +1,8 @@
-"""Data sets of images: scikit-learn's handwritten digits (embedded), MNIST, and MNIST binarized."""
+"""Load data sets of images.
+
+These are scikit-learn's handwritten digits, which are part of that library, MNIST, and
+MNIST binarized.
+"""
 
 import os
 import warnings
@@ -10,21 +14,30 @@ from pathlib import Path
 
 import numpy as np
 
-VARIABLE = "JAXNORM_DATA"  # the folder of data files, where --data-dir is not given
+# names the folder of data files where --data-dir is not given
+VARIABLE = "JAXNORM_DATA"
 
 
 class DataError(Exception):
-    """Data that cannot be had; the message says what to do."""
+    """Raised where data are not available. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and labels ``(n,)`` int32.
+    """A data set: training and test inputs, and labels ``(n,)`` of int32.
 
-    Images are ``(n, height, width, 1)`` float32 in [0, 1], texts ``(n, symbols)`` int32, and other
-    sequences ``(n, time, features)`` float32, NaN where they have ended; training and test
-    sequences may differ in time. ``tables`` are what a network may be given beside its parameters,
-    by the names of its variables.
+    Images are ``(n, height, width, 1)`` of float32 in [0, 1], texts ``(n, symbols)`` of
+    int32. Other sequences are ``(n, time, features)`` of float32, and NaN after their
+    end. Training and test sequences may differ in ``time``.
+
+    Attributes:
+      name: the name of the data set.
+      train_inputs: the inputs for training.
+      train_labels: their labels.
+      test_inputs: the inputs for testing.
+      test_labels: their labels.
+      tables: arrays that a network may read besides its parameters, by the names of its
+        variables.
     """
 
     name: str
@@ -35,16 +48,16 @@ class Dataset:
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def first(self, count: int | None) -> "Dataset":
-        """The same with only ``count`` training examples."""
+        """Return the data set with the first ``count`` training examples, or with all for None."""
         return replace(
             self, train_inputs=self.train_inputs[:count], train_labels=self.train_labels[:count]
         )
 
     def with_batches_of(self, size: int) -> "Dataset":
-        """Itself.
+        """Return the data set itself if it has enough training examples for a batch.
 
         Raises:
-          DataError: there are not so many training examples.
+          DataError: the batch size exceeds the number of training examples.
         """
         if size > len(self.train_inputs):
             raise DataError(
@@ -54,15 +67,15 @@ class Dataset:
 
 
 def unlabelled(name: str, train: np.ndarray, test: np.ndarray) -> Dataset:
-    """Of inputs alone: labels are 0."""
+    """Return a data set of inputs alone, whose labels are all 0."""
     return Dataset(name, train, np.zeros(len(train), np.int32), test, np.zeros(len(test), np.int32))
 
 
-def needed(folder: str | None, file: str) -> str:
-    """The folder of a file that cannot be fetched.
+def require_folder(folder: str | None, file: str) -> str:
+    """Return the folder of a file that this library cannot download.
 
     Raises:
-      DataError: none is known.
+      DataError: neither the argument nor the environment names a folder.
     """
     folder = folder_of(folder)
     if folder is None:
@@ -73,24 +86,28 @@ def needed(folder: str | None, file: str) -> str:
 
 
 def folder_of(folder: str | None) -> str | None:
-    """Where data files are: as given, or as the environment variable ``JAXNORM_DATA`` says."""
+    """Return the folder of data files: the argument, or the variable ``JAXNORM_DATA``, or None."""
     return folder or os.environ.get(VARIABLE)
 
 
 def digits(folder: str | None = None) -> Dataset:
-    """1797 digits of 8 x 8 pixels, every fifth for testing, enlarged to 16 x 16 in a margin of 2 so
-    that LeNet fits.
+    """Return scikit-learn's 1797 digits, every fifth for testing.
+
+    Their 8 x 8 pixels are enlarged to 16 x 16, with a margin of 2, so that LeNet can
+    process them.
     """
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
+    # of 20 x 20 pixels LeNet's two unpadded 5 x 5 convolutions, each with a pooling by
+    # 2, leave 2 x 2 positions; of 8 x 8 nothing
     images = images.reshape(-1, 8, 8).repeat(2, 1).repeat(2, 2) / 16
     images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
     return _shuffled("digits", images, labels)
 
 
 def small_digits(folder: str | None = None) -> Dataset:
-    """The same digits and split as they are, 8 x 8 pixels."""
+    """Return scikit-learn's digits with 8 x 8 pixels, split as in :func:`digits`."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -98,11 +115,17 @@ def small_digits(folder: str | None = None) -> Dataset:
 
 
 def mnist(folder: str | None = None) -> Dataset:
-    """60,000 + 10,000 digits of 28 x 28 pixels, from ``mnist.npz`` in ``folder`` or fetched by
+    """Return the 60,000 + 10,000 digits of MNIST, of 28 x 28 pixels.
+
+    They come from ``mnist.npz`` in ``folder``, or without a folder from OpenML by
     scikit-learn.
+
+    Raises:
+      DataError: the file is missing or does not fit, or the download failed.
     """
     folder = folder_of(folder)
     if folder is None:
+        # OpenML stores the 60,000 training images in front of the 10,000 for testing
         images, labels = _fetch_mnist()
         test = np.arange(len(images)) >= 60_000
     else:
@@ -119,10 +142,14 @@ def mnist(folder: str | None = None) -> Dataset:
 
 
 def binarized(folder: str | None = None) -> Dataset:
-    """60,000 + 10,000 digits whose pixels were drawn as 0 or 1, ``binarized_mnist.npz`` in
-    ``folder``: rows of packed bits.
+    """Return 60,000 + 10,000 digits of MNIST whose pixels were sampled as 0 or 1.
+
+    They come from ``binarized_mnist.npz`` in ``folder``, in rows of packed bits.
+
+    Raises:
+      DataError: the file is missing or does not fit.
     """
-    path = Path(needed(folder, "binarized_mnist.npz")) / "binarized_mnist.npz"
+    path = Path(require_folder(folder, "binarized_mnist.npz")) / "binarized_mnist.npz"
     arrays = read_npz(path, ("train", "valid", "test"))
     for name, rows in arrays.items():
         if rows.ndim != 2 or rows.shape[1] != 98:
@@ -136,20 +163,23 @@ def binarized(folder: str | None = None) -> Dataset:
 
 
 def _shuffled(name: str, images: np.ndarray, labels: np.ndarray) -> Dataset:
+    """Return the images in a fixed random order, every fifth for testing."""
+    # a fixed seed: every run of every comparison has the same test set
     order = np.random.default_rng(0).permutation(len(images))
     return _dataset(name, images[order], labels[order], np.arange(len(images)) % 5 == 0)
 
 
 def _dataset(name: str, images: np.ndarray, labels: np.ndarray, test: np.ndarray) -> Dataset:
+    """Return the data set of these images, whose test images a mask selects."""
     images, labels = images.astype(np.float32)[..., None], labels.astype(np.int32)
     return Dataset(name, images[~test], labels[~test], images[test], labels[test])
 
 
 def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The named arrays of a file.
+    """Return the named arrays of a file.
 
     Raises:
-      DataError: there is no such file, or it does not hold them.
+      DataError: the file is missing, damaged or unreadable, or lacks one of the arrays.
     """
     if not path.is_file():
         raise DataError(
@@ -157,7 +187,8 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
             "holds it."
         )
     try:
-        # NumPy would take something else for a pickle
+        # np.load would take a file that is no archive for a pickle, and its error would
+        # advise to allow pickles
         with path.open("rb") as file, zipfile.ZipFile(file):
             pass
         with np.load(path, allow_pickle=False) as arrays:
@@ -179,6 +210,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _array(path: Path, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Read one array, and refuse Python objects in words."""
     try:
         return arrays[name]
     except ValueError as error:
@@ -194,7 +226,8 @@ def _fetch_mnist() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import fetch_openml
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # of retries
+        # each retry warns, and the error below says all of it
+        with warnings.catch_warnings(action="ignore"):
             return fetch_openml(
                 "mnist_784",
                 version=1,
@@ -203,7 +236,8 @@ def _fetch_mnist() -> tuple[np.ndarray, np.ndarray]:
                 parser="liac-arff",
                 n_retries=1,
             )
-    # URLError is an OSError; openml answers some failures as ValueError
+    # URLError is an OSError, and scikit-learn reports some failures of OpenML as
+    # ValueError
     except (OSError, ValueError) as error:
         raise DataError(
             f"MNIST is not on this machine and could not be fetched ({error}): "

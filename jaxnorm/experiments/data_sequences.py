@@ -1,4 +1,6 @@
-"""Data sets of sequences: film reviews of IMDB, Japanese vowels, pen drawings, and a text by its
+"""Load data sets of sequences.
+
+These are film reviews of IMDB, Japanese vowels, pen drawings, and a text by its
 characters.
 """
 
@@ -7,21 +9,27 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxnorm.experiments.data import DataError, Dataset, needed, read_npz, unlabelled
+from jaxnorm.experiments.data import DataError, Dataset, read_npz, require_folder, unlabelled
 
-WORDS, LENGTH = 20_000, 200  # of the vocabulary; of a review, the rest of which is cut off
-OTHER = 2  # stands for rarer words
+# words of the vocabulary, and words of a review, which is cut off after so many
+WORDS, LENGTH = 20_000, 200
+# stands for rarer words
+OTHER = 2
 
 
 def imdb(folder: str | None = None) -> Dataset:
-    """25,000 + 25,000 film reviews (Maas et al. 2011), ``imdb.npz`` in ``folder``.
+    """Return 25,000 + 25,000 film reviews (Maas et al. 2011), from ``imdb.npz`` in ``folder``.
 
-    The file holds the words of all reviews one after the other, ``x_train`` and ``x_test``, in
-    Keras' numbering (1 is the start, 2 an unknown word), how many each has, ``len_*``, and labels
-    ``y_*``. ``glove50_imdb20k.npz``, if it is there, has the words' vectors (Pennington et al.
-    2014).
+    In the file, ``x_train`` and ``x_test`` hold the words of all reviews one after the
+    other, in Keras' numbering: 1 is the start, 2 an unknown word. ``len_*`` are the
+    numbers of words of each review, and ``y_*`` the labels. If the folder also has
+    ``glove50_imdb20k.npz``, the data set includes the word vectors in it (Pennington et
+    al. 2014).
+
+    Raises:
+      DataError: a file is missing or does not fit.
     """
-    path, parts = Path(needed(folder, "imdb.npz")) / "imdb.npz", {}
+    path, parts = Path(require_folder(folder, "imdb.npz")) / "imdb.npz", {}
     arrays = read_npz(
         path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len", "y"))
     )
@@ -32,7 +40,7 @@ def imdb(folder: str | None = None) -> Dataset:
                 f"{path} must hold words (n,) and as many lengths as labels in {part}: got "
                 f"{words.shape}, {lengths.shape}."
             )
-        adding_up(path, part, words, lengths)
+        check_lengths(path, part, words, lengths)
         parts[part] = _first_words(words, lengths), labels.astype(np.int32)
     vectors = path.with_name("glove50_imdb20k.npz")
     tables = (
@@ -44,47 +52,56 @@ def imdb(folder: str | None = None) -> Dataset:
 
 
 def _first_words(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The first words of each review, filled up with 0."""
-    tokens, there = cut(words.astype(np.int32), lengths, LENGTH)
+    """Return the first words of each review, padded with 0."""
+    tokens, present = take_steps(words.astype(np.int32), lengths, LENGTH)
     tokens[tokens >= WORDS] = OTHER
-    return np.where(there, tokens, 0).astype(np.int32)
+    return np.where(present, tokens, 0).astype(np.int32)
 
 
 def vowels(folder: str | None = None) -> Dataset:
-    """270 + 370 utterances of a vowel by nine speakers, 12 coefficients a step,
-    ``japanese_vowels.npz`` in ``folder``.
+    """Return utterances of a vowel by nine speakers: 270 for training and 370 for testing.
 
-    (Kudo et al. 1999.) Those for training have at most 26 steps, those for testing up to 29.
-    Coefficients are scaled by the training set's mean and deviation.
+    The data (Kudo et al. 1999) come from ``japanese_vowels.npz`` in ``folder``. A step
+    has 12 coefficients. Training utterances have at most 26 steps, test utterances up
+    to 29. Coefficients are normalized by the mean and the deviation of the training
+    set.
+
+    Raises:
+      DataError: the file is missing or does not fit.
     """
-    path, parts = Path(needed(folder, "japanese_vowels.npz")) / "japanese_vowels.npz", {}
+    path, parts = Path(require_folder(folder, "japanese_vowels.npz")) / "japanese_vowels.npz", {}
     arrays = read_npz(
         path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len", "y"))
     )
     mean, deviation = arrays["x_train"].mean(0), arrays["x_train"].std(0)
     for part in ("train", "test"):
         x, lengths = (arrays["x_" + part] - mean) / deviation, arrays["len_" + part]
-        adding_up(path, part, x, lengths)
-        # by speaker otherwise, and so test batches
+        check_lengths(path, part, x, lengths)
+        # the file is sorted by speaker, so that unshuffled test batches, and their
+        # statistics, would be of few speakers each
         order = np.random.default_rng(0).permutation(len(lengths))
         parts[part] = (
-            ended(x, lengths, lengths.max())[order],
+            pad_with_nan(x, lengths, lengths.max())[order],
             arrays["y_" + part].astype(np.int32)[order],
         )
     return Dataset("vowels", *parts["train"], *parts["test"])
 
 
-POINTS = 100  # of a drawing, the rest of which is cut off
+# points of a drawing, which is cut off after so many
+POINTS = 100
 
 
 def strokes(folder: str | None = None) -> Dataset:
-    """30,000 + 1000 drawings of characters by pen, ``strokes_omniglot.npz`` in ``folder`` (Lake et
-    al. 2015).
+    """Return 30,000 + 1000 pen drawings of characters (Lake et al. 2015).
 
-    A point is ``(dx, dy, lifted)``: where the pen went from the point before, in deviations of the
-    training set, and whether it is lifted after it.
+    They come from ``strokes_omniglot.npz`` in ``folder``. A point is ``(dx, dy,
+    lifted)``: the step from the previous point, in deviations of the training set, and
+    whether the pen is lifted after the point.
+
+    Raises:
+      DataError: the file is missing or does not fit.
     """
-    path = Path(needed(folder, "strokes_omniglot.npz")) / "strokes_omniglot.npz"
+    path = Path(require_folder(folder, "strokes_omniglot.npz")) / "strokes_omniglot.npz"
     arrays = read_npz(
         path, tuple(f"{kind}_{part}" for part in ("train", "test") for kind in ("x", "len"))
     )
@@ -96,19 +113,24 @@ def strokes(folder: str | None = None) -> Dataset:
             / np.array([deviation, deviation, 1], np.float32),
             arrays["len_" + part],
         )
-        adding_up(path, part, x, lengths)
-        parts.append(ended(x, lengths, POINTS))
+        check_lengths(path, part, x, lengths)
+        parts.append(pad_with_nan(x, lengths, POINTS))
     return unlabelled("strokes", *parts)
 
 
-WINDOW = 100  # characters to predict, after one that is given
+# characters to predict in each window, after one that is given
+WINDOW = 100
 
 
 def text(folder: str | None = None) -> Dataset:
-    """Shakespeare by its 65 characters in windows of 101, the last tenth for testing;
-    ``tinyshakespeare.npz`` in ``folder``.
+    """Return Shakespeare by its 65 characters, in windows of 101, the last tenth for testing.
+
+    The text comes from ``tinyshakespeare.npz`` in ``folder``.
+
+    Raises:
+      DataError: the file is missing or does not fit.
     """
-    path = Path(needed(folder, "tinyshakespeare.npz")) / "tinyshakespeare.npz"
+    path = Path(require_folder(folder, "tinyshakespeare.npz")) / "tinyshakespeare.npz"
     characters = read_npz(path, ("text",))["text"]
     if characters.ndim != 1 or len(characters) < 20 * WINDOW:
         raise DataError(
@@ -126,20 +148,28 @@ def text(folder: str | None = None) -> Dataset:
     )
 
 
-def ended(values: np.ndarray, lengths: np.ndarray, time: int) -> np.ndarray:
-    """Sequences that stand one after the other, ``(n, time, features)``, NaN from their ends on."""
-    x, there = cut(values, lengths, time)
-    return np.where(there[..., None], x, np.nan).astype(np.float32)
+def pad_with_nan(values: np.ndarray, lengths: np.ndarray, time: int) -> np.ndarray:
+    """Return concatenated sequences as ``(n, time, features)``, with NaN after their ends."""
+    x, present = take_steps(values, lengths, time)
+    return np.where(present[..., None], x, np.nan).astype(np.float32)
 
 
-def cut(values: np.ndarray, lengths: np.ndarray, time: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first steps of sequences that stand one after the other, and which of them there are."""
+def take_steps(values: np.ndarray, lengths: np.ndarray, time: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first steps of concatenated sequences, and a mask of the steps that exist."""
+    # int64: the sum of unsigned lengths would be uint64, and its sum with arange a
+    # float
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     at = starts[:, None] + np.arange(time)
+    # positions beyond the last sequence are clipped, since the mask hides them anyway
     return values[np.minimum(at, len(values) - 1)], np.arange(time) < lengths[:, None]
 
 
-def adding_up(path: Path, part: str, values: np.ndarray, lengths: np.ndarray) -> None:
+def check_lengths(path: Path, part: str, values: np.ndarray, lengths: np.ndarray) -> None:
+    """Check that the lengths of a part add up to the number of its steps.
+
+    Raises:
+      DataError: they do not.
+    """
     if lengths.sum(dtype=np.int64) != len(values):
         raise DataError(
             f"{path} must hold as many steps in x_{part} as len_{part} adds up to: got "

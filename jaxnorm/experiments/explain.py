@@ -1,5 +1,7 @@
-"""Why norms help, measured: the loss along the gradient, the drift of layers, scales of weights,
-what a blend learns.
+"""Measure why norms help, and say it in words and pictures.
+
+The measures are the loss along the gradient, the drift of layers, the effect of scaling
+the weights, and the weights that the blend of switchable norm learns.
 """
 
 from collections.abc import Iterator
@@ -21,12 +23,15 @@ from jaxnorm.experiments.training import Run, watched
 
 BLEND = "switchable"
 EXPLANATION = "explanation.md"
-KEY = ("norm", "batch_size", "seed")  # what identifies a run of one explanation
+# the attributes that identify a run of one explanation
+KEY = ("norm", "batch_size", "seed")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured: LeNet with the norm after its convolutions, trained by plain gradient
+    """The settings of an explanation.
+
+    The network is LeNet with the norm after its convolutions, trained by plain gradient
     descent.
     """
 
@@ -41,10 +46,11 @@ class Settings:
     snapshots: int = 30
 
     def runs(self) -> list[Run]:
-        """Each norm; and switchable norm at each batch size with as many steps, four times as many,
-        by Adam.
+        """Return the runs: one for each norm, and one of switchable norm for each batch size.
 
-        Under plain gradient descent the weights of its blend hardly leave their start.
+        Switchable norm is trained by Adam, at each batch size for the same number of
+        steps, four times that of the other norms. Under plain gradient descent the
+        weights of its blend hardly move.
         """
         result: list[Run] = []
         for seed in range(self.seeds):
@@ -53,6 +59,7 @@ class Settings:
                 Run(norm, self.batch_size, *rest, self.epochs, self.learning_rate, 0.9, "sgd")
                 for norm in self.norms
             ]
+            # a smaller batch makes more steps in an epoch: all sizes get as many steps
             epochs = {
                 size: max(1, 4 * self.epochs * size // self.batch_size)
                 for size in self.blend_batch_sizes
@@ -73,16 +80,18 @@ def explain(
     resume: bool = False,
     resume_command: str = "--resume",
 ) -> dict:
-    """Measures what is not there yet, writing ``results.json`` after every run; shows and writes
-    words, and draws.
+    """Make the measurements that are missing, print paragraphs on all, and draw pictures.
 
-    ``resume_command`` is the command that goes on.
+    ``results.json`` is written after every run, and the paragraphs to
+    ``explanation.md``. ``resume_command`` is printed after an interrupt, as the command
+    that continues.
 
     Raises:
-      DataError: the data cannot be had.
-      ResultsError: there is nothing to resume, or it was made with other settings, or something
-        cannot be written.
-      KeyboardInterrupt: after a word on how to go on.
+      DataError: the data are not available.
+      ResultsError: no results exist that could be resumed, they were made with other
+        settings, or a file cannot be written.
+      KeyboardInterrupt: the measurements were interrupted; the command that continues
+        them has been printed.
     """
     data = (
         TASKS[settings.data]
@@ -106,13 +115,18 @@ def explain(
     paragraphs = words(results)
     for paragraph in paragraphs:
         console.print(Markdown(paragraph), "")
-    report.put(out / EXPLANATION, lambda path: path.write_text("\n\n".join(paragraphs) + "\n"))
+    report.write_atomically(
+        out / EXPLANATION, lambda path: path.write_text("\n\n".join(paragraphs) + "\n")
+    )
     explain_figures.plot(out, results)
     return results
 
 
 def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) -> dict:
-    """The probes at so many moments of a training; of switchable norm the weights it learned."""
+    """Train a network and return its probes at ``snapshots`` moments of the training.
+
+    For switchable norm return the weights of its blend instead.
+    """
     model = LeNet(run.norm, run.variant, run.momentum)
     steps = len(data.train_inputs) // run.batch_size * run.epochs
     every = max(1, steps // snapshots)
@@ -122,6 +136,7 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
             on_progress(step, steps)
             last = params
         return {"weights": _blend(last)}
+    # every probe sees the same batch, so that snapshots differ by the parameters alone
     batch = data.train_inputs[: run.batch_size], data.train_labels[: run.batch_size]
     history: dict[str, list] = {}
     before = None
@@ -144,7 +159,7 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
 
 
 def _blend(params) -> dict[str, list[float]]:
-    """The weights of instance, layer and batch statistics, mean over the layers."""
+    """Return the weights of instance, layer and batch statistics, averaged over the layers."""
     own = [leaf for name, leaf in params.items() if name.startswith("SwitchableNorm")]
     return {
         kind: np.mean(
@@ -155,11 +170,13 @@ def _blend(params) -> dict[str, list[float]]:
 
 
 def words(results: dict) -> list[str]:
-    """A paragraph for each picture, made of the numbers."""
+    """Return a paragraph for each picture, with the numbers behind it."""
     norms = results["settings"]["norms"]
 
     def summarize(measure, form: str = ".2g") -> str:
-        values = {norm: np.mean([measure(run) for run in _of(results, norm)]) for norm in norms}
+        values = {
+            norm: np.mean([measure(run) for run in _runs_of(results, norm)]) for norm in norms
+        }
         return ", ".join(
             f"{norm} {value:{form}}"
             for norm, value in sorted(values.items(), key=lambda item: item[1])
@@ -168,7 +185,9 @@ def words(results: dict) -> list[str]:
     ranges = summarize(lambda run: np.median(np.ptp(np.array(run["losses"], float), axis=1)))
     turns = summarize(lambda run: np.median(np.array(run["turns"], float)[:, -1]))
     smooth = summarize(lambda run: np.median(np.array(run["smoothness"], float)))
+    # the first snapshot has none before it, and its drift from itself is 0
     drifts = summarize(lambda run: np.mean(np.array(run["drift"], float)[1:]))
+    # no layer stands before the first one, whose shift is 0
     shifts = summarize(lambda run: np.median(np.array(run["shift"], float)[:, 1:]))
     spread = summarize(lambda run: np.ptp(np.array(run["scaled"]["losses"], float)))
     slope = summarize(lambda run: _power(np.array(run["scaled"]["gradients"], float)), ".2f")
@@ -194,19 +213,25 @@ def words(results: dict) -> list[str]:
 
 
 def _power(values: np.ndarray) -> float:
-    """The exponent with which values go with ``FACTORS``, by least squares of logarithms; NaN where
-    there is none.
+    """Return the exponent p for which the values are proportional to ``FACTORS**p``.
+
+    It is the slope of a least-squares line through the logarithms, and NaN where a
+    value is not positive.
     """
     if not (values > 0).all():
         return float("nan")
+    # the slope of least squares is x @ y / (x @ x) where x has mean 0, whatever the
+    # mean of y
     x = np.log(FACTORS) - np.log(FACTORS).mean()
     return float(x @ np.log(values) / (x @ x))
 
 
 def _batch_weights(results: dict) -> str:
+    """Return the weights of the batch's mean and variance at each batch size, in words."""
+
     def describe(size: int) -> str:
         mean, var = (
-            np.mean([run["weights"][kind][2] for run in _of(results, BLEND, size)])
+            np.mean([run["weights"][kind][2] for run in _runs_of(results, BLEND, size)])
             for kind in ("mean", "var")
         )
         return f"{mean:.2f} and {var:.2f} at batch {size}"
@@ -214,7 +239,8 @@ def _batch_weights(results: dict) -> str:
     return ", ".join(map(describe, results["settings"]["blend_batch_sizes"]))
 
 
-def _of(results: dict, norm: str, batch_size: int | None = None) -> Iterator[dict]:
+def _runs_of(results: dict, norm: str, batch_size: int | None = None) -> Iterator[dict]:
+    """Return the runs of a norm, at one batch size or at all."""
     return (
         run
         for run in results["runs"]

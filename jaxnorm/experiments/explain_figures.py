@@ -1,4 +1,4 @@
-"""Pictures of what ``jaxnorm explain`` measured."""
+"""Draw the pictures of ``jaxnorm explain``."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ STATISTICS = ("instance", "layer", "batch")
 
 
 def plot(folder: Path, results: dict) -> None:
-    """Draws four pictures."""
+    """Draw the four pictures into a folder."""
     settings = results["settings"]
     seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "1 seed"
     for (name, title), draw in zip(
@@ -31,8 +31,9 @@ def plot(folder: Path, results: dict) -> None:
 
 
 def _panels(results: dict, titles: dict[str, str], xlabel: str = "training step"):
-    """A row of panels by title and y label; the figure, the panels, and (norm, color, runs) of each
-    norm.
+    """Return a figure, a row of panels, and the norm, color and runs of each norm.
+
+    ``titles`` maps the title of each panel to the label of its y axis.
     """
     figure, axes = pyplot().subplots(
         1, len(titles), figsize=(4.6 * len(titles), 4), squeeze=False, layout="constrained"
@@ -47,10 +48,15 @@ def _panels(results: dict, titles: dict[str, str], xlabel: str = "training step"
 
 
 def _history(runs: list[dict], name: str, reduce=lambda values: values) -> np.ndarray:
+    """Return a measure of several runs, ``(runs, snapshots)``.
+
+    ``reduce`` reduces what one run has of it, where a snapshot holds several numbers.
+    """
     return np.array([reduce(np.array(run[name], float)) for run in runs])
 
 
 def _finished(figure, logarithms):
+    """Give these panels a logarithmic y axis, and the first one the legend."""
     for axes in logarithms:
         logarithmic(axes)
     logarithms[0].legend(title="norm")
@@ -58,6 +64,7 @@ def _finished(figure, logarithms):
 
 
 def _along_gradient(results: dict):
+    """Draw how loss and gradient change along the gradient, over the training."""
     titles = {
         "range of the loss": "largest less smallest loss, cross entropy",
         "how far the gradient moves": f"length of its change, {REACH[-1]:.0f} learning rates away",
@@ -73,6 +80,7 @@ def _along_gradient(results: dict):
 
 
 def _drift(results: dict):
+    """Draw how layers' inputs and gradients move over the training."""
     titles = {
         "inputs of nonlinearities": "drift since the last snapshot, in deviations",
         "gradients, when earlier layers step": "change relative to its length, median layer",
@@ -80,6 +88,7 @@ def _drift(results: dict):
     figure, axes, norms = _panels(results, titles)
     for norm, color, runs in norms:
         steps = runs[0]["step"]
+        # the first snapshot has none before it, and the first layer no earlier layers
         band(axes[0], steps[1:], _history(runs, "drift", lambda v: v[1:].mean(1)), color, norm)
         band(
             axes[1],
@@ -92,6 +101,7 @@ def _drift(results: dict):
 
 
 def _scale(results: dict):
+    """Draw loss and gradient of scaled weights, and the relative step by training step."""
     titles = {
         "loss of scaled weights": "loss, cross entropy",
         "gradient of scaled weights": "length of the gradient",
@@ -115,12 +125,16 @@ def _scale(results: dict):
                 xticklabels=FACTORS,
             )
             axis.minorticks_off()
+        # a network that ignores the scale of its weights moves by the step relative to
+        # their length, and its gradient shrinks as 1 / length: the quotient is by the
+        # square
         relative = results["settings"]["learning_rate"] / _history(runs, "length") ** 2
         band(axes[2], runs[0]["step"], relative, color, norm)
     return _finished(figure, axes[:2])
 
 
 def _blend(results: dict):
+    """Draw the weights of switchable norm's statistics at each batch size, as stacked bars."""
     sizes = results["settings"]["blend_batch_sizes"]
     figure, axes = pyplot().subplots(1, 2, figsize=(9.2, 4), sharey=True, layout="constrained")
     for axis, kind in zip(axes, ("mean", "var"), strict=True):

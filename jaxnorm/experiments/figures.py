@@ -1,35 +1,39 @@
-"""Pictures of results: learning curves, and what is left after the last epoch by batch size."""
+"""Draw learning curves, and the losses and errors after the last epoch by batch size."""
 
 from pathlib import Path
 from textwrap import fill
 
 import numpy as np
 
-from jaxnorm.experiments.report import described, groups, put
+from jaxnorm.experiments.report import described, groups, write_atomically
 
 CURVES, SIZES = "curves.png", "batch_sizes.png"
-LETTERS = 10  # of a title, that an inch has room for
-MANY = 3  # batch sizes from which on they are an axis
+# letters of a title for which an inch has room
+LETTERS_PER_INCH = 10
+# with so many batch sizes or more, a picture has them as an axis
+MANY = 3
 
 
 def pictures(settings: dict) -> list[str]:
-    """The names of the files that there are of a comparison."""
+    """Return the names of the pictures of a comparison."""
     return [CURVES, SIZES] if len(settings["batch_sizes"]) >= MANY else [CURVES]
 
 
 def plot(folder: Path, results: dict) -> None:
-    """Draws what there is to see."""
+    """Draw the pictures of a comparison into a folder."""
     draw = {CURVES: _curves, SIZES: _by_batch_size}
     for name in pictures(results["settings"]):
         save(draw[name](results), folder / name, _title(results["settings"]))
 
 
 def _curves(results: dict):
-    """Training loss by step, and test accuracy, or loss, by epoch; a column per variant and batch
-    size.
+    """Draw the training loss by step, and the test accuracy or loss by epoch.
+
+    Every variant and batch size has a column.
     """
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     columns = list(dict.fromkeys(key[:2] for key in grouped))
+    # many columns are narrower, lest the picture grow too wide
     width = 5.2 if len(columns) < 4 else 3.4
     figure, axes = plt.subplots(
         2,
@@ -57,9 +61,11 @@ def _curves(results: dict):
                     colors[norm],
                     shown,
                     style,
+                    # a line through a single point is invisible
                     "o" if len(epochs) == 1 else "",
                 )
     several = len(settings["variants"]) > 1
+    # densities may have a negative loss, and diverged runs None in place of a number
     positive = all(
         loss is None or loss > 0 for run in results["runs"] for loss in run["curve"]["loss"]
     )
@@ -70,6 +76,7 @@ def _curves(results: dict):
         )
         above.set_yscale("log" if positive else "linear")
         below.set(xlabel="epoch, a pass over the training data")
+        # epochs are counted: half of one is no tick
         below.xaxis.get_major_locator().set_params(integer=True)
         if settings["epochs"] == 1:
             below.set_xticks([1])
@@ -82,7 +89,10 @@ def _curves(results: dict):
 
 
 def _by_batch_size(results: dict):
-    """Training loss and test error, or loss, after the last epoch; a column per variant."""
+    """Draw training loss, and test accuracy or loss, after the last epoch, by batch size.
+
+    Every variant has a column.
+    """
     plt, settings, grouped = pyplot(), results["settings"], groups(results["runs"])
     figure, axes = plt.subplots(
         2,
@@ -112,6 +122,7 @@ def _by_batch_size(results: dict):
                 xticks=settings["batch_sizes"],
                 xticklabels=settings["batch_sizes"],
             )
+            # from large to small batches, the direction in which batch norm degrades
             axis.invert_xaxis()
         above.set(title=variant)
         logarithmic(above)
@@ -122,21 +133,26 @@ def _by_batch_size(results: dict):
 
 
 def tested(results: dict) -> tuple[str, float, str]:
-    """What tests measure: its name in an epoch's results, a factor, and words."""
+    """Return the name of the test measure in an epoch's results, a factor, and a label.
+
+    The measure is the accuracy if every run has one, else the loss.
+    """
     if all("test_accuracy" in run["epochs"][-1] for run in results["runs"]):
         return "accuracy", 100, "test accuracy (%)"
     return "loss", 1, f"test loss, {results.get('loss', 'cross entropy')}"
 
 
 def _title(settings: dict) -> str:
+    """Return the title of a picture of a comparison."""
     seeds = f"{settings['seeds']} seeds, mean and range" if settings["seeds"] > 1 else "1 seed"
     return f"{described(settings)} ({seeds})"
 
 
 def pyplot():
-    """matplotlib that needs no screen."""
+    """Return ``matplotlib.pyplot`` with a back end that needs no screen."""
     import matplotlib
 
+    # selected before pyplot is imported, which would look for a screen
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -146,8 +162,9 @@ def pyplot():
 def band(
     axes, x, values: np.ndarray, color: str, label: str, style: str = "-", marker: str = ""
 ) -> None:
-    """The mean over the first axis as a line in the range of the values; a word in the legend where
-    none is finite.
+    """Draw the mean over the first axis as a line, in a band from the least to the largest value.
+
+    Where no value is finite, draw nothing, and add "diverged" to the legend.
     """
     if not np.isfinite(values).any():
         axes.plot([], [], style, color=color, label=f"{label}: diverged")
@@ -157,27 +174,28 @@ def band(
 
 
 def logarithmic(axes) -> None:
-    """Makes y a logarithmic axis, if anything drawn there is positive."""
+    """Make the y axis logarithmic, if any value that is drawn there is positive."""
     if any((np.asarray(line.get_ydata(), float) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
 
 
 def save(figure, path: Path, title: str, dpi: int = 110) -> None:
-    """Writes a picture, in the format that its name ends in.
+    """Write a picture in the format that its suffix names, and close the figure.
 
     Raises:
-      ResultsError: it cannot be written.
+      ResultsError: the file cannot be written.
     """
-    figure.suptitle(fill(title, int(LETTERS * figure.get_figwidth())))
+    figure.suptitle(fill(title, int(LETTERS_PER_INCH * figure.get_figwidth())))
     try:
-        put(path, lambda part: figure.savefig(part, dpi=dpi, format=path.suffix[1:]))
+        write_atomically(path, lambda part: figure.savefig(part, dpi=dpi, format=path.suffix[1:]))
     finally:
+        # pyplot keeps every figure until it is closed
         pyplot().close(figure)
 
 
 def formats() -> list[str]:
-    """What the names of pictures may end in."""
+    """Return the suffixes that a picture may have."""
     from matplotlib.backend_bases import FigureCanvasBase
 
-    # which takes LaTeX
+    # pgf needs a LaTeX installation
     return sorted(f".{name}" for name in FigureCanvasBase.filetypes if name != "pgf")

@@ -1,4 +1,4 @@
-"""How commands end that are interrupted: quietly and at once, with status 130."""
+"""End interrupted commands quietly and at once, with status 130."""
 
 import os
 import signal
@@ -7,25 +7,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Timer, main_thread
 
+# 128 + SIGINT, the status that shells report for an interrupted command
 INTERRUPTED = 130
 
 
-def _again(dropped) -> None:
-    """What Python drops, within callbacks of its garbage collector (JAX has one): an interrupt
-    comes once more, a bit later.
+def _repeat_interrupt(dropped) -> None:
+    """Repeat an interrupt that Python has dropped.
+
+    Python drops what is raised within a callback of its garbage collector, and JAX has
+    such a callback.
     """
     if issubclass(dropped.exc_type, KeyboardInterrupt):
+        # raised in this callback it would be dropped again: send it when the callback
+        # is over
         Timer(0.01, signal.pthread_kill, (main_thread().ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(dropped)
 
 
 def command(run: Callable[[], int]) -> int:
-    """Runs what a process was started for; its exit status. Interrupted, by SIGTERM too, the
-    process ends here.
+    """Run the command of this process, and return its exit status.
 
-    It then ends without Python shutting down, which crashes where another thread is within JAX's
-    compiler.
+    After an interrupt, by SIGINT or SIGTERM, the process ends here. It leaves without
+    the shutdown of Python, which crashes while another thread runs JAX's compiler.
     """
     interrupted = []
 
@@ -34,21 +38,27 @@ def command(run: Callable[[], int]) -> int:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as behind a shell's &
+        # a shell starts commands with & so that they ignore interrupts: leave them so
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, interrupt)
-    sys.unraisablehook = _again
+    sys.unraisablehook = _repeat_interrupt
     try:
         status = run()
     except BaseException:
         if not interrupted:
             raise
-        # whatever was made of it: modules in C that are imported make it an ImportError
+        # modules in C turn an interrupt during their import into an ImportError, so
+        # that the kind of the exception does not tell
         status = INTERRUPTED
     if status == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once more would not end it sooner
-        with suppress(OSError, ValueError):  # nobody may be there to read
+        # a second interrupt could only break off what follows, and would not end it
+        # sooner
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # the reader of a pipe may be gone
+        with suppress(OSError, ValueError):
             if sys.stdout.isatty():
-                sys.stdout.write("\033[?25h")  # the cursor, which a display of progress hides
+                # show the cursor, which a display of progress hides
+                sys.stdout.write("\033[?25h")
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(INTERRUPTED)

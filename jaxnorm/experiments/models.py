@@ -1,5 +1,6 @@
-"""Classifiers of images: the tutorials' LeNet, with a norm in its dense or its convolutional part,
-and an MLP.
+"""Classify images: the tutorials' LeNet, and an MLP.
+
+LeNet has its norm in the dense or in the convolutional part.
 """
 
 from collections.abc import Callable
@@ -10,20 +11,21 @@ from flax import linen as nn
 
 from jaxnorm import linen as jn
 
-IMAGE = (-3, -2, -1)  # height, width, channels
+# height, width, channels
+IMAGE = (-3, -2, -1)
 
-# takes (evaluating, batch-norm momentum)
-Make = Callable[[bool, float], Callable[[jax.Array], jax.Array]]
+# a function of (evaluating, momentum of running statistics) that returns a norm
+MakeNorm = Callable[[bool, float], Callable[[jax.Array], jax.Array]]
 
-# norm -> what stands before each tanh
-DENSE: dict[str, Make] = {
+# the norm before each tanh, by its name
+DENSE: dict[str, MakeNorm] = {
     "none": lambda evaluating, momentum: lambda x: x,
     "batch": lambda evaluating, momentum: jn.BatchNorm(evaluating, momentum=momentum),
     "layer": lambda evaluating, momentum: jn.LayerNorm(),
     "rms": lambda evaluating, momentum: jn.RMSNorm(),
     "group": lambda evaluating, momentum: jn.GroupNorm(num_groups=4),
 }
-CONV: dict[str, Make] = {
+CONV: dict[str, MakeNorm] = {
     **DENSE,
     "layer": lambda evaluating, momentum: jn.LayerNorm(reduction_axes=IMAGE, feature_axes=IMAGE),
     "layer-channels": DENSE["layer"],
@@ -32,16 +34,17 @@ CONV: dict[str, Make] = {
     "instance": lambda evaluating, momentum: jn.InstanceNorm(),
     "switchable": lambda evaluating, momentum: jn.SwitchableNorm(evaluating, momentum=momentum),
 }
-PLACES = {"dense": DENSE, "conv": CONV, "deep": CONV}
-RUNNING = ("batch", "switchable")  # norms that keep running statistics
+VARIANTS = {"dense": DENSE, "conv": CONV, "deep": CONV}
+# norms that keep running statistics
+RUNNING = ("batch", "switchable")
 
 
 class LeNet(nn.Module):
-    """conv 6@5x5 - pool - conv 16@5x5 - pool - dense 120 - dense 84 - dense 10, tanh after each but
-    the last.
+    """The tutorials' LeNet, with tanh after every layer but the last.
 
-    ``norm`` stands before the tanh of the layers named by ``variant`` ("dense" or "conv"); "deep"
-    is "conv" with three more convolutions 3 x 3 after each of the two.
+    Its layers are conv 6@5x5, pool, conv 16@5x5, pool, dense 120, dense 84 and dense
+    10. ``variant`` says which layers have a norm before their tanh: "dense" or "conv".
+    The variant "deep" is "conv" with three more convolutions 3x3 after each of the two.
     """
 
     norm: str = "none"
@@ -62,14 +65,15 @@ class LeNet(nn.Module):
             x = activate("dense", nn.Dense(features)(x))
         return nn.Dense(10)(x)
 
-    def _activate(self, evaluating: bool, place: str, x: jax.Array) -> jax.Array:
-        norm = self.norm if (place == "dense") == (self.variant == "dense") else "none"
-        return nn.tanh(PLACES[place][norm](evaluating, self.momentum)(x))
+    def _activate(self, evaluating: bool, part: str, x: jax.Array) -> jax.Array:
+        norm = self.norm if (part == "dense") == (self.variant == "dense") else "none"
+        return nn.tanh(VARIANTS[part][norm](evaluating, self.momentum)(x))
 
 
 class MLP(nn.Module):
-    """784-1000-1000-10 with a norm before each relu but not on the logits, as in Ba et al. 2016,
-    section 6.6.
+    """An MLP 784-1000-1000-10 with a norm before each relu, and none on the logits.
+
+    It is the network of Ba et al. 2016, section 6.6.
     """
 
     norm: str = "none"
@@ -86,8 +90,8 @@ class MLP(nn.Module):
 
 
 def pool(x: jax.Array) -> jax.Array:
-    """2 x 2 max pooling by reshape: its gradient is much faster on a CPU than that of a windowed
-    reduction.
-    """
+    """Return the maximum of every 2 x 2 pixels."""
+    # the gradient of a reshape and a maximum is much faster on a CPU than the gradient
+    # of a windowed reduction
     n, height, width, channels = x.shape
     return x.reshape(n, height // 2, 2, width // 2, 2, channels).max((2, 4))

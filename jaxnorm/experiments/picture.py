@@ -1,6 +1,4 @@
-"""The picture of the axis choices: which elements of a batch of images share one mean and one
-variance.
-"""
+"""Draw which elements of a batch of images share one mean and one variance under each norm."""
 
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import numpy as np
 from jaxnorm.arguments.axes import resolve
 from jaxnorm.experiments.figures import pyplot, save
 
-SHAPE = (4, 3, 3, 4)  # examples, height, width, channels
+# examples, height, width, channels
+SHAPE = (4, 3, 3, 4)
 PATTERNS = {
     "batch norm": ("[n h w] c", {}),
     "layer norm": ("n [h w c]", {}),
@@ -21,7 +20,7 @@ PATTERNS = {
 
 
 def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """True for the elements that share statistics with the first one.
+    """Return a mask of the elements that share statistics with the first one.
 
     >>> shared("[n] c", {}, (2, 3)).tolist()
     [[True, False, False], [True, False, False]]
@@ -33,8 +32,9 @@ def shared(pattern: str, sizes: dict[str, int], shape: tuple[int, ...] = SHAPE) 
 
 
 def draw(path: Path) -> None:
-    """Draws a cube for each pattern: examples, channels, and positions (height and width as one
-    axis).
+    """Draw a cube for each pattern.
+
+    Its axes are examples, channels and positions, with height and width as one axis.
     """
     figure = pyplot().figure(figsize=(12, 7.4), layout="constrained")
     n, height, width, channels = SHAPE
@@ -54,7 +54,8 @@ def draw(path: Path) -> None:
             fontsize=11,
         )
         axes.set(xticks=[], yticks=[], zticks=[])
-        axes.set_box_aspect((4, 4, 6), zoom=0.88)  # leaves room for labels, which no layout counts
+        # the layout ignores the labels of three-dimensional axes: leave room for them
+        axes.set_box_aspect((4, 4, 6), zoom=0.88)
         for name, text in (("x", "examples n"), ("y", "channels c"), ("z", "positions h, w")):
             getattr(axes, f"set_{name}label")(text, labelpad=-13, fontsize=9)
         axes.view_init(elev=22, azim=-128)

@@ -1,5 +1,7 @@
-"""Measures of a network in training: its loss along the gradient, drift of its layers, what scaling
-its weights does.
+"""Measure a network in training.
+
+The measures are its loss along the gradient, the drift of its layers, and the effect of
+scaling its weights.
 """
 
 from collections.abc import Callable
@@ -15,12 +17,14 @@ import jaxnorm as jn
 from jaxnorm.experiments.training import cross_entropy
 
 Params = dict[str, Any]
-REACH = (0.25, 0.5, 1.0, 2.0, 4.0)  # steps along the gradient, in learning rates
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the weights
+# steps along the gradient, in learning rates
+REACH = (0.25, 0.5, 1.0, 2.0, 4.0)
+# factors by which weights are multiplied
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 def batch_loss(model: nn.Module, stats, batch) -> Callable[[Params], jax.Array]:
-    """The training loss of one batch as a function of the parameters."""
+    """Return the training loss of one batch, as a function of the parameters."""
 
     def loss(params: Params) -> jax.Array:
         variables = {"params": params, "batch_stats": stats}
@@ -30,17 +34,18 @@ def batch_loss(model: nn.Module, stats, batch) -> Callable[[Params], jax.Array]:
     return loss
 
 
+# All probes share this one program, which takes longest to compile. With a copy in each
+# probe, two of them in loops of XLA, the first snapshot of a deep LeNet with batch norm
+# took 8.5 s instead of 3.1, and each further one 389 ms instead of 369.
 @partial(jax.jit, static_argnums=0)
 def loss_and_gradient(model: nn.Module, params: Params, stats, batch) -> tuple[jax.Array, Params]:
-    """Of one batch. Every probe calls this one program: a copy in each takes longer to compile, and
-    a loop of it several times to run.
-    """
+    """Return the training loss of one batch, and its gradient by the parameters."""
     return jax.value_and_grad(batch_loss(model, stats, batch))(params)
 
 
 @jax.jit
 def moved(params: Params, gradient: Params, steps: dict[str, float]) -> Params:
-    """Each module of the parameters a step of its own down the gradient."""
+    """Move each module's parameters down the gradient by a step of its own."""
     return {
         name: jax.tree.map(lambda p, g, step=step: p - step * g, params[name], gradient[name])
         for name, step in steps.items()
@@ -48,25 +53,30 @@ def moved(params: Params, gradient: Params, steps: dict[str, float]) -> Params:
 
 
 @jax.jit
-def turns(there: Params, here: Params) -> tuple[jax.Array, jax.Array]:
-    """How far a gradient is from another: in all, and of each layer's kernel relative to the length
-    of that.
+def gradient_distances(there: Params, here: Params) -> tuple[jax.Array, jax.Array]:
+    """Return how far the gradient ``there`` is from the gradient ``here``.
+
+    Returns:
+      The distance over all parameters, and for each layer the distance between the
+      gradients by its weight, relative to the length of the one here.
     """
-    kernels = [(there[name]["kernel"], here[name]["kernel"]) for name in layers(here)]
+    weights = [(there[name]["kernel"], here[name]["kernel"]) for name in layers(here)]
     return norm(jax.tree.map(jnp.subtract, there, here)), jnp.stack(
-        [norm(a - b) / norm(b) for a, b in kernels]
+        [norm(a - b) / norm(b) for a, b in weights]
     )
 
 
 def along_gradient(
     model: nn.Module, params: Params, stats, batch, learning_rate: float
 ) -> dict[str, Any]:
-    """At points ``REACH`` learning rates down the gradient (Santurkar et al. 2018,
-    arXiv:1805.11604, section 3.1).
+    """Measure loss and gradient at points down the gradient, ``REACH`` learning rates away.
+
+    The measures are those of Santurkar et al. 2018 (arXiv:1805.11604, section 3.1).
 
     Returns:
-      ``losses``; ``turns``, the distances of the gradient there from the gradient here
-      (predictiveness); ``smoothness``, the largest of these per length of the step.
+      A dict of ``losses``, of ``turns``, the distance of the gradient at each point
+      from the gradient here ("predictiveness"), and of ``smoothness``, the largest of
+      these distances per length of the step.
     """
     _, gradient = loss_and_gradient(model, params, stats, batch)
     steps, losses, distances = learning_rate * np.array(REACH), [], []
@@ -75,7 +85,7 @@ def along_gradient(
             model, moved(params, gradient, dict.fromkeys(params, float(step))), stats, batch
         )
         losses.append(float(loss))
-        distances.append(float(turns(there, gradient)[0]))
+        distances.append(float(gradient_distances(there, gradient)[0]))
     smoothness = (distances / (steps * float(length(gradient)))).max()
     return {"losses": np.array(losses), "turns": np.array(distances), "smoothness": smoothness}
 
@@ -83,23 +93,23 @@ def along_gradient(
 def shift_of_gradients(
     model: nn.Module, params: Params, stats, batch, learning_rate: float
 ) -> np.ndarray:
-    """For each layer how far its gradient moves, relative to its length, when all layers before it
-    make their step.
+    """Return how far each layer's gradient moves when all earlier layers make their step.
 
-    That is "internal covariate shift" as Santurkar et al. 2018 define it (definition 2.1).
+    The shift is relative to the length of the gradient. Santurkar et al. 2018
+    (definition 2.1) define "internal covariate shift" by it.
     """
     _, gradient = loss_and_gradient(model, params, stats, batch)
     shifts = []
     for layer in range(len(layers(params))):
         steps = {name: learning_rate if position(params, name) < layer else 0.0 for name in params}
         _, there = loss_and_gradient(model, moved(params, gradient, steps), stats, batch)
-        shifts.append(float(turns(there, gradient)[1][layer]))
+        shifts.append(float(gradient_distances(there, gradient)[1][layer]))
     return np.array(shifts)
 
 
 @partial(jax.jit, static_argnums=0)
 def before_activations(model: nn.Module, params: Params, stats, images) -> list[jn.Moments]:
-    """Moments of each feature before each nonlinearity, layer by layer."""
+    """Return the Moments of each feature before each nonlinearity, layer by layer."""
     variables = {"params": params, "batch_stats": stats}
     _, state = model.apply(
         variables,
@@ -110,30 +120,39 @@ def before_activations(model: nn.Module, params: Params, stats, images) -> list[
     )
     found = state["intermediates"]
     last: dict[int, jax.Array] = {}
-    # a norm stands for its layer
+    # A norm stands behind its layer and bears the same number. Norms come first in this
+    # order, so that setdefault keeps their output for the layers that have one.
     for name in sorted(found, key=lambda name: name.startswith(("Conv", "Dense"))):
         if name.rpartition("_")[2].isdigit():
             last.setdefault(position(params, name), found[name]["__call__"][0])
+    # the last layer gives the logits, which no nonlinearity follows
     hidden = [last[i] for i in sorted(last)][:-1]
     return [jn.moments(values, tuple(range(values.ndim - 1))) for values in hidden]
 
 
+# jit: operation by operation, drifts took 5.2 s of the twenty of a run with 30
+# snapshots, and compiled they take 0.2
 @jax.jit
 def drift(old: list[jn.Moments], new: list[jn.Moments]) -> jax.Array:
-    """For each layer how far features moved, in their deviations: Wasserstein's distance of the
-    normal distributions.
+    """Return how far the features of each layer have moved, in deviations of the old ones.
+
+    The distance is Wasserstein's between normal distributions, averaged over the
+    features.
     """
 
     def moved(a: jn.Moments, b: jn.Moments) -> jax.Array:
         s, t = jnp.sqrt(a.var), jnp.sqrt(b.var)
+        # Wasserstein's distance of order 2 between normal distributions, whose square
+        # is the sum of the squared differences of means and of deviations
         return (jnp.sqrt((a.mean - b.mean) ** 2 + (s - t) ** 2) / jnp.maximum(s, 1e-6)).mean()
 
     return jnp.stack([moved(a, b) for a, b in zip(old, new, strict=True)])
 
 
 def scaled_weights(model: nn.Module, params: Params, stats, batch) -> dict[str, np.ndarray]:
-    """Loss, and the length of the kernel's gradient, with the second layer's kernel and bias times
-    ``FACTORS``.
+    """Return loss and gradient with the second layer's parameters times each of ``FACTORS``.
+
+    The gradient is given by its length for the layer's weight.
     """
     name = layers(params)[1]
     losses, gradients = [], []
@@ -146,12 +165,12 @@ def scaled_weights(model: nn.Module, params: Params, stats, batch) -> dict[str, 
 
 
 def length_of_second(params: Params) -> jax.Array:
-    """The length of the kernel that ``scaled_weights`` scales."""
+    """Return the length of the weight that :func:`scaled_weights` scales."""
     return length(params[layers(params)[1]]["kernel"])
 
 
 def layers(params: Params) -> list[str]:
-    """The layers that have kernels, from the input on."""
+    """Return the names of the layers that have weights, from the input on."""
     return sorted(
         (name for name in params if name.startswith(("Conv", "Dense"))),
         key=partial(position, params),
@@ -159,7 +178,9 @@ def layers(params: Params) -> list[str]:
 
 
 def position(params: Params, name: str) -> int:
-    """How deep a module stands: convolutions and their norms by their numbers, dense layers after
+    """Return the depth of a module in the network.
+
+    Convolutions and their norms have the depth of their numbers. Dense layers follow
     them.
     """
     number = int(name.rpartition("_")[2])
@@ -169,6 +190,7 @@ def position(params: Params, name: str) -> int:
 
 
 def norm(tree) -> jax.Array:
+    """Return the Euclidean length of all leaves together."""
     return jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
 

@@ -1,4 +1,4 @@
-"""What is shown and written: results.json, the table, the learning curves."""
+"""Read and write results.json, and show results as tables."""
 
 import errno
 import json
@@ -21,11 +21,11 @@ RESULTS = "results.json"
 
 
 class ResultsError(Exception):
-    """Results that cannot be used; the message says what to do."""
+    """Raised where results cannot be used. The message says what to do."""
 
 
 def machine() -> dict[str, str]:
-    """What the speeds depend on."""
+    """Return the versions and the hardware on which speeds depend."""
     import flax
 
     from jaxnorm import __version__
@@ -42,32 +42,38 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Its name and generation, where Linux tells them: a cloud gives one name to several."""
-    facts = cpu()
+    """Return the name and the generation of the processor, where Linux gives them."""
+    # a cloud gives one model name to several generations: family and model tell them
+    # apart
+    entries = cpu()
     named = [
-        facts.get("model name", ""),
-        *(f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts),
+        entries.get("model name", ""),
+        *(f"{name} {entries[name]}" for name in ("cpu family", "model") if name in entries),
     ]
     return ", ".join(filter(None, named)) or platform.machine()
 
 
 def write(folder: Path, results: dict) -> None:
-    """Writes ``results.json``.
+    """Write ``results.json``.
 
     Raises:
-      ResultsError: it cannot be written.
+      ResultsError: the file cannot be written.
     """
     text = json.dumps(_plain(results), separators=(",", ":")) + "\n"
-    put(folder / RESULTS, lambda path: path.write_text(text))
+    write_atomically(folder / RESULTS, lambda path: path.write_text(text))
 
 
-def put(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file at once: a reader sees the old one or the new one, and nothing is left of one
-    that fails.
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file in one step.
+
+    Readers see the old file or the new one. A write that fails leaves no part of the
+    new one.
 
     Raises:
-      ResultsError: it cannot be written.
+      ResultsError: the file cannot be written.
     """
+    # a rename replaces the file in one step: a reader sees the old file or the new one,
+    # and a write that fails leaves the old one
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +90,10 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def read(folder: Path) -> dict:
-    """The results in a folder.
+    """Return the results in a folder.
 
     Raises:
-      ResultsError: there are none, or they are not those of a comparison.
+      ResultsError: the folder has none, or the file holds something else.
     """
     path = folder / RESULTS
     try:
@@ -106,12 +112,14 @@ def read(folder: Path) -> dict:
         ) from None
 
 
-def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts) -> dict:
-    """The results so far, none for a new comparison; earlier ones of other settings are kept
-    beside.
+def begin(settings: dict, folder: Path, console: Console, resume: bool, **metadata) -> dict:
+    """Return the results so far: those to resume, or new ones without runs.
+
+    Earlier results that are not resumed are kept under another name.
 
     Raises:
-      ResultsError: there is nothing to resume, or it was made with other settings.
+      ResultsError: no results exist that could be resumed, or they were made with other
+        settings.
     """
     if resume:
         results = read(folder)
@@ -131,15 +139,16 @@ def begin(settings: dict, folder: Path, console: Console, resume: bool, **facts)
     earlier = keep_earlier(folder)
     if earlier is not None:
         console.print(f"Earlier results are kept as {earlier}.")
-    return {"settings": settings, **facts, "machine": machine(), "runs": []}
+    return {"settings": settings, **metadata, "machine": machine(), "runs": []}
 
 
 def keep_earlier(folder: Path) -> Path | None:
-    """Moves earlier results out of the way, unless they have no runs or are kept already; returns
-    where they are now.
+    """Rename earlier results, and return their new path.
+
+    Results without runs stay, and so do results that a backup holds already.
 
     Raises:
-      ResultsError: they cannot be moved.
+      ResultsError: they cannot be renamed.
     """
     path = folder / RESULTS
     if not path.exists() or _without_runs(folder):
@@ -158,15 +167,18 @@ def keep_earlier(folder: Path) -> Path | None:
 
 
 def _without_runs(folder: Path) -> bool:
+    """Return whether a folder's results have no runs."""
     try:
         return not read(folder)["runs"]
-    except ResultsError:  # something else, which is kept
+    except ResultsError:
+        # a file of another kind is kept as well
         return False
 
 
 def table(results: dict) -> Table:
-    """One row per variant, batch size and norm: mean ± standard deviation over the seeds, after the
-    last epoch.
+    """Return a table with a row for each variant, batch size and norm.
+
+    The numbers are mean ± standard deviation over the seeds, after the last epoch.
     """
     settings = results["settings"]
     seeds = f"{settings['seeds']} seed{'s, mean ± deviation' if settings['seeds'] > 1 else ''}"
@@ -181,7 +193,8 @@ def table(results: dict) -> Table:
     )
     columns = _columns(results)
     for name in (*shown_keys(settings, ("variant", "batch", "norm")), *columns, "steps/s"):
-        # where 80 columns don't do, names are folded, numbers whole
+        # where 80 columns are too few, names are folded, since a cut number would be
+        # wrong
         named = name in ("variant", "norm")
         result.add_column(
             name.replace(" ", "\n"),
@@ -190,6 +203,7 @@ def table(results: dict) -> Table:
             overflow="fold",
         )
     for key, runs in groups(results["runs"]).items():
+        # the median, since a slow run says more about the machine than about the norm
         speed = f"{np.median([run['steps_per_second'] for run in runs]):.0f}"
         cells = [_cell(runs, *column) for column in columns.values()]
         result.add_row(
@@ -201,7 +215,7 @@ def table(results: dict) -> Table:
     return result
 
 
-# title -> name in an epoch's results, format, factor
+# a column's title -> the name in an epoch's results, a format and a factor
 COLUMNS = {
     "train loss": ("train_loss", ".3f", 1),
     "test loss": ("test_loss", ".3f", 1),
@@ -211,11 +225,15 @@ COLUMNS = {
 }
 
 
+# titles that a page, which has more room, spells out
 IN_FULL = {"train loss": "training loss", "batch stats": "with batch statistics"}
 
 
 def _columns(results: dict) -> dict[str, tuple]:
-    """Those that any run has; the loss with batch statistics only where there is no accuracy."""
+    """Return the columns for which a run has numbers.
+
+    The loss with batch statistics is left out where runs have accuracies.
+    """
     found = {name for run in results["runs"] for name in run["epochs"][-1]}
     if "test_accuracy" in found:
         found -= {"batch_test_loss"}
@@ -223,7 +241,7 @@ def _columns(results: dict) -> dict[str, tuple]:
 
 
 def _caption(results: dict) -> str:
-    """What the columns are."""
+    """Return the caption that explains the columns."""
     words = (
         [f"losses: {results['loss']}"]
         if results.get("loss", "cross entropy") != "cross entropy"
@@ -240,7 +258,7 @@ def _caption(results: dict) -> str:
 
 
 def summarize(epoch: dict[str, float]) -> str:
-    """One run in a line."""
+    """Return the last epoch of one run, in a line."""
     accuracy = (
         f"test accuracy {epoch['test_accuracy']:.2%}"
         if "test_accuracy" in epoch
@@ -250,13 +268,16 @@ def summarize(epoch: dict[str, float]) -> str:
 
 
 def shown_keys(settings: dict, key: Iterable[str]) -> list[str]:
-    """Of variant, batch size and norm what rows differ in; the norm always."""
+    """Return those of variant, batch size and norm in which the rows differ.
+
+    The norm is always among them.
+    """
     differ = (len(settings["variants"]) > 1, len(settings["batch_sizes"]) > 1, True)
     return [part for part, differs in zip(key, differ, strict=True) if differs]
 
 
 def described(settings: dict) -> str:
-    """The task, and what all runs share of it."""
+    """Return the task, and the variant and batch size that all runs share."""
     single = [
         f"{word}{values[0]}"
         for word, values in (("", settings["variants"]), ("batch ", settings["batch_sizes"]))
@@ -266,7 +287,7 @@ def described(settings: dict) -> str:
 
 
 def markdown(results: dict) -> str:
-    """The same rows for a page, without the speeds and without what all rows share."""
+    """Return the table in Markdown, without speeds and without what all rows share."""
     settings, columns = results["settings"], _columns(results)
     titles = [
         *shown_keys(settings, ("variant", "batch size", "norm")),
@@ -286,7 +307,10 @@ def markdown(results: dict) -> str:
 
 
 def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
-    """The runs of all seeds by variant, batch size and norm, in the order they were made in."""
+    """Return the runs of all seeds by variant, batch size and norm.
+
+    The groups come in the order in which their first runs were made.
+    """
     result: dict[tuple[str, int, str], list[dict]] = {}
     for run in runs:
         result.setdefault((run["variant"], run["batch_size"], run["norm"]), []).append(run)
@@ -294,12 +318,16 @@ def groups(runs: Iterable[dict]) -> dict[tuple[str, int, str], list[dict]]:
 
 
 def _cell(runs: list[dict], name: str, form: str, factor: float) -> str:
-    """Over the seeds, after the last epoch; empty where a norm has no such number."""
+    """Return a number after the last epoch, over the seeds.
+
+    The cell is empty where runs have no such number.
+    """
     last = [run["epochs"][-1] for run in runs]
     return _spread([epoch[name] for epoch in last], form, factor) if name in last[0] else ""
 
 
 def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
+    """Return mean ± standard deviation, or the single value, or "diverged"."""
     if any(value is None or not math.isfinite(value) for value in values):
         return "diverged"
     numbers = factor * np.array(values, float)
@@ -308,13 +336,12 @@ def _spread(values: list[float | None], form: str, factor: float = 1) -> str:
 
 
 def _plain(value):
-    """Six digits of every number; JSON has no NaN, so that null stands for a loss that is not
-    finite.
-    """
+    """Round every number to six digits, and replace those that are not finite by None."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, float):
+        # JSON has no NaN: null stands for a loss that is not finite
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

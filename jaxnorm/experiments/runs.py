@@ -1,4 +1,7 @@
-"""Runs made some at a time and kept as they finish: interrupted, they go on where they were."""
+"""Make runs, several at a time, and keep each as it finishes.
+
+After an interrupt they can be resumed.
+"""
 
 import shlex
 import shutil
@@ -25,8 +28,10 @@ from rich.progress import (
 
 from jaxnorm.experiments import report
 
-OnProgress = Callable[[int, int], None]  # takes the step and the number of steps
-SAID = {"batch_size": "batch ", "seed": "seed "}  # before a value that does not speak for itself
+# a function of the step and the number of steps
+OnProgress = Callable[[int, int], None]
+# stand before values that do not speak for themselves
+PREFIXES = {"batch_size": "batch ", "seed": "seed "}
 
 
 def carry_out(
@@ -40,21 +45,33 @@ def carry_out(
     resume: bool,
     jobs: int = 1,
     resume_command: str = "--resume",
-    **facts,
+    **metadata,
 ) -> dict:
-    """Measures the runs of ``settings`` that are not in ``results.json`` yet, ``jobs`` at a time,
-    and writes it after each.
+    """Make the runs of ``settings`` that ``results.json`` lacks, and return the results.
 
-    ``settings`` is a dataclass with ``runs()``, which gives objects that differ in the attributes
-    ``key`` and the order of the results; ``summarize`` puts in a line what was found;
-    ``resume_command`` is the command that goes on; ``facts`` stand in the results beside the
-    settings.
+    The file is written after each run.
+
+    Args:
+      settings: a dataclass with a method ``runs()``, which returns the runs in the
+        order of the results.
+      key: the attributes by which the runs differ.
+      measure: makes a run, and returns what it found; it takes the run and a function
+        to call at every step.
+      summarize: returns a line about what a run found.
+      out: the folder of ``results.json``.
+      console: where progress is shown.
+      resume: whether the folder has results to continue.
+      jobs: the number of runs at a time.
+      resume_command: printed after an interrupt, as the command that continues.
+      **metadata: stored in the results next to the settings.
 
     Raises:
-      ResultsError: there is nothing to resume, or it was made with other settings.
-      KeyboardInterrupt: after a word on how to go on.
+      ResultsError: no results exist that could be resumed, or they were made with other
+        settings.
+      KeyboardInterrupt: the runs were interrupted; the command that continues them has
+        been printed.
     """
-    results = report.begin(_as_json(settings), out, console, resume, **facts)
+    results = report.begin(_as_json(settings), out, console, resume, **metadata)
     identify = lambda run: {name: getattr(run, name) for name in key}
     runs = {_named(identify(run)): run for run in settings.runs()}
     places = {name: place for place, name in enumerate(runs)}
@@ -62,7 +79,8 @@ def carry_out(
     finished = {place(found) for found in results["runs"]}
     todo = {name: run for name, run in runs.items() if places[name] not in finished}
     if todo:
-        results["jobs"] = max(jobs, results.get("jobs", 1))  # of which its speeds are
+        # speeds depend on the number of runs at a time: the table names the largest
+        results["jobs"] = max(jobs, results.get("jobs", 1))
     report.write(out, results)
     try:
         with (
@@ -72,6 +90,8 @@ def carry_out(
         ):
             overall = progress.add_task("all runs", total=len(runs), completed=len(finished))
             for name, found in measured:
+                # several runs at a time end in any order: the results keep that of the
+                # settings
                 insort(results["runs"], identify(todo[name]) | found, key=place)
                 report.write(out, results)
                 progress.advance(overall)
@@ -82,7 +102,7 @@ def carry_out(
             f"Stopped. {len(results['runs'])} of {len(runs)} runs are in {out / report.RESULTS}. "
             "This goes on:"
         )
-        # to be copied
+        # soft_wrap: a terminal would copy the line breaks of a wrapped command
         console.print(f"{stopped}\n{resume_command}", soft_wrap=True, markup=False, highlight=False)
         raise
     return report.read(out)
@@ -90,22 +110,24 @@ def carry_out(
 
 @contextmanager
 def _interrupts() -> Iterator[Event]:
-    """An event that interrupts set before they are raised.
+    """Yield an event that an interrupt sets before it is raised.
 
-    What is raised within a callback of Python's garbage collector (JAX has one) is shown and
-    dropped; the event stays set.
+    The event stays set where Python drops what was raised.
     """
     stop = Event()
 
     def interrupted(number, frame):
+        # first the event: Python drops an error raised within a callback of its garbage
+        # collector (JAX has one), and the event stays
         stop.set()
         usual[number](number, frame)
 
-    here = current_thread() is main_thread()  # the others get no signals
+    # Python handles signals in the main thread alone
+    here = current_thread() is main_thread()
     usual: dict[int, Any] = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if here
     }
-    # which raises KeyboardInterrupt
+    # a handler that is no function ignores the signal or ends the process: leave it
     usual = {number: handler for number, handler in usual.items() if callable(handler)}
     for number in usual:
         signal.signal(number, interrupted)
@@ -119,8 +141,9 @@ def _interrupts() -> Iterator[Event]:
 def _measured(
     todo: Mapping[str, Any], measure: Callable, progress: Progress, jobs: int, stop: Event
 ) -> Generator[tuple[str, dict]]:
-    """Names and what was found, as the runs finish; where one fails, or nobody waits any more, the
-    others stop, too.
+    """Yield the name and the findings of each run as it finishes.
+
+    Where a run fails, or the caller stops, the other runs stop too.
     """
 
     def carry(name: str) -> tuple[str, dict]:
@@ -135,7 +158,8 @@ def _measured(
         progress.remove_task(shown)
         return name, found
 
-    # in this thread, whose JAX settings then hold, and which an interrupt reaches at once
+    # In the caller's thread JAX's settings hold, which belong to a thread, and an
+    # interrupt comes at once.
     if jobs == 1:
         yield from map(carry, todo)
         return
@@ -145,13 +169,15 @@ def _measured(
             yield future.result()
     finally:
         stop.set()
-        # the others end at their next step, which may have to be compiled
+        # The other runs end at their next step. It may have to be compiled first: do
+        # not wait.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def to_resume(arguments: Sequence[str] | None = None) -> str:
-    """The command line that goes on with what this one did: ``jaxnorm`` with the arguments, or that
-    of the process.
+    """Return the command line that resumes this one.
+
+    It is ``jaxnorm`` with the arguments, or for None the command line of the process.
     """
     if arguments is None:
         script = [
@@ -167,10 +193,12 @@ def to_resume(arguments: Sequence[str] | None = None) -> str:
 
 
 def _named(identity: dict) -> str:
-    return ", ".join(f"{SAID.get(word, '')}{value}" for word, value in identity.items())
+    """Return the name of a run, of the values that identify it."""
+    return ", ".join(f"{PREFIXES.get(word, '')}{value}" for word, value in identity.items())
 
 
 def _as_json(settings: Any) -> dict:
+    """Return the settings as JSON has them, with lists for tuples."""
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in asdict(settings).items()
@@ -178,6 +206,7 @@ def _as_json(settings: Any) -> dict:
 
 
 def _progress_on(console: Console) -> Progress:
+    """Return a display of progress, which is disabled where the console is no terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -185,7 +214,9 @@ def _progress_on(console: Console) -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    quiet = Console(quiet=True)  # before rich 14.3 what is disabled ends with an empty line
+    # before rich 14.3 a disabled display ends with an empty line, if its console is not
+    # quiet
+    quiet = Console(quiet=True)
     return Progress(
         *columns, console=console if console.is_terminal else quiet, disable=not console.is_terminal
     )

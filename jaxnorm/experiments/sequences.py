@@ -1,4 +1,4 @@
-"""Recurrent classifiers: images read row by row or pixel by pixel, and text."""
+"""Classify images read row by row or pixel by pixel, utterances and texts, by recurrence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,8 @@ from jaxnorm.recurrent.parameters import make_cell
 from jaxnorm.recurrent.statistics import normalized_widths
 
 LAYERS: dict[str, Any] = {"lstm": jn.LSTM, "gru": jn.GRU, "rnn": jn.SimpleRNN}
-# Arguments of layers and cells; scale is the initial gain, 1 where nothing is said, for recurrent
-# batch norm 0.1.
+# The arguments of layers and cells. The initial scale is 1 by default, and 0.1 for
+# recurrent batch norm.
 NORMS: dict[str, dict[str, Any]] = {
     "none": {"norm": None},
     "layer": {"norm": "layer"},
@@ -30,11 +30,15 @@ NORMS: dict[str, dict[str, Any]] = {
 
 
 def pixels(images: jax.Array) -> jax.Array:
+    """Return images as sequences of pixels."""
     return images.reshape(len(images), -1, 1)
 
 
 def permuted(pixels: jax.Array) -> jax.Array:
-    """In an order without sense, the same for all images (Le et al. 2015, arXiv:1504.00941)."""
+    """Return the pixels in a fixed random order, which is the same for all images.
+
+    It is the task of Le et al. 2015 (arXiv:1504.00941).
+    """
     return pixels[:, np.random.default_rng(0).permutation(pixels.shape[1])]
 
 
@@ -44,14 +48,18 @@ READ: dict[str, Callable[[jax.Array], jax.Array]] = {
     "permuted": lambda images: permuted(pixels(images)),
     "embedded": pixels,
 }
-# deviation of the first h for batch norm, as its authors do: equal ones have variance 0, by which
-# gradients are divided
-START = 0.1
-EMBEDDED = 16  # features that a pixel becomes: the norm of one alone would leave its sign
+# Deviation of the noise in the initial h for recurrent batch norm, as in its paper. In
+# a batch whose images are alike, such as in blank margins, states without noise are
+# equal and have variance 0, by which gradients are divided: MNIST pixel by pixel ended
+# in NaN.
+START_DEVIATION = 0.1
+# features of an embedded pixel: the norm of a product with a single number keeps only
+# its sign
+EMBEDDED = 16
 
 
 class Reader(nn.Module):
-    """A recurrent layer and its state after the last step, h."""
+    """A recurrent layer that returns h after the last step."""
 
     cell: str
     norm: str
@@ -68,17 +76,20 @@ class Reader(nn.Module):
         return carry[1] if self.cell == "lstm" else carry
 
     def _batch_normalized(self, x: jax.Array, mask, evaluating: bool) -> jax.Array:
-        """Recurrent batch norm: running statistics of each step are this module's state."""
+        """Run recurrent batch norm.
+
+        This module holds the running statistics of each step.
+        """
         network, make = getattr(recurrent, self.cell), getattr(recurrent, f"init_{self.cell}")
         params = self.param("cell", lambda key: make(key, x.shape[-1], self.features, norm="batch"))
         widths = normalized_widths(
             make_cell(self.cell, "batch", "ba2016", 0), params["recurrent_kernel"].shape[1]
         )
         running = {
-            name: self.variable("batch_stats", name, unseen, x.shape[1], width)
+            name: self.variable("batch_stats", name, empty_moments, x.shape[1], width)
             for name, width in widths.items()
         }
-        h = START * jax.random.normal(self.make_rng("noise"), (len(x), self.features))
+        h = START_DEVIATION * jax.random.normal(self.make_rng("noise"), (len(x), self.features))
         start = (h, jnp.zeros_like(h)) if self.cell == "lstm" else h
         if evaluating:
             known = {name: value.value for name, value in running.items()}
@@ -87,24 +98,26 @@ class Reader(nn.Module):
             state, _, found = network(
                 x, params, initial=start, norm="batch", where=mask, return_moments=True
             )
-            for name, value in running.items():  # steps beyond those of training are not kept
+            # statistics have the steps of the first sequences seen: longer ones are cut
+            # off
+            for name, value in running.items():
                 known = jax.tree.map(lambda leaf: leaf[: len(value.value.count)], found[name])  # noqa: B023
                 value.value = ema(value.value, known, momentum=self.momentum)
         return state[0] if self.cell == "lstm" else state
 
 
-def unseen(steps: int, features: int) -> Moments:
-    """Running statistics of steps that no batch has had yet."""
+def empty_moments(steps: int, features: int) -> Moments:
+    """Return running statistics of steps before any batch."""
     return Moments(
         jnp.zeros((steps, features)), jnp.zeros((steps, features)), jnp.ones((steps, features))
     )
 
 
 class ImageReader(nn.Module):
-    """Images as sequences of rows or of pixels; ``variant`` is cell and way of reading, such as
-    ``lstm-rows``.
+    """A network that reads images as sequences of rows or of pixels.
 
-    ``embedded`` pixels go through a dense layer and tanh first.
+    ``variant`` is the cell and the way of reading, such as ``lstm-rows``. ``embedded``
+    pixels go through a dense layer and tanh first.
     """
 
     norm: str = "none"
@@ -122,7 +135,10 @@ class ImageReader(nn.Module):
 
 
 class UtteranceReader(nn.Module):
-    """Sequences ``(batch, time, features)``, NaN where they have ended, of nine classes."""
+    """A classifier of sequences ``(batch, time, features)`` into nine classes.
+
+    Sequences are NaN after their end.
+    """
 
     norm: str = "none"
     variant: str = "lstm"
@@ -137,10 +153,11 @@ class UtteranceReader(nn.Module):
 
 
 class TextReader(nn.Module):
-    """Embedding(100), a recurrent layer of 128, one logit; tokens 0 are padding, which is not read.
+    """A classifier of texts: an embedding, a recurrent layer of 128 features, and one logit.
 
-    ``variant`` is a cell, or a cell and ``-glove``: the embedding is then the table of 50 numbers a
-    word that comes with the data, and is not trained.
+    Tokens 0 are padding, which is not read. ``variant`` is a cell, whose embedding has
+    100 features, or a cell and ``-glove``. The embedding then is the table of 50
+    numbers for each word that comes with the data, and is not trained.
     """
 
     norm: str = "none"
@@ -157,5 +174,6 @@ class TextReader(nn.Module):
             x = nn.Embed(self.words, 100)(tokens)
         h = Reader(cell, self.norm, 128, self.momentum)(x, tokens > 0, evaluating=evaluating)
         logit = nn.Dense(1)(h)
-        # the softmax of these is the sigmoid of the logit
+        # for two classes, with the logits 0 and z: the softmax of these is the sigmoid
+        # of z
         return jnp.concatenate([jnp.zeros_like(logit), logit], -1)

@@ -1,4 +1,4 @@
-"""One run: a network trained with one jitted step, and evaluated after every epoch."""
+"""Train a network with one jitted step, and evaluate it after every epoch."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,27 +15,33 @@ from flax import linen as nn
 from jaxnorm.experiments.data import DataError, Dataset
 from jaxnorm.experiments.models import RUNNING
 
-Losses = Callable[[Any, Any], jax.Array]  # of outputs and labels: one per example
+# a function of outputs and labels that returns one loss per example
+Losses = Callable[[Any, Any], jax.Array]
 
-POINTS = 20  # of the learning curve, per epoch
-TABLES = {"embedding"}  # variables that are neither learned nor statistics, but given with the data
-AHEAD = 8  # steps that may wait for the device: few, so that progress and interrupts are prompt
-PREDICTED = 1000  # test examples at a time
+# points of the learning curve, per epoch
+POINTS = 20
+# variables that are neither learned nor statistics: they come with the data
+TABLES = {"embedding"}
+# steps that may wait for the device: few, so that progress and interrupts are prompt
+AHEAD = 8
+# test examples at a time
+PREDICTED = 1000
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the cross entropy of each example."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def own(losses: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of networks whose outputs are losses already."""
+def outputs_are_losses(losses: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the outputs, of networks whose outputs are losses already."""
     return losses
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained: everything that the numbers depend on, beside the data."""
+    """The settings of one training, on which the numbers depend besides the data."""
 
     norm: str
     batch_size: int
@@ -55,18 +61,23 @@ def train(
     losses: Losses = cross_entropy,
     finish: Callable[[nn.Module, Any], dict] = lambda model, variables: {},
 ) -> dict:
-    """Trains and evaluates; the same run on the same machine gives the same numbers.
+    """Train and evaluate a network.
+
+    A run repeated on the same machine gives the same numbers.
 
     Returns:
-      A dict for JSON: ``curve`` (step, loss), ``epochs`` (a list of train_loss, test_loss, for
-      classifiers test_accuracy and, for norms with running statistics, the same with batch
-      statistics), ``steps_per_second``, and what ``finish`` says of the trained network.
+      A dict for JSON: ``curve`` (step, loss), ``epochs``, ``steps_per_second``, and
+      what ``finish`` returns for the trained network. Each of ``epochs`` has
+      ``train_loss``, ``test_loss`` and, for classifiers, ``test_accuracy``; for norms
+      with running statistics also ``batch_test_loss`` and ``batch_test_accuracy``,
+      which are with batch statistics.
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(
         model, losses, run.optimizer, run.learning_rate, run.batch_size, inputs.shape, inputs.dtype
     )
-    state = _given(start(jax.random.key(run.seed)), data)
+    state = _with_tables(start(jax.random.key(run.seed)), data)
+    # a last, smaller batch would be another program, and is left out
     steps_per_epoch = len(inputs) // run.batch_size
     total = steps_per_epoch * run.epochs
     curve: dict[str, list] = {"step": [], "loss": []}
@@ -76,8 +87,11 @@ def train(
         for indices in order:
             state, loss = step(state, inputs, labels, indices)
             queue.append(loss)
+            # the oldest of the steps that may wait: dispatch is asynchronous, and
+            # without this all steps of an epoch would queue up
             queue[-AHEAD:][0].block_until_ready()
             on_progress(done + len(queue), total)
+        # losses are read once per epoch, since each transfer would wait for its step
         found = np.asarray(jnp.stack(queue), np.float64)
         seconds += time.perf_counter() - started
         for part in np.array_split(np.arange(len(found)), min(POINTS, len(found))):
@@ -91,11 +105,11 @@ def train(
     return {"curve": curve, "epochs": epochs, "steps_per_second": total / seconds, **last}
 
 
-def _given(state, data: Dataset):
-    """The first state, with the data's tables for the variables of their names.
+def _with_tables(state, data: Dataset):
+    """Return the initial state, with the data's tables in place of the variables of their names.
 
     Raises:
-      DataError: there is no table for such a variable.
+      DataError: the data have no table for such a variable.
     """
     params, stats, *rest = state
     for name in TABLES & set(stats) - set(data.tables):
@@ -112,8 +126,9 @@ def _given(state, data: Dataset):
 def watched(
     run: Run, model: nn.Module, data: Dataset, every: int
 ) -> Iterator[tuple[int, dict, dict]]:
-    """Trains a classifier; yields step, parameters and statistics at the start and after every so
-    many steps.
+    """Train a classifier, and yield step, parameters and statistics on the way.
+
+    They come at the start, after every ``every`` steps, and at the end.
     """
     inputs, labels = jnp.asarray(data.train_inputs), jnp.asarray(data.train_labels)
     step, start = _compiled(
@@ -125,7 +140,7 @@ def watched(
         inputs.shape,
         inputs.dtype,
     )
-    state, done = _given(start(jax.random.key(run.seed)), data), 0
+    state, done = _with_tables(start(jax.random.key(run.seed)), data), 0
     for order in _orders(run, len(inputs), len(inputs) // run.batch_size):
         for indices in order:
             if done % every == 0:
@@ -136,6 +151,7 @@ def watched(
 
 
 def _orders(run: Run, examples: int, steps: int) -> Iterator[list[np.ndarray]]:
+    """Yield the indices of the examples of each step, epoch by epoch."""
     rng = np.random.default_rng(run.seed)
     for _ in range(run.epochs):
         order = rng.permutation(examples)[: steps * run.batch_size].astype(np.int32)
@@ -152,9 +168,7 @@ def _compiled(
     shape,
     dtype,
 ):
-    """The step, compiled ahead so that no compilation is timed, and the function that makes its
-    first state.
-    """
+    """Return the compiled training step, and the function that makes its initial state."""
     optimizer = OPTIMIZERS[optimizer_name](learning_rate)
 
     def loss_fn(params, stats, x, y, noise):
@@ -175,9 +189,10 @@ def _compiled(
         return (optax.apply_updates(params, updates), stats, optimizer_state, key), loss
 
     def start(key):
-        """Made leaf by leaf, nothing computed from inputs: programs of one leaf are compiled once
-        for all networks.
-        """
+        """Return parameters, statistics, optimizer state and random key."""
+        # lazy_init draws parameters without a pass through the network. Its programs of
+        # one leaf are shared by the networks of a comparison: 53 s for the variants and
+        # norms of all tasks, 128 s as one program for each network.
         variables = model.lazy_init(
             key, jax.ShapeDtypeStruct((2, *shape[1:]), dtype), evaluating=True
         )
@@ -191,16 +206,18 @@ def _compiled(
     inputs, labels = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct(shape[:1], jnp.int32)
     state = jax.eval_shape(start, jax.random.key(0))
     indices = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    # compiled ahead of time, so that no speed includes a compilation
     return jax.jit(step, donate_argnums=0).lower(state, inputs, labels, indices).compile(), start
 
 
 def evaluate(
     run: Run, model: nn.Module, state, data: Dataset, losses: Losses = cross_entropy
 ) -> dict[str, float]:
-    """Loss and, of classifiers, accuracy on the test set, with running and, where a norm has them,
-    with batch statistics.
+    """Return the loss on the test set and, for classifiers, the accuracy.
 
-    Batch statistics are those of test batches as large as the training batches.
+    Norms that keep running statistics are evaluated with these, and with batch
+    statistics too. The latter are taken over test batches as large as the training
+    batches.
     """
     params, stats = state
     variables = {"params": params, "batch_stats": stats}
@@ -223,7 +240,11 @@ def evaluate(
 def _predict(
     model: nn.Module, variables, inputs: np.ndarray, evaluating: bool, batch_size: int
 ) -> np.ndarray:
-    """Outputs, a batch at a time; the last batch is filled up from the start."""
+    """Return the outputs for all inputs, computed batch by batch.
+
+    The last batch is filled up with the first examples.
+    """
+    # batch statistics depend on the size of a batch, which must not shrink for them
     size = min(batch_size, len(inputs)) if evaluating else batch_size
     wrapped = np.arange(-(-len(inputs) // size) * size) % len(inputs)
     batches = inputs[wrapped].reshape(-1, size, *inputs.shape[1:])
@@ -234,6 +255,8 @@ def _predict(
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _outputs(model: nn.Module, variables, inputs, evaluating: bool) -> jax.Array:
+    """Return the outputs for one batch."""
+    # a fixed key: the evaluation of a network repeats to the bit
     rngs = {"noise": jax.random.key(0)}
     return model.apply(
         variables, inputs, evaluating=evaluating, mutable=["batch_stats"], rngs=rngs
@@ -243,6 +266,7 @@ def _outputs(model: nn.Module, variables, inputs, evaluating: bool) -> jax.Array
 def _summary(
     name: str, outputs: np.ndarray, labels: np.ndarray, losses: Losses
 ) -> dict[str, float]:
+    """Return loss and accuracy of these outputs, under names that begin with ``name``."""
     result = {f"{name}_loss": float(losses(outputs, labels).mean())}
     if outputs.ndim > 1:
         result[f"{name}_accuracy"] = float((outputs.argmax(-1) == labels).mean())

@@ -26,7 +26,7 @@ from jaxnorm.experiments import compare as engine
 from jaxnorm.experiments import data as datasets
 from jaxnorm.experiments import data_sequences, picture, report, training
 from jaxnorm.experiments.command import main
-from jaxnorm.experiments.models import CONV, PLACES, LeNet, pool
+from jaxnorm.experiments.models import CONV, VARIANTS, LeNet, pool
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, cross_entropy, evaluate, train, watched
 
@@ -340,7 +340,7 @@ def test_norms_stand_where_they_are_asked_for():
         } == sizes
     conv = shapes(LeNet("layer", "conv"), images)
     assert conv["LayerNorm_0"]["scale"].shape == (16, 16, 6)  # a gain for each element
-    assert set(PLACES) == {"dense", "conv", "deep"}
+    assert set(VARIANTS) == {"dense", "conv", "deep"}
 
 
 def test_pooling_takes_the_largest_of_four(rng):

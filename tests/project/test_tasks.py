@@ -17,7 +17,7 @@ from jaxnorm.experiments.painter import SIDE, Painter, filters
 from jaxnorm.experiments.sequences import ImageReader, permuted
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
-from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, some_points
+from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, sample_points
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 
@@ -282,7 +282,7 @@ def test_points_are_drawn_from_the_mixture_that_is_told(rng):
     """
     outputs = 0.5 * rng.standard_normal(6 * MIXTURES + 1)
     points = np.asarray(
-        some_points(
+        sample_points(
             jax.random.key(0),
             jnp.broadcast_to(jnp.asarray(outputs, jnp.float32), (40_000, len(outputs))),
         )
@@ -325,7 +325,7 @@ def test_networks_that_always_tell_the_same_make_it(folder):
     )
     alphabet = data_sequences.text(str(folder))
     always = constant(text, symbols, Dense_0=1e4 * np.eye(65)[7])
-    found = samples.KINDS["text"].of(text, always, alphabet, 0)
+    found = samples.KINDS["text"].sample(text, always, alphabet, 0)
     assert (
         found
         == [
@@ -335,12 +335,12 @@ def test_networks_that_always_tell_the_same_make_it(folder):
         * 3
     )
     told = np.repeat([0, 2, 0, -20, -20, 0], MIXTURES)
-    found = samples.KINDS["handwriting"].of(
+    found = samples.KINDS["handwriting"].sample(
         pen, constant(pen, points, Dense_0=[*told, -50]), alphabet, 0
     )
     assert found == [[[2, 0, 0]] * samples.DRAWN] * 8
     ink = np.where(np.arange(784) == 28, 10, -10)
-    found = samples.KINDS["draw"].of(painter, constant(painter, images, write=ink), alphabet, 0)
+    found = samples.KINDS["draw"].sample(painter, constant(painter, images, write=ink), alphabet, 0)
     assert found == ["0" * 28 + "9" + "0" * 755] * 8
 
 
