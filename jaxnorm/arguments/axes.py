@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 Axes: TypeAlias = int | Iterable[int] | str
 
-MANY_MORE = 1 << 20  # the value of a symbolic size in decisions
+# the value of a symbolic size in decisions: when the program runs, it may be large
+MANY_MORE = 1 << 20
 
-# a token is in group 1; any other character matches outside of it, and belongs in no pattern
+# group 1 matches tokens; a character that matches outside of it is an error
 _TOKEN = re.compile(r"(\.\.\.|[A-Za-z_]\w*|[\[\]()])|\S")
 
 
@@ -118,6 +119,7 @@ def resolve(
     (8, 1, 1, 3)
     """
     if isinstance(axes, str):
+        # sorted, so that the order of the keywords makes no second entry in the cache
         given = dict(sorted((sizes or {}).items()))
         return _resolve_pattern(axes, tuple(shape), tuple(given), *given.values())
     if sizes:
@@ -160,7 +162,8 @@ def integer(value: Any, must: str, beside: str = "") -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        return index(value)  # a traced value has no __index__
+        # __index__ accepts integers of NumPy, and refuses floats and traced values
+        return index(value)
     except TypeError:
         raise TypeError(f"{must}: got {value!r} ({type(value).__name__}){beside}.") from None
 
@@ -171,6 +174,7 @@ def canonical_axes(axes: int | Iterable[int], rank: int, name: str = "axes") -> 
     >>> canonical_axes((-1, 0), 3)
     (0, 2)
     """
+    # an array without axes is an Iterable, and raises when it is iterated
     several = (
         isinstance(axes, Iterable) and not isinstance(axes, str) and getattr(axes, "ndim", 1) > 0
     )
@@ -215,7 +219,8 @@ class _Name(NamedTuple):
     reduced: bool
 
 
-Report = Callable[..., ValueError]  # (message, column)
+# a function of a message and a column that returns the error
+Report = Callable[..., ValueError]
 
 
 def _error(
@@ -271,6 +276,7 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
             opening = "[" if token == "]" else "("
             if opening not in open_at:
                 raise report(f"every {token} must close a {opening}: this one closes none.", column)
+            # the bracket that was opened last must be the one that closes first
             if max(open_at, key=open_at.__getitem__) != opening:
                 raise report("[ ] and ( ) must not cross: close the inner one first.", column)
             del open_at[opening]
@@ -283,6 +289,8 @@ def _parse(pattern: str, report: Report) -> list[list[_Name]]:
             axes[-1].append(_Name(token, column, "[" in open_at))
     for token, column in open_at.items():
         raise report(f"every {token} must be closed: this one is not.", column)
+    # A split axis has one statistic for each block of consecutive elements. So the parts
+    # that are not reduced must be the outer ones.
     for before, after in itertools.chain(*map(itertools.pairwise, axes)):
         if before.reduced and not after.reduced:
             message = (
@@ -311,6 +319,7 @@ def _expand_ellipsis(axes: list[list[_Name]], rank: int, report: Report) -> list
             f"the pattern must name every axis: it names {count}{' or more' if dots else ''}, the "
             f"array has rank {rank}."
         )
+    # at most one: a pattern names each axis once, and ... counts as a name
     for i in dots:
         axes[i : i + 1] = [[axes[i][0]._replace(name=f"...{k}")] for k in range(rank - count)]
     return axes

@@ -28,6 +28,7 @@ def needs_exponent(dtype: DTypeLike) -> bool:
 
     This holds for bfloat16.
     """
+    # bfloat16 has the exponents of float32; squares of float16 are at most 4.3e9
     return jnp.finfo(dtype).bits < 32 and jnp.finfo(dtype).maxexp >= jnp.finfo(jnp.float32).maxexp
 
 

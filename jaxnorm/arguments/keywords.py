@@ -1,5 +1,6 @@
-"""Second names of arguments, and hints for those that other libraries name otherwise or that were
-misspelled.
+"""Accept second names of arguments, and answer unknown names with hints.
+
+Unknown names are those of other libraries, and misspelled ones.
 """
 
 import re
@@ -12,8 +13,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# Second names of arguments. Functions say where, as NumPy does, and modules mask, as Flax does;
-# what segments are here are segment_ids in jax.ops.
+# Second names of arguments. Functions say where, as NumPy does, and modules mask, as
+# Flax does. segments here are called segment_ids in jax.ops.
 ALIASES: Mapping[str, str] = {"mask": "where", "where": "mask", "segment_ids": "segments"}
 
 # Names that PyTorch, Keras, Haiku and TensorFlow give to the arguments of norms, and their names
@@ -47,14 +48,14 @@ MEANT: Mapping[str, tuple[str, ...]] = {
 def by_name(
     options: Mapping[str, Any], accepted: Collection[str], by_position: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return keyword arguments with what came by an alias under the name that is accepted.
+    """Return keyword arguments with aliases replaced by the names that are accepted.
 
-    None is no argument.
+    An argument None counts as not given.
 
     Args:
       options: the keyword arguments of a call.
       accepted: the names that the function takes.
-      by_position: those of them that the call has given by position.
+      by_position: the names among them that the call has given by position.
 
     Raises:
       TypeError: an argument came by both its names.
@@ -78,13 +79,16 @@ def by_name(
 
 
 def out_of_sizes(sizes: dict[str, Any], axes: Any, **named: Any) -> dict[str, Any]:
-    """Take the arguments that came by an alias out of the sizes of a pattern, and return ``named``
-    with them; a name in the pattern is a size.
+    """Return ``named`` with the arguments that came by an alias among the sizes of a pattern.
+
+    They are removed from ``sizes``. A name that the pattern uses is a size, and stays.
 
     >>> sizes = {"g": 2, "mask": 1}
     >>> out_of_sizes(sizes, "n (g [c])", where=None), sizes
     ({'where': 1}, {'g': 2})
     """
+    # decorators would cost each call 0.3 to 0.5 microseconds, so functions that take
+    # sizes of a pattern call this one instead, and only if they got any
     if ALIASES.keys().isdisjoint(sizes):
         return named
     of_pattern = re.findall(r"\w+", axes) if isinstance(axes, str) else []
@@ -100,6 +104,7 @@ def did_you_mean(names: Collection[str], accepted: Collection[str]) -> str:
     """
     found = []
     for name in sorted(names):
+        # the table comes first, since by its spelling a name may resemble another argument
         known = [other for other in MEANT.get(name, ()) if other in accepted]
         found += (known or get_close_matches(name, accepted, 1))[:1]
     return f" Did you mean {' and '.join(dict.fromkeys(found))}?" if found else ""
@@ -153,6 +158,7 @@ def _checked(call: Callable[Arguments, Result], accepted: list[str]) -> Callable
 
     @wraps(call)
     def checked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
+        # a call with right names costs this comparison alone
         if options.keys() <= known:
             return call(*given, **options)
         named = by_name(options, known, names[: len(given)])

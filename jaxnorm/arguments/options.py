@@ -24,8 +24,9 @@ EpsilonIn = Literal["var", "std"]
 class NormOptions(TypedDict, total=False):
     """The options that every norm takes by keyword, besides its own.
 
-    Where functions have ``where``, ``mask`` is the same argument, and where the calls of modules
-    have ``mask``, so is ``where``; ``segment_ids`` is everywhere another name of ``segments``.
+    Functions accept ``mask`` as an alias of ``where``, and the calls of modules accept
+    ``where`` as an alias of ``mask``. ``segment_ids`` is an alias of ``segments``
+    everywhere.
 
     Attributes:
       axis_name: name (or names) of device or vmap axes to reduce over as well, weighted by count.

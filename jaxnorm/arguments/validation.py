@@ -18,9 +18,11 @@ from jax.experimental import checkify
 def as_array(x, name: str = "x") -> jax.Array:
     """Return ``x`` as it is if it is a JAX array, else as an array.
 
-    A NumPy array is copied, since it may be overwritten later. jnp.asarray would copy traced
-    values, raise under debug_nans for NaN behind a mask, and compile for each shape: 20 ms.
+    A NumPy array is copied, since the caller may overwrite it later.
     """
+    # jnp.asarray is avoided. It would copy traced values, raise under debug_nans for
+    # NaN behind a mask, and compile a program for each shape of a NumPy array: 20 ms,
+    # where device_put takes 0.3.
     if isinstance(x, jax.Array):
         return x
     if isinstance(x, np.ndarray | np.generic):
@@ -79,6 +81,7 @@ def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> No
     if len(shape) > len(target) or any(
         s not in (1, t) for s, t in zip(padded, target, strict=True)
     ):
+        # shapes align at the end: a mask (b, t) for x of shape (b, t, c) lacks an axis
         leads = 0 < len(shape) < len(target) and tuple(shape) == tuple(target[: len(shape)])
         hint = (
             f" Did you mean {name}[..., {', '.join(['None'] * (len(target) - len(shape)))}]?"
@@ -144,7 +147,7 @@ def segments(ids, num_segments, shape: tuple[int, ...]) -> jax.Array:
         )
     if num_segments < 1:
         raise ValueError(f"num_segments must be at least 1: got {num_segments}.")
-    # NumPy's ids may have 64 bits, of which JAX would take 32: check them before the cast
+    # NumPy's ids may have 64 bits, of which JAX keeps 32: check them before the cast
     ids = ids if isinstance(ids, np.ndarray) else as_array(ids, "segments")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
@@ -184,6 +187,7 @@ def variance(name: str, var) -> Any:
 
     NaN and Inf pass, since they show in the output.
     """
+    # ~(v < 0) and not v >= 0, which is false for NaN
     return check_values(var, lambda v: ~(v < 0), f"the variance of {name} must be >= 0")
 
 
@@ -213,6 +217,7 @@ def _is_complex(dtype: jnp.dtype) -> bool:
 
 
 def epsilon_in(value: str) -> str:
+    """Return ``value`` if it is ``'var'`` or ``'std'``."""
     if value not in ("var", "std"):
         raise ValueError(
             "epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got "
@@ -255,6 +260,7 @@ def number(name: str, value, most: float = math.inf, remedy: str = "") -> float:
         )
     if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
         value = value.item()
+    # a bool is a Real: True as an epsilon is a mistake
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number: got {value!r} ({type(value).__name__}).")
     value = float(value)
@@ -275,7 +281,7 @@ def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
     """
     if isinstance(array, jax.core.Tracer):
         return _checked()(array, jnp.all(holds(_wide(array))), message=message + ".")
-    # NumPy, since JAX inside a trace would trace operations on concrete values too
+    # NumPy, because inside a trace JAX would trace operations on concrete values too
     concrete = np.asarray(array)
     if not np.all(holds(concrete)):
         raise ValueError(f"{message}: found {concrete[~holds(concrete)].ravel()[0]}.")
@@ -286,17 +292,20 @@ def check_values(array, holds: Callable[[Any], Any], message: str) -> Any:
 def _checked() -> Callable[..., jax.Array]:
     """Return a function of an array and a boolean that returns the array.
 
-    Under checkify it raises where the boolean is false. ``checkify.debug_check`` would be an
-    effect. JAX saves no program that has an effect, and calls it from Python: a jitted batch norm
-    in evaluation would take 94 us instead of 7.
+    Under checkify it raises where the boolean is false.
     """
-    from jax.extend.core import Primitive  # here: importing this library needs none of these
+    # checkify.debug_check would be an effect. jax.export saves no program that has an
+    # effect, and jit calls such a program from Python: a batch norm in evaluation would
+    # take 94 us, not 7. The imports stand here, since importing this library needs none.
+    from jax.extend.core import Primitive
     from jax.interpreters import ad, batching, mlir
 
     try:
         from jax._src.checkify import check_p, error_checks
-    except ImportError:  # JAX may move its internals
+    except ImportError:
+        # JAX may move its internals
         return _checked_by_effect
+    # the primitive is the identity, except under checkify, which calls the rule below
     primitive = Primitive("jaxnorm_checked")
     primitive.def_impl(lambda array, ok, *, message: array)
     primitive.def_abstract_eval(lambda array, ok, *, message: array)
@@ -310,7 +319,8 @@ def _checked() -> Callable[..., jax.Array]:
         tangents[0],
     )
 
-    # the arguments are the state of checkify, one or several by version of JAX, then array and ok
+    # the arguments are the state of checkify, one or several by version of JAX, then
+    # array and ok
     def rule(*arguments, message):
         *state, array, ok = arguments
         failed, _ = checkify.checkify(lambda ok: checkify.check(jnp.all(ok), message))(ok)
