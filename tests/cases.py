@@ -1,4 +1,4 @@
-"""The table of norms: every law is tested for every row."""
+"""List the norms: every law is tested for every row of this table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ def softmax(logits):
 
 @dataclass(frozen=True)
 class Case:
-    """A norm as ``call(x, scale=, bias=, **options) -> y``, and what it reduces."""
+    """A norm as ``call(x, scale=, bias=, **options) -> y``, and its axes."""
 
     name: str
     call: Callable
@@ -52,13 +52,14 @@ class Case:
 
     @property
     def group_axes(self):
-        """The axes of a group within which an error is measured: the smallest groups that share
-        statistics.
+        """Return the axes of a group within which an error is measured.
+
+        They span the smallest groups that share statistics.
         """
         return self.axes
 
     def resized(self, shape):
-        """The same of arrays of another shape with as many channels."""
+        """Return the case for arrays of another shape with the same number of channels."""
         if self.split is None:
             return replace(self, shape=shape)
         at = next(
@@ -74,7 +75,7 @@ class Case:
         return tuple(rng.uniform(0.5, 1.5, self.param).astype(np.float32) for _ in range(2))
 
     def truth(self, x, *, scale=None, bias=None, where=None, cotangent=None, **options):
-        """The oracle's result, in the shape of x."""
+        """Return the oracle's result, in the shape of x."""
         x = np.asarray(x)
 
         def split(a, shape):
@@ -110,7 +111,7 @@ class Case:
         return a.sum(axes).reshape(self.param)
 
     def arrange(self, values):
-        """``(groups, n)`` values as an array whose groups hold those rows, in order."""
+        """Return ``(groups, n)`` values as an array whose groups hold these rows, in order."""
         others = [i for i in range(len(self.split_shape)) if i not in self.axes]
         order = others + list(self.axes)
         sizes = [self.split_shape[i] for i in order]
@@ -118,7 +119,7 @@ class Case:
 
     @property
     def groups(self):
-        """How many groups, and how many elements each."""
+        """Return the number of groups, and the number of elements of each."""
         n = int(np.prod([self.split_shape[i] for i in self.axes]))
         return int(np.prod(self.shape)) // n, n
 
@@ -224,9 +225,7 @@ KERNELS = [case for case in CASES if case.kernel and (case in DISTINCT or case.n
 
 
 def long_sweep(cases, *, quick):
-    """All of the cases, of which those that are ``quick`` run at once, the others in the long
-    sweeps alone.
-    """
+    """Return all cases, and mark those that are not ``quick`` as long sweeps."""
     rows = [(case, case if isinstance(case, tuple) else (case,)) for case in cases]
     return [
         pytest.param(*values, marks=() if case in quick else pytest.mark.slow)
@@ -235,10 +234,10 @@ def long_sweep(cases, *, quick):
 
 
 def laws(cases, *, native=(), quick=KINDS):
-    """Runs a law for each case by plain JAX, bare too in the long sweeps, and for the cases that
-    are ``native`` by the kernels.
+    """Run a law for each case: in plain JAX, and by the kernels for cases that are ``native``.
 
-    Those that are ``quick``, one norm of each kind, run at once, all others in the long sweeps.
+    Cases that are ``quick``, one norm of each kind, run at once. All others run in the
+    long sweeps, which also run the reference.
     """
     rows = [
         (case, name, () if case in quick else pytest.mark.slow)

@@ -1,5 +1,6 @@
-"""Every test runs with strict dtype and rank promotion, on eight host devices; few with code that
-XLA has optimized.
+"""Run every test with strict dtype and rank promotion, on eight host devices.
+
+Few tests run programs that XLA has optimized.
 """
 
 import gc
@@ -41,8 +42,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Before marks select, so that of rows of ``-m slow --rows N`` those are taken off that the
-    README's command has.
+    """Limit the rows before marks select tests.
+
+    ``-m slow --rows N`` then leaves out the rows that run without ``-m slow``.
     """
     if config.option.rows:
         items[:], rest = of_each(items, config.option.rows)
@@ -50,8 +52,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Python looks for cycles among what tests make, and seldom: a seventh of the time is the
-    search through JAX's modules.
+    """Make Python look for cycles seldom, and only among what the tests make.
+
+    The search through JAX's modules takes a seventh of the time.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
@@ -64,7 +67,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def x64():
-    """float64 for one test."""
+    """Enable float64 for one test."""
     context = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     with context(True):
         yield
@@ -72,8 +75,9 @@ def x64():
 
 @pytest.fixture(scope="module")
 def forgotten():
-    """What was compiled is forgotten before and after the module, whose programs are others for the
-    same functions.
+    """Forget compiled programs before and after a module.
+
+    Its functions have other programs than the same functions elsewhere.
     """
     jax.clear_caches()
     yield
@@ -92,7 +96,7 @@ QUICK = (  # together half of the time to compile, or less
 
 @cache
 def is_known(option: tuple[str, object]) -> bool:
-    """Whether this JAX takes it."""
+    """Return whether this JAX knows a compiler option."""
     try:
         jax.jit(lambda x: x, compiler_options=dict([option]))(0)
     except jax.errors.JaxRuntimeError:
@@ -102,10 +106,10 @@ def is_known(option: tuple[str, object]) -> bool:
 
 @contextmanager
 def compiled(*, quickly: bool):
-    """Within it machine code is made without costly passes, for the many laws in which rounding has
-    no say, or is as users have it.
+    """Compile quickly, or as users do, within this context.
 
-    What was compiled before stays compiled.
+    Quick compilation skips costly passes, for the many laws in which rounding does not
+    matter. Programs that are compiled already stay so.
     """
     options = [option for option in (QUICK if quickly else [ONE_MODULE]) if is_known(option)]
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +125,7 @@ def _quick_compile():
 
 @pytest.fixture
 def quick_compile():
-    """For one test among laws of rounding."""
+    """Compile quickly for one test among laws of rounding."""
     with compiled(quickly=True):
         yield
 
@@ -134,7 +138,7 @@ def with_options(get: Callable, more: list, *args, **given):
 
 @contextmanager
 def optimized():
-    """Within it machine code is as users have it; before and after, all compiled is forgotten."""
+    """Compile as users do within this context, and forget compiled programs before and after."""
     jax.clear_caches()
     with compiled(quickly=False):
         yield
@@ -143,20 +147,20 @@ def optimized():
 
 @pytest.fixture(scope="module")
 def usual_compile():
-    """For laws of rounding."""
+    """Compile as users do, for laws of rounding."""
     with optimized():
         yield
 
 
 @pytest.fixture
 def several_chunks(forgotten, monkeypatch):
-    """Recurrent networks in chunks of three steps, so that short sequences have several."""
+    """Run recurrent networks in chunks of three steps, so that short sequences have several."""
     small_chunks(monkeypatch, 3)
 
 
 @pytest.fixture
 def ordinary_promotion():
-    """The library is strict; optax and the user's own code need not be."""
+    """Use JAX's ordinary promotion, since optax and users' code need not be strict."""
     for name, usual in (
         ("jax_numpy_dtype_promotion", "standard"),
         ("jax_numpy_rank_promotion", "allow"),
@@ -169,8 +173,9 @@ def ordinary_promotion():
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """The kernels, built once for this run unless they are already; without a compiler there are
-    none to test.
+    """Return the library of kernels, built once for this run unless it exists.
+
+    Without a compiler the test is skipped.
     """
     if loading.built():
         return libraries.library()
@@ -186,16 +191,16 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def use(library, forgotten, monkeypatch):
-    """``use("native")`` chooses the implementation of calls that say none."""
+    """Return a function that selects the implementation of calls that name none: ``use("native")``."""
     monkeypatch.setattr(loading, "built", lambda: True)
     return partial(monkeypatch.setenv, plan.VARIABLE)
 
 
 @pytest.fixture
 def implementation(request, monkeypatch) -> str:
-    """The one of calls that say none: what ``laws`` of cases.py crosses the table of norms with.
+    """Select the implementation of calls that name none, as :func:`cases.laws` asks.
 
-    The reference is compiled quickly: users have its functions as "xla".
+    The reference is compiled quickly: users run its functions as "xla".
     """
     if request.param == "native":
         request.getfixturevalue("library")
@@ -208,6 +213,6 @@ def implementation(request, monkeypatch) -> str:
 
 @pytest.fixture(scope="class")
 def usual_compile_of_class():
-    """As usual_compile, for one class, or one test."""
+    """Compile as users do, for one class or one test."""
     with optimized():
         yield

@@ -1,4 +1,4 @@
-"""Hard inputs as channels of one array, with masks and without, for test_cuts.py."""
+"""Arrange hard inputs as channels of one array, with masks and without, for test_cuts.py."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +46,7 @@ MAKERS["float64"] = {name: INPUTS[name] for name in WIDE} | {"mean_1e+08": norma
 
 
 def ids_of(n):
-    """Unsorted."""
+    """Return unsorted ids of segments."""
     rng = np.random.default_rng(1)
     ids = rng.choice([0, 1, 2, 6], n)
     ids[rng.permutation(n - 2)[:21] + 1] = [4, *[5] * 20]  # neither the first nor the last
@@ -55,8 +55,9 @@ def ids_of(n):
 
 @dataclass(frozen=True)
 class Data:
-    """Hard inputs as channels of one array ``(N, inputs)``: one program takes them all, and one
-    that is not finite is beside others.
+    """Hard inputs as channels of one array ``(N, inputs)``.
+
+    One program takes them all, and inputs that are not finite stand next to others.
     """
 
     names: tuple[str, ...]
@@ -69,8 +70,9 @@ class Data:
 
 @cache
 def data(masked, dtype="float32", fold=1, segments=False, shuffled=False):
-    """With ``fold`` 2 of the shape ``(inputs, N / 2, 2)``: the groups are those of two channels
-    together.
+    """Return the data; with ``fold`` 2 in the shape ``(inputs, N / 2, 2)``.
+
+    The groups then hold two channels each.
     """
     rng = np.random.default_rng(0)
     x = np.stack([make(rng, 1, N)[0] for make in MAKERS[dtype].values()], 1)
@@ -107,5 +109,5 @@ def folded(a, fold):
 
 
 def by_input(a, fold):
-    """``(inputs, positions, fold)``, whatever the layout."""
+    """Return ``(inputs, positions, fold)``, whatever the layout."""
     return np.asarray(a).T[:, :, None] if fold == 1 else np.asarray(a)

@@ -1,4 +1,4 @@
-"""The ways in which test_cuts.py cuts hard inputs, and what comes out of the whole in one piece."""
+"""Cut hard inputs in all ways of test_cuts.py, and compute the result in one piece."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ TOGETHER = Part((0, 1))  # of the positions and channels of a group
 
 @dataclass(frozen=True)
 class Way:
-    """Of cutting: ``run(x, scale, bias, where, epsilon) -> y, (moments, running)``, of which each
-    may be None.
+    """A way of cutting: ``run(x, scale, bias, where, epsilon) -> y, (moments, running)``.
+
+    Each result may be None.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Way:
         return self.name
 
     def labels(self, outputs=False):
-        """Which group each position belongs to: that of the statistics, or of the output."""
+        """Return the group of each position: for the statistics, or for the output."""
         if self.segments:
             return ids_of(N // self.fold)
         return (
@@ -63,7 +64,7 @@ def locally(run, **options):
 
 
 def over_devices(run, segments=False):
-    """Rows of x, mask and ids over eight devices; the rest is whole."""
+    """Split rows of x, mask and ids over eight devices, and keep the rest whole."""
 
     def call(x, scale, bias, where, epsilon):
         def local(x, scale, bias, where, ids):
@@ -99,7 +100,7 @@ def merged(x, scale, bias, where, epsilon):
 
 
 def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
-    """In the last stage 0 behind the mask, as the norm itself has it."""
+    """Run a norm by stages. In the last stage 0 stands behind the mask, as in the norm itself."""
 
     def last(params, h, batch):
         y = h * params[0][None] + params[1][None]
@@ -118,8 +119,9 @@ def by_stages(x, scale, bias, where, epsilon, bounds=BOUNDS[1:]):
 
 
 def observed(x, scale, bias, where, epsilon):
-    """The state of each channel, since weights are those of whole elements; what they hide is not
-    normalized.
+    """Return the online state of each channel.
+
+    Weights there count whole elements. Masked elements are not normalized.
     """
     start = jax.tree.map(
         lambda leaf: jnp.zeros(x.shape[1], leaf.dtype), online.init(jnp.zeros((), x.dtype))
@@ -137,7 +139,7 @@ def observed(x, scale, bias, where, epsilon):
 
 
 def module(family, name, count, scale, bias, **options):
-    """With these parameters, and ready to be called: ``call(x, **given) -> y, running``."""
+    """Return a module with these parameters, as ``call(x, **given) -> y, running``."""
     if family == "nnx":
         norm = getattr(nnx, name)(count, **options, param_dtype=scale.dtype, rngs=flax_nnx.Rngs(0))
         norm.scale[...], norm.bias[...] = scale, bias
@@ -150,13 +152,14 @@ def module(family, name, count, scale, bias, **options):
 
 
 def output_dtype(x):
-    """That of x, which is narrower than the parameters; of what is refused nothing is asked."""
+    """Return the dtype of the output: of x, which is narrower than the parameters."""
     return x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
 
 
 def batch_module(x, scale, bias, where, epsilon, family, axis_name=None, bounds=None):
-    """Output and running statistics, from 0 and 1; ``bounds`` are those of microbatches that
-    accumulate.
+    """Return output and running statistics of a module, from 0 and 1.
+
+    ``bounds`` are the bounds of microbatches that accumulate.
     """
     options = {
         "dtype": output_dtype(x),
@@ -198,7 +201,7 @@ def of_segments(x, scale, bias, where, epsilon, ids=None, axis_name=None, axes=0
 
 
 def applied_to_segments(x, scale, bias, where, epsilon):
-    """Microbatches have Moments of segments, which are merged, and normalize them."""
+    """Normalize microbatches by the Moments of their segments, merged over the microbatches."""
     ids = [ids_of(N)[i:j] for i, j in pairwise(BOUNDS)]
     parts = [
         jn.moments(x, 0, where=w, segments=i, num_segments=K)
@@ -286,7 +289,10 @@ for family in ("linen", "nnx"):
 
 @dataclass(frozen=True)
 class Piece:
-    """A group, and its truth: positions ``at`` of one input, of which those ``shown`` count."""
+    """A group and its true values: positions ``at`` of one input.
+
+    Those in ``shown`` count.
+    """
 
     name: str
     row: int
@@ -313,7 +319,10 @@ class Piece:
 
 
 def pieces(given, labels, *, fold=1, part=TOGETHER, epsilon=1e-5, bounds=()):
-    """The groups of each input, by their labels; without the microbatches that are not finite."""
+    """Return the groups of each input, by their labels.
+
+    Microbatches that are not finite are left out.
+    """
     x, cotangent = (by_input(a, fold).astype(np.float64) for a in (given.x, given.cotangent))
     where = np.ones(x.shape, bool) if given.where is None else by_input(given.where, fold).copy()
     for i, j in pairwise(bounds):
@@ -364,7 +373,7 @@ def piece(name, row, label, at, shown, x, cotangent, scale, bias, part, epsilon)
 
 
 def about_the_first(values):
-    """Mean and variance, without loss to an offset; 0 of nothing."""
+    """Return mean and variance without loss to a large mean; 0 for no elements."""
     if not len(values):
         return 0.0, 0.0
     rest = values - values[0]

@@ -1,5 +1,6 @@
-"""Derivatives of both modes and two orders, against differences and each other, in two programs:
-compiling is what takes long.
+"""Compare derivatives of both modes and two orders with differences and each other.
+
+They share two programs, since compiling takes longest.
 """
 
 import jax
@@ -19,8 +20,10 @@ PAIRS = (
 
 
 def check_derivatives(call, arguments, bound=1e-7):
-    """Of a function of float64 arrays that gives one; along random directions, ``bound`` next to
-    the largest of differences.
+    """Check the derivatives of a function from float64 arrays to one array.
+
+    They are taken along random directions, and compared within ``bound`` of the largest
+    difference.
     """
     call, rng = jax.jit(call), np.random.default_rng(1)
     like = lambda arrays: tuple(rng.standard_normal(a.shape) for a in arrays)

@@ -1,5 +1,6 @@
-"""Hard inputs, the bounds of what comes out, and a check of it: every norm against the float64
-oracle on the same rounded input, output and gradient.
+"""Compare norms with the float64 oracle on hard inputs, and state the bounds.
+
+Both get the same rounded input. Output and gradients are compared.
 """
 
 import os
@@ -19,9 +20,7 @@ B32 = (4e-7, 1e-6)  # output, gradient
 
 @dataclass(frozen=True)
 class Hard:
-    """An input: ``make(rng, groups, n)`` gives the rows; ``unit`` is the size that epsilon scales
-    with.
-    """
+    """An input: ``make(rng, groups, n)`` returns rows, and epsilon scales with ``unit``."""
 
     name: str
     make: Callable
@@ -78,8 +77,9 @@ HALF = [
 
 @lru_cache
 def runs(case, implementation, **options):
-    """Output and gradients of x, scale and bias: as they are called, and compiled once for all
-    inputs.
+    """Return functions for the output and the gradients by x, scale and bias.
+
+    They run eagerly, and in one program compiled for all inputs.
     """
 
     def run(x, scale, bias, cotangent, where):
@@ -93,7 +93,7 @@ def runs(case, implementation, **options):
 
 
 def check(case, hard, rng, where=None, *, slack=1, ways=slice(None)):
-    """A norm of a hard input: ``ways`` are those of ``runs``."""
+    """Check a norm on a hard input; ``ways`` come from :func:`runs`."""
     x, options = (
         case.arrange(hard.make(rng, *case.groups)).astype(np.float32),
         {"epsilon": case.epsilon * hard.unit**2},

@@ -1,5 +1,6 @@
-"""The truth: the papers' formulas in NumPy, float64 or better, value and gradient, written down
-independently of the library.
+"""Compute true values and gradients: the papers' formulas in NumPy, in float64 or better.
+
+They are written independently of the library.
 """
 
 from dataclasses import dataclass
@@ -9,11 +10,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """Statistics over ``axes``, with their weight in the mean and in the variance (one part with 1,
-    1 but for SN).
+    """Statistics over ``axes``, with their weights in the mean and in the variance.
 
-    The variance is summed over the axes ``summed``, and holds the square of what is ``kept`` of the
-    mean.
+    Both weights are 1, except for switchable norm. The variance is summed over the axes
+    ``summed``, and includes the square of the part ``kept`` of the mean.
     """
 
     axes: tuple[int, ...]
@@ -47,7 +47,7 @@ def oracle(
     correction=0,
     epsilon_in="var",
 ) -> Result:
-    """Output and gradients of a norm whose statistics are a blend of ``parts``.
+    """Return output and gradients of a norm whose statistics are a blend of ``parts``.
 
     m_k = sum(w x) / sum(w), v_k = sum(w (x - m_k)^2) / (sum(w) - correction) over part k,
     m = sum_k a_k m_k, v = sum_k b_k v_k, y = (x - m) r scale + bias with r = 1 / sqrt(v + epsilon).
@@ -107,8 +107,9 @@ def oracle(
 
 
 def worst(found, truth, axes) -> float:
-    """The largest error of each group relative to its largest true value; the worst of the groups.
-    A NaN is infinitely wrong.
+    """Return the largest error of each group relative to its largest true value, over all groups.
+
+    A NaN counts as infinitely wrong.
     """
     found, truth = np.asarray(found).astype(np.float64), np.asarray(truth).astype(np.float64)
     size = np.abs(truth).max(axes, keepdims=True)

@@ -1,4 +1,4 @@
-"""The pages in Markdown, and what their blocks of code define."""
+"""Read the Markdown pages, and run their blocks of code."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,15 @@ PAGES = {
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
-    """Each block of Python of a page; those of ``py`` need what is not installed with the tests."""
+    """Return each block of Python of a page.
+
+    Blocks of ``py`` need packages that are not installed with the tests.
+    """
     return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
 
 
 def run(code: str) -> dict:
-    """The names that a block defines, run by itself, as a reader would who copies it."""
+    """Run a block by itself, as a reader would who copies it, and return the names that it defines."""
     names: dict = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(code, names)

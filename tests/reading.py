@@ -1,4 +1,4 @@
-"""Files of every format with the same numbers, and what is read of them in small pieces."""
+"""Write files of every format with the same numbers, and read them in small pieces."""
 
 import os
 
@@ -31,14 +31,14 @@ WRITE = {
 
 
 def opened(path, axes=0, size=1000, **sizes):
-    """The pieces of a file, of ``size`` bytes or so."""
+    """Return the pieces of a file, of about ``size`` bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "PIECE", size)
         return pieces([str(path)], axes if isinstance(axes, dict) else {"": axes}, sizes)
 
 
 def read(path, axes=0, size=1000, along=0):
-    """A file's arrays, put together from their pieces."""
+    """Return a file's arrays, joined from their pieces."""
     batches = [piece.read() for piece in opened(path, axes, size)]
     if not isinstance(batches[0], dict):
         return np.concatenate(batches, along)
@@ -46,7 +46,7 @@ def read(path, axes=0, size=1000, along=0):
 
 
 def refused(path, axes=0):
-    """Why a file is refused, in one sentence, at the first look or when it is read."""
+    """Return the sentence by which a file is refused, at first sight or when it is read."""
     with pytest.raises(SourceError) as caught:
         read(path, axes)
     assert "\n" not in str(caught.value)

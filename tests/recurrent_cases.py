@@ -1,4 +1,4 @@
-"""The table that the recurrent tests are crossed with: every cell, norm and placement."""
+"""List the cases of the recurrent tests: every cell, norm and position of the norm."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +109,7 @@ def sequences(rng, *shape, dtype=np.float32):
 
 
 def disturbed(params):
-    """By NumPy: JAX would compile programs for each shape."""
+    """Return random values, by NumPy: JAX would compile programs for each shape."""
     draw = lambda leaf: (0.3 * np.random.default_rng(0).standard_normal(leaf.shape)).astype(
         leaf.dtype
     )
@@ -117,8 +117,9 @@ def disturbed(params):
 
 
 def made(init, *arguments, **options):
-    """Variables of the shapes that ``init`` gives, which is not compiled for them: scales about 1,
-    all else about 0.
+    """Return variables of the shapes that ``init`` returns, which is not compiled for them.
+
+    Scales are about 1, all others about 0.
     """
     like = jax.eval_shape(partial(init, **options), *arguments)
     start = lambda path, leaf: np.full(
@@ -128,14 +129,15 @@ def made(init, *arguments, **options):
 
 
 def applied(module, *arguments, **options):
-    """What a module gives, in one program: Flax's loop takes a dozen where its steps are called one
-    by one.
+    """Return the results of a module, by one program.
+
+    Flax's loop makes a dozen where its steps are called one by one.
     """
     return jax.jit(module.apply)(*arguments, **options)
 
 
 def small_chunks(monkeypatch, steps):
-    """Chunks of so many steps, so that short sequences have several."""
+    """Set the number of steps in a chunk, so that short sequences have several chunks."""
     for module in (scan, native):
         monkeypatch.setattr(module, "chunk_length", lambda *_: steps)
 

@@ -1,5 +1,6 @@
-"""The papers' recurrent cells in float64 NumPy, one sequence position at a time, nothing folded,
-nothing fused.
+"""Compute the papers' recurrent cells in float64 NumPy, one step at a time.
+
+Nothing is folded or fused.
 """
 
 import numpy as np
@@ -101,7 +102,7 @@ STEPS = {"rnn": rnn_step, "lstm": lstm_step, "gru": gru_step}
 
 
 def network(name, x, params, norm="layer", placement="ba2016", epsilon=1e-6, initial=None):
-    """``(state, outputs)`` for x of shape (batch, time, features), all steps taken."""
+    """Return ``(state, outputs)`` for x of shape (batch, time, features), without lengths."""
     p = {key: np.asarray(value, np.float64) for key, value in params.items()}
     x = np.asarray(x, np.float64)
     features, rows = (

@@ -1,15 +1,15 @@
-"""Of each test a few of its rows: what the gate has time for."""
+"""Select a few rows of each test, for which the gate has time."""
 
 from collections import defaultdict
 
 
 def of_each(items: list, count: int) -> tuple[list, list]:
-    """Of each test at most ``count`` rows by each implementation, those of the README's command
-    before the long sweeps; and the rest.
+    """Return at most ``count`` rows of each test by each implementation, and the rest.
 
-    Among them are taken those whose parameters have been met least by that implementation, in this
-    test or one before it, so that few rows meet many cases. What is taken depends on nothing but
-    the tests.
+    Rows that run without ``-m slow`` come before the long sweeps. Among them, rows come
+    first whose parameters this implementation has met least, in this test or an earlier
+    one, so that few rows meet many cases. The selection depends on nothing but the
+    tests.
     """
     tests = defaultdict(list)
     for item in items:

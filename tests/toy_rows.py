@@ -1,6 +1,7 @@
-"""A small family of kernels: layer and RMS norm of rows in float32, in Pallas, interpreted.
+"""Compute layer and RMS norm of rows in float32, by a small family of kernels.
 
-It is the example of CONTRIBUTING.md, *A new kernel*.
+They are written in Pallas, and interpreted. They are the example of CONTRIBUTING.md, *A
+new kernel*.
 """
 
 from functools import partial
@@ -28,7 +29,10 @@ def obstacle(x, spec, operands):
 
 
 def rows(run, x, others, widths):
-    """Run a program for each row of arrays that broadcast against x; results have these widths."""
+    """Run a program for each row of arrays that broadcast against x.
+
+    The results have these widths.
+    """
     arrays = [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1])) for a in (x, *others)]
     arrays = [a.reshape(-1, a.shape[-1]) for a in arrays]
     block = lambda width: pl.BlockSpec((1, width), lambda row: (row, 0))

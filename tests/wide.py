@@ -1,4 +1,4 @@
-"""Norms of arrays that CPU kernels take in several chunks, and how close results are."""
+"""Make norms of arrays that CPU kernels take in several chunks, and compare results."""
 
 from functools import partial
 
@@ -77,7 +77,7 @@ def arguments(rng, shape, dtype=np.float32):
 
 
 def close(found, truth, bound, least=1e-30):
-    """Each leaf next to the largest number in it, or to the least size given."""
+    """Compare each leaf, relative to its largest number, or to the least size given."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(truth), strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert np.abs(a - b).max() <= bound * max(np.abs(b).max(), least)

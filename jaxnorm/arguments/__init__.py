@@ -1,1 +1,1 @@
-"""Arguments of callers: axes, masks, dtypes and options, and the errors about them."""
+"""Check the arguments of callers: axes, masks, dtypes and options."""

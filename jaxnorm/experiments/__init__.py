@@ -1,1 +1,1 @@
-"""Experiments on real data that show which normalization helps where."""
+"""Compare norms on real data, and show which of them helps where and why."""

@@ -1,5 +1,6 @@
-"""A Normalizer fitted by Beam, Dask or Ray equals that of the data in one piece: any order, any
-partitions, workers that die.
+"""Test that a Normalizer fitted by Beam, Dask or Ray equals one of the data in one piece.
+
+Orders and partitions vary, and workers die.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""What users of jaxnorm.data get wrong: each is refused before data are read, in words that say
-what to do, and changes nothing.
+"""Test mistakes of users of jaxnorm.data.
+
+Each is refused before data are read, in words that say what to do, and changes nothing.
 """
 
 import re

@@ -1,5 +1,7 @@
-"""What values jaxnorm.data takes in and gives back: integers of every size, to their last digit,
-single examples, trees of any kind.
+"""Test the values that jaxnorm.data takes and returns.
+
+These are integers of every size, to the last digit, single examples, and trees of any
+kind.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""``jaxnorm fit``: data sets in files, read in pieces, resumable, with errors that say which file
-and why.
+"""Test ``jaxnorm fit``: data sets in files, read in pieces and resumable.
+
+Errors say which file is at fault, and why.
 """
 
 import os

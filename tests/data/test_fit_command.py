@@ -1,5 +1,6 @@
-"""``jaxnorm fit`` and ``jaxnorm show``: what is left out, what is kept of a fit that ends early,
-and words.
+"""Test ``jaxnorm fit`` and ``jaxnorm show``: what they leave out, keep and say.
+
+Fits may end early.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""jaxnorm.host obeys the laws of jaxnorm's Moments, in float64, and without JAX."""
+"""Test that jaxnorm.host obeys the laws of jaxnorm's Moments, in float64 and without JAX."""
 
 import re
 import subprocess

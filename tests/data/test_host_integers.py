@@ -1,5 +1,6 @@
-"""jaxnorm.host and the Normalizer beyond 2**53, from where on float64 holds no longer every
-integer.
+"""Test jaxnorm.host and the Normalizer beyond 2**53.
+
+From there on float64 does not hold every integer.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""jaxnorm.data.Normalizer: fitted in one pass, exact, resumable; applied on the host and within
-jit; saved to the bit.
+"""Test jaxnorm.data.Normalizer.
+
+It is fitted in one pass, exact and resumable, applied on the host and within jit, and
+saved to the bit.
 """
 
 import pickle

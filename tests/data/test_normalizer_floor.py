@@ -1,5 +1,6 @@
-"""jaxnorm.data.Normalizer: floors of the deviation, boolean leaves, and programs of which the
-statistics are constants.
+"""Test floors of the deviation, boolean leaves, and programs with constant statistics.
+
+They are tests of jaxnorm.data.Normalizer.
 """
 
 import jax

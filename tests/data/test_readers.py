@@ -1,6 +1,4 @@
-"""The files that ``jaxnorm fit`` reads: what identifies them, what is read of them, what is
-refused.
-"""
+"""Test the files that ``jaxnorm fit`` reads: how they are identified, read and refused."""
 
 import json
 import os

@@ -1,5 +1,6 @@
-"""Files that Beam, Dask and Ray read: every format, many pieces at a time, and one sentence for a
-bad file.
+"""Test files that Beam, Dask and Ray read.
+
+The tests cover every format, many pieces at a time, and one sentence for a bad file.
 """
 
 import os

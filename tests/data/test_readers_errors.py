@@ -1,4 +1,7 @@
-"""Files that cannot be read or fitted: each is refused in one sentence, which names the file."""
+"""Test that files which cannot be read or fitted are refused.
+
+Each error is one sentence, and names the file.
+"""
 
 import os
 import zipfile

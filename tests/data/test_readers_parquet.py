@@ -1,4 +1,4 @@
-"""Parquet: what columns may hold, folders of files, and what is refused."""
+"""Test Parquet: what columns may hold, folders of files, and what is refused."""
 
 import decimal
 import os

@@ -1,4 +1,4 @@
-"""Zarr: what xarray writes is decoded, plain arrays are read as they are, pieces are small."""
+"""Test Zarr: what xarray writes is decoded, plain arrays are read as they are, pieces are small."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Building the CPU kernels, with scripts for compilers."""
+"""Test building the CPU kernels, with scripts in place of compilers."""
 
 import fcntl
 import json

@@ -1,5 +1,6 @@
-"""Libraries of CPU kernels that are damaged, of no use here, or left aside: what becomes of them,
-and what is told.
+"""Test libraries of CPU kernels that are damaged, unsuitable, or set aside.
+
+The tests check what happens to them and what is reported.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""What is of the CPU kernels alone: their chunks, thresholds and layouts, and what they refuse. The
-laws are in the other files.
+"""Test what only the CPU kernels have: chunks, thresholds, layouts and refusals.
+
+The laws are in the other files.
 """
 
 import sys

@@ -1,5 +1,6 @@
-"""The CPU kernel of the LSTM answers to the papers' equations, and to plain JAX, which the other
-files test, on the rest.
+"""Compare the CPU kernel of the LSTM with the papers' equations and with plain JAX.
+
+Plain JAX is tested by the other files.
 """
 
 from functools import partial

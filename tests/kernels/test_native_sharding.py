@@ -1,5 +1,7 @@
-"""The CPU kernels over several devices: where they are selected, that nothing is gathered for them,
-and the results of one.
+"""Test the CPU kernels over several devices.
+
+The tests check where kernels are selected, that nothing is gathered for them, and that
+results equal those of one device.
 """
 
 from functools import partial

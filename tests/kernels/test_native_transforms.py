@@ -1,5 +1,6 @@
-"""What JAX makes of the CPU kernels: derivatives, vmap, remat and loops agree with plain JAX, which
-the other files test.
+"""Compare derivatives, vmap, remat and loops of the CPU kernels with plain JAX.
+
+Plain JAX is tested by the other files.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Kernels that are registered from outside: those of toy_rows.py, as CONTRIBUTING.md says."""
+"""Test kernels that are registered from outside: toy_rows.py, as CONTRIBUTING.md says."""
 
 import re
 from functools import partial

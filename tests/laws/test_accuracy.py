@@ -1,5 +1,6 @@
-"""Hard inputs: every norm against the float64 oracle on the same rounded input, output and
-gradient.
+"""Compare every norm with the float64 oracle on hard inputs.
+
+Both get the same rounded input. Output and gradients are compared.
 """
 
 import os

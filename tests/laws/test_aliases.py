@@ -1,4 +1,4 @@
-"""Arguments that have two names give the same by either, and are refused by both at once."""
+"""Test that each of an argument's two names gives the same result, and both at once an error."""
 
 import inspect
 import re

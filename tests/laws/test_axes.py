@@ -1,4 +1,4 @@
-"""Patterns say the same as integer axes."""
+"""Test that patterns and integer axes give the same results."""
 
 from functools import partial
 

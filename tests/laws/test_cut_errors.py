@@ -1,5 +1,6 @@
-"""Wrong calls, however data are cut: over devices, microbatches and segments the error is that of
-the whole.
+"""Test wrong calls, however data are cut.
+
+Over devices, microbatches and segments, the error is the error of the whole.
 """
 
 import jax

@@ -1,5 +1,7 @@
-"""Laws of results, however data are cut: of eager calls, of scaled and shifted data, of groups that
-do not divide the channels.
+"""Test laws of results, however data are cut.
+
+The laws are of eager calls, of scaled and shifted data, and of groups that do not
+divide the channels.
 """
 
 import re

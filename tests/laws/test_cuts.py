@@ -1,5 +1,7 @@
-"""Hard inputs however data are cut: over devices, microbatches and segments a norm is that of the
-whole in one piece, in float64.
+"""Test hard inputs, however data are cut.
+
+Over devices, microbatches and segments, a norm equals the norm of all data in one piece
+in float64.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Derivatives of every order and mode, and what reverse mode keeps in memory."""
+"""Test derivatives of every order and mode, and what reverse mode stores."""
 
 from functools import partial
 from itertools import compress

@@ -1,4 +1,4 @@
-"""Wrong calls: each says what must hold, what came, and what to do."""
+"""Test that the error of a wrong call says what must hold, what came, and what to do."""
 
 import re
 from functools import partial

@@ -1,6 +1,4 @@
-"""Programs that are exported, for sizes that are not known before they run, or compiled for other
-devices.
-"""
+"""Test exported programs, for sizes that are unknown before they run or for other devices."""
 
 from itertools import product
 

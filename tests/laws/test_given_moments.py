@@ -1,4 +1,4 @@
-"""Normalizing by given Moments: as constants of a program, as arguments, and of nothing."""
+"""Test normalizing by given Moments: constants of a program, arguments, and Moments of nothing."""
 
 from functools import partial
 

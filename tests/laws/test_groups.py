@@ -1,4 +1,4 @@
-"""Groups of channels in all their forms, held to the laws in every dtype."""
+"""Test groups of channels in all their forms, by the laws and in every dtype."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The formulas with plain loops, which run where a platform has none of its own."""
+"""Test the formulas with plain loops, which run where a platform has none of its own."""
 
 from functools import partial
 

@@ -1,4 +1,7 @@
-"""A mask counts as if what it hides were not there: values, gradients, statistics, state."""
+"""Test that masked elements count as if they were absent.
+
+This holds for values, gradients, statistics and state.
+"""
 
 import os
 from functools import partial

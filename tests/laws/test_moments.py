@@ -1,5 +1,6 @@
-"""Laws of Moments: merge is a monoid, the whole equals its parts, however it is cut; ema is a
-blend.
+"""Test the laws of Moments.
+
+Merge is a monoid, the whole equals its parts however it is cut, and ema is a blend.
 """
 
 from fractions import Fraction

@@ -1,5 +1,6 @@
-"""Statistics of a stream: those of everything seen, in float64 NumPy, whatever the batches; of
-returns, too.
+"""Test statistics of a stream and of returns.
+
+They equal the statistics of everything seen, in float64 NumPy, whatever the batches.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What the papers and the tutorials say of their norms, and what their frameworks print."""
+"""Test what papers and tutorials say of their norms, and what their frameworks print."""
 
 from functools import partial
 

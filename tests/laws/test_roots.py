@@ -1,4 +1,4 @@
-"""1 / sqrt(var + epsilon) is written once in JAX, where 0 is thought of."""
+"""Test that 1 / sqrt(var + epsilon) is written once in JAX, with a case for 0."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Plain JAX with XLA's loops in mind, and bare: rows above all, of which each gradient has a loop
-of its own.
+"""Test plain JAX with XLA's loops in mind, and the formulas as they are.
+
+Rows come first: each of their gradients has a loop of its own.
 """
 
 import re

@@ -1,5 +1,7 @@
-"""The collectives of a compiled program: of batch norm two all-reduces for the output and one for
-the gradients, else none.
+"""Count the collectives of compiled programs.
+
+Batch norm has two all-reduces for the output and one for the gradients. Other norms
+have none.
 """
 
 import jax

@@ -1,5 +1,7 @@
-"""Statistics by segments equal those of each segment by itself, and of a batch in which each is
-padded.
+"""Test statistics by segments.
+
+They equal the statistics of each segment by itself, and of a batch in which each
+segment is padded.
 """
 
 import re

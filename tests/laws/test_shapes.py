@@ -1,4 +1,4 @@
-"""The shapes of real networks that the benchmarks measure, against the oracle."""
+"""Compare the shapes of real networks, which the benchmarks measure, with the oracle."""
 
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
-"""A model over microbatches, with the statistics, outputs and gradients of the whole batch; its
-memory is that of a microbatch.
+"""Run a model over microbatches with the results of the whole batch.
+
+Statistics, outputs and gradients are those of the batch, and its memory is the memory
+of a microbatch.
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Every norm under every transformation of JAX."""
+"""Test every norm under every transformation of JAX."""
 
 import re
 from dataclasses import replace

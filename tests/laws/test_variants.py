@@ -1,5 +1,6 @@
-"""One body under chex's variants: every norm equals the oracle with and without jit, placed or not,
-and under pmap.
+"""Run one body under chex's variants.
+
+Every norm equals the oracle with and without jit, placed or not, and under pmap.
 """
 
 import chex

@@ -1,5 +1,6 @@
-"""Spectral norm against NumPy's singular values, at any size and in any dtype, and after kernels
-that have no direction.
+"""Compare spectral norm with NumPy's singular values, at any size and in any dtype.
+
+It also works after weights that have no direction. Weight norm is tested here too.
 """
 
 import flax.linen

@@ -1,4 +1,7 @@
-"""What docs/from/flax.md says of Flax, asked of Flax; test_flax.py has signatures and dtypes."""
+"""Check against Flax what docs/from/flax.md says of Flax.
+
+test_flax.py checks signatures and dtypes.
+"""
 
 import warnings
 

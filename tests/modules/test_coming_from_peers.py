@@ -1,5 +1,6 @@
-"""What the pages docs/from/*.md say of PyTorch, Keras and Haiku, asked of those libraries; what is
-not installed is left out.
+"""Check what docs/from/*.md say of PyTorch, Keras and Haiku against these libraries.
+
+Libraries that are not installed are left out.
 """
 
 import os

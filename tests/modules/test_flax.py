@@ -1,5 +1,6 @@
-"""Both families beside Flax's modules: what they are called with, which dtypes they take and give,
-and how few axes.
+"""Compare the modules of both families with Flax's.
+
+The tests compare arguments, dtypes, and arrays with few axes.
 """
 
 import inspect

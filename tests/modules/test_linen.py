@@ -1,4 +1,4 @@
-"""The linen modules: drop-in for Flax's, and better where Flax is wrong."""
+"""Test the linen modules: drop-in for Flax's, and better where Flax is wrong."""
 
 from contextlib import suppress
 from functools import partial

@@ -1,4 +1,4 @@
-"""The nnx modules: drop-in for Flax's, twins of the linen ones, and better where Flax is wrong."""
+"""Test the nnx modules: drop-in for Flax's, twins of the linen ones, better where Flax is wrong."""
 
 import re
 

@@ -1,5 +1,6 @@
-"""Running statistics over microbatches and over a population: those of all elements together, alike
-in linen and nnx.
+"""Test running statistics over microbatches and over a population.
+
+They equal the statistics of all elements together, in linen and nnx alike.
 """
 
 from functools import partial

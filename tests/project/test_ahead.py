@@ -1,7 +1,7 @@
-"""Programs for TPUs, compiled ahead of time where there is none: what their compiler makes of the
-norms and of a recurrent network.
+"""Test programs for TPUs, compiled ahead of time without a TPU.
 
-It takes the libtpu that jax[tpu] of the installed JAX asks for, which the nightly run installs.
+They are programs of norms and of a recurrent network. The tests need the libtpu that
+jax[tpu] of the installed JAX asks for. The nightly run installs it.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A norm is whole: every place of the checklist in CONTRIBUTING.md has it."""
+"""Test that a norm has every place of the checklist in CONTRIBUTING.md."""
 
 import ast
 import inspect

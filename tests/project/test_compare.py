@@ -1,4 +1,4 @@
-"""The main job: what it trains, writes, keeps when it is interrupted, and goes on from."""
+"""Test comparisons: what they train, write, keep when interrupted, and resume."""
 
 import errno
 import importlib.util

@@ -1,5 +1,7 @@
-"""The documentation site: its pictures are those that the script draws, or drawn while it is built;
-its reference has every public name, its checks can fail.
+"""Test the documentation site.
+
+Its pictures equal what the script draws, or are drawn while the site is built. Its
+reference has every public name. Its checks can fail.
 """
 
 import importlib.util

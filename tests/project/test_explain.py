@@ -1,4 +1,4 @@
-"""What jaxnorm explain measures, against what it must be."""
+"""Test that the measurements of jaxnorm explain have the values they must have."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Imports run one way, and importing the library costs little."""
+"""Test that imports run one way, and that importing the library costs little."""
 
 import ast
 import inspect

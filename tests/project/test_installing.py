@@ -1,6 +1,4 @@
-"""The cell by which each notebook installs the library on Colab, with pip and Colab's module
-played.
-"""
+"""Test the cell that installs the library on Colab, with pip and Colab's module simulated."""
 
 import sys
 from importlib import metadata

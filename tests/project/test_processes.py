@@ -1,5 +1,6 @@
-"""Several processes of this machine train to the parameters of one, end when one of them is lost,
-and go on from a checkpoint.
+"""Test that several processes of this machine train to the parameters of one.
+
+They end when one of them is lost, and go on from a checkpoint.
 """
 
 import signal

@@ -1,5 +1,6 @@
-"""The README's code and that of its pages runs as it stands, their links lead somewhere, and their
-table is that of the committed run.
+"""Test that the code of the README and its pages runs as it stands.
+
+Their links lead somewhere, and their table is the table of the committed run.
 """
 
 import re

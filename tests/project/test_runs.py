@@ -1,4 +1,4 @@
-"""Runs made some at a time: what is kept, in which order, and who stops when."""
+"""Test runs made several at a time: what is kept, in which order, and who stops when."""
 
 import io
 import os

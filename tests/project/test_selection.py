@@ -1,4 +1,4 @@
-"""Which rows of the tests the gate takes."""
+"""Test which rows of the tests the gate takes."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,6 @@
-"""Every task: its data as the files have them, its losses against known values, and that it trains
-from the command line.
+"""Test every task, its data as the files have them, and its losses against known values.
+
+Every task also trains from the command line.
 """
 
 from dataclasses import replace

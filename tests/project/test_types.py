@@ -1,5 +1,6 @@
-"""What type checkers see of the installed package: a user's file without Any, mistakes that are
-found, and the same at run time.
+"""Test what type checkers see of the installed package.
+
+A user's file has no Any, mistakes are found, and types at run time are the same.
 """
 
 import ast

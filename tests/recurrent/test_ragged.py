@@ -1,5 +1,6 @@
-"""Sequences of several lengths in one batch are those sequences alone: outputs, last states and
-gradients.
+"""Test sequences of several lengths in one batch.
+
+Outputs, last states and gradients equal those of each sequence alone.
 """
 
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""Recurrent networks against the papers' equations in float64, and their shapes, dtypes and
-layouts.
+"""Compare recurrent networks with the papers' equations in float64.
+
+Shapes, dtypes and layouts are tested too.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""Derivatives of recurrent networks: those of the equations, of both orders, and under every
-transformation.
+"""Test derivatives of recurrent networks.
+
+They equal the derivatives of the equations, of both orders, under every transformation.
 """
 
 from functools import partial

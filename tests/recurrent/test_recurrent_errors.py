@@ -1,4 +1,4 @@
-"""What is refused, in words that help, and what odd input gives."""
+"""Test which calls are refused, in words that help, and what odd input gives."""
 
 import re
 from functools import partial

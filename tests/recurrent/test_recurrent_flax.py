@@ -1,5 +1,6 @@
-"""Recurrent modules without a norm are Flax's: values, parameters and how they start, dtypes, the
-width of the carry.
+"""Compare recurrent modules without a norm with Flax's.
+
+Values, parameters and how they start, dtypes, and the width of the carry are equal.
 """
 
 import re

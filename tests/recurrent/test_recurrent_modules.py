@@ -1,4 +1,4 @@
-"""Recurrent modules: cells and layers that share parameters, linen and nnx twins."""
+"""Test recurrent modules: cells and layers that share parameters, linen and nnx twins."""
 
 import flax.linen as flax_nn
 import jax

@@ -1,4 +1,4 @@
-"""Recurrent networks over eight devices: shard_map and sharded jit are the single device."""
+"""Test recurrent networks over eight devices: shard_map and sharded jit equal one device."""
 
 from functools import partial
 
