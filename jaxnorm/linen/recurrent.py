@@ -16,15 +16,15 @@ from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.layers import (
     direction_names,
-    listed,
+    list_carries,
     module_call,
     module_cell,
-    module_start,
+    module_initializers,
     run_cell,
     run_layers,
 )
 from jaxnorm.recurrent.options import CallOptions, Carry, CarryLike, Pair, S
-from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Start, leaf_shapes
+from jaxnorm.recurrent.parameters import LECUN, ORTHOGONAL, Initializers, leaf_shapes
 
 
 class _Cell(nn.RNNCellBase, Generic[S]):
@@ -67,7 +67,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
         A ``carry`` determines the number of features.
         """
         cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
-        start = module_start(
+        start = module_initializers(
             self.kind,
             self.norm,
             self.scale,
@@ -81,7 +81,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
                 name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype)
                 for name in start.names(cell, shapes)
             }
-        params = self._of_flax(start, in_features, *shapes["recurrent_kernel"])
+        params = self._flax_parameters(start, in_features, *shapes["recurrent_kernel"])
         if self.projection is not None:
             params["projection"] = self.param(
                 "projection", self.kernel_init, shapes["projection"], self.param_dtype
@@ -102,31 +102,31 @@ class _Cell(nn.RNNCellBase, Generic[S]):
             else jnp.shape(h)[-1]
         )
 
-    def _of_flax(
-        self, start: Start, in_features: int, rows: int, packed: int
+    def _flax_parameters(
+        self, start: Initializers, in_features: int, rows: int, packed: int
     ) -> dict[str, jax.Array]:
         """Return the parameters of Flax's cell, for ``norm=None``, with the gates concatenated."""
         gates = FLAX_GATES[self.kind]
         dense = partial(self._dense, packed // len(gates))
-        inward = [
+        input_parts = [
             dense(f"i{gate}", in_features, self.kernel_init, self.kind != "lstm", 0.0)
             for gate in gates
         ]
         starts = dict.fromkeys(gates, 0.0) | {"f": start.forget_bias}
         biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
-        across = [
+        recurrent_parts = [
             dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate])
             for gate in gates
         ]
-        kernels = {"input_kernel": inward, "recurrent_kernel": across}
+        matrices = {"input_kernel": input_parts, "recurrent_kernel": recurrent_parts}
         params = {
             name: jnp.concatenate([kernel for kernel, _ in parts], -1)
-            for name, parts in kernels.items()
+            for name, parts in matrices.items()
         }
         params["bias"] = jnp.concatenate(
-            [bias for _, bias in (across if self.kind == "lstm" else inward)]
+            [bias for _, bias in (recurrent_parts if self.kind == "lstm" else input_parts)]
         )
-        return params | ({"recurrent_bias": across[2][1]} if self.kind == "gru" else {})
+        return params | ({"recurrent_bias": recurrent_parts[2][1]} if self.kind == "gru" else {})
 
     def _dense(
         self,
@@ -363,7 +363,7 @@ class _Layer(nn.Module):
             [self._make_cell(name) for name in directions]
             for directions in direction_names(self.num_layers, self.bidirectional)
         ]
-        carries = listed(self.kind, initial_carry, self.num_layers, self.bidirectional)
+        carries = list_carries(self.kind, initial_carry, self.num_layers, self.bidirectional)
         width, layers = inputs.shape[-1], []
         for i, directions in enumerate(cells):
             layers.append(
@@ -385,7 +385,7 @@ class _Layer(nn.Module):
         )
         random = self._is_random(deterministic)
         if carries is None and self.carry_init is not initializers.zeros:
-            carries = self._start(cells, inputs, call.time_major, init_key)
+            carries = self._initial_carries(cells, inputs, call.time_major, init_key)
         dropout = nn.Dropout(
             validation.number("dropout", self.dropout, 1), deterministic=not random
         )
@@ -406,8 +406,10 @@ class _Layer(nn.Module):
         return self.cell.kind
 
     def _make_cell(self, name: str) -> _Cell:
-        own = {field.name for field in fields(self.cell)} - {"features", "parent", "name"}
-        return self.cell(self.features, name=name, **{field: getattr(self, field) for field in own})
+        names = {field.name for field in fields(self.cell)} - {"features", "parent", "name"}
+        return self.cell(
+            self.features, name=name, **{field: getattr(self, field) for field in names}
+        )
 
     def _is_random(self, deterministic: bool | None) -> bool:
         if not self.dropout and not any(
@@ -416,7 +418,7 @@ class _Layer(nn.Module):
             return False
         return not nn.merge_param("deterministic", self.deterministic, deterministic)
 
-    def _start(
+    def _initial_carries(
         self, cells: list[list[_Cell]], inputs: jax.Array, time_major: bool, key: jax.Array | None
     ) -> list[list[Carry]]:
         shape = inputs.shape[1:] if time_major else (*inputs.shape[:-2], inputs.shape[-1])

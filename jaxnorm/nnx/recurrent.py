@@ -15,10 +15,10 @@ from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.layers import (
     direction_names,
-    listed,
+    list_carries,
     module_call,
     module_cell,
-    module_start,
+    module_initializers,
     run_cell,
     run_layers,
 )
@@ -60,7 +60,7 @@ class _Cell(RNNCellBase, Generic[S]):
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
         self.dtype, self.param_dtype = dtype, param_dtype
         cell = module_cell(self.kind, norm, placement, epsilon)
-        start = module_start(
+        start = module_initializers(
             self.kind, norm, scale, forget_bias, kernel_init, recurrent_kernel_init
         )
         shapes = leaf_shapes(cell, in_features, hidden_features, projection)
@@ -93,11 +93,11 @@ class _Cell(RNNCellBase, Generic[S]):
         params = {name: getattr(self, name)[...] for name in self.leaves}
         if self.norm is None:
             bias: Any = (self.dense_h if self.kind == "lstm" else self.dense_i).bias
-            kernels = {
+            matrices = {
                 "input_kernel": self.dense_i.kernel[...],
                 "recurrent_kernel": self.dense_h.kernel[...],
             }
-            params |= {**kernels, "bias": bias[...]}
+            params |= {**matrices, "bias": bias[...]}
         return params
 
     def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
@@ -306,14 +306,14 @@ class _Layer(nnx.Module):
             keep_order,
         )
         self.num_layers, self.bidirectional = num_layers, bidirectional
-        own: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "norm": norm,
             "placement": placement,
             "epsilon": epsilon,
             "dtype": dtype,
             "param_dtype": param_dtype,
         }
-        width, options = in_features, {**cell, **own, "projection": projection}
+        width, options = in_features, {**cell, **shared, "projection": projection}
         for directions in direction_names(num_layers, bidirectional):
             for name in directions:
                 setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **options))
@@ -391,7 +391,7 @@ class _Layer(nnx.Module):
             for names in direction_names(self.num_layers, self.bidirectional)
         ]
         layers = [[cell.parameters() for cell in directions] for directions in cells]
-        carries = listed(self.kind, initial_carry, self.num_layers, self.bidirectional)
+        carries = list_carries(self.kind, initial_carry, self.num_layers, self.bidirectional)
         stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         dropout = partial(self.between, deterministic=deterministic, rngs=rngs)
         make_key = None if deterministic or stream is None else stream

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 
 from jaxnorm.recurrent.pointwise import (
     LSTM_SIGMOIDS,
-    along,
+    expand_like,
     lstm_gates,
     make_gate_factors,
+    normalize,
     split,
     tanh,
-    unit,
 )
 
 NORMS = ("layer", "rms", "batch", None)
@@ -45,7 +45,7 @@ class Steps(NamedTuple):
     # mean and 1 / deviation, (1, features), of batch norm
     running: dict[str, tuple[jax.Array, jax.Array]] | None = None
     # (batch, 1): x is 0, so that norms of a zero state have no gradient
-    idle: jax.Array | None = None
+    zero_input: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -53,38 +53,38 @@ class Cell:
     """The static facts about a step."""
 
     norm: str | None = "layer"
-    placement: str = "ba2016"
+    position: str = "ba2016"
     epsilon: float = 1e-6
 
     name: ClassVar[str]
     sigmoids: ClassVar[tuple[bool, ...]]  # one for each block of the packed pre-activations
     state: ClassVar[tuple[str, ...]] = ("h",)
-    placements: ClassVar[tuple[str, ...]]
+    positions: ClassVar[tuple[str, ...]]
 
     @property
-    def separate(self) -> bool:
+    def normalizes_each_term(self) -> bool:
         """Whether input and recurrent term have statistics of their own."""
-        return self.norm is not None and self.placement in ("ba2016", "carried_cell")
+        return self.norm is not None and self.position in ("ba2016", "carried_cell")
 
     @property
-    def joint(self) -> bool:
-        return self.norm is not None and not self.separate
+    def normalizes_sum(self) -> bool:
+        return self.norm is not None and not self.normalizes_each_term
 
     @property
     def gains(self) -> tuple[str, ...]:
         """The packed gains."""
         return (
             ("input_scale", "recurrent_scale")
-            if self.separate
+            if self.normalizes_each_term
             else ("scale",)
-            if self.joint
+            if self.normalizes_sum
             else ()
         )
 
     @property
     def blocks_per_group(self) -> tuple[int, ...]:
         """How many blocks of the pre-activations share statistics, for each normalization group."""
-        return (1,) * len(self.sigmoids) if self.placement == "gate" else (len(self.sigmoids),)
+        return (1,) * len(self.sigmoids) if self.position == "gate" else (len(self.sigmoids),)
 
     def weights(self, params: Weights) -> Weights:
         """The parameters as steps use them: kernels centered, the arguments of sigmoids halved,
@@ -92,11 +92,13 @@ class Cell:
         """
         features = params["recurrent_kernel"].shape[-1] // len(self.sigmoids)
         factors = make_gate_factors(features, self.sigmoids, params["recurrent_kernel"].dtype)
-        kernels = {name: params[name] for name in ("input_kernel", "recurrent_kernel")}
+        matrices = {name: params[name] for name in ("input_kernel", "recurrent_kernel")}
         if self.norm is None:
-            kernels = {name: kernel * along(factors, kernel) for name, kernel in kernels.items()}
+            matrices = {
+                name: weight * expand_like(factors, weight) for name, weight in matrices.items()
+            }
         elif self.norm == "layer":
-            kernels = {name: self.center(kernel) for name, kernel in kernels.items()}
+            matrices = {name: self.center(weight) for name, weight in matrices.items()}
         scales = {
             name: factors * params[name] if name in params else factors for name in self.gains
         }
@@ -106,36 +108,38 @@ class Cell:
             for name in ("cell_scale", "cell_bias", "recurrent_bias", "projection")
             if name in params
         }
-        return {**kernels, **scales, **rest, "bias": bias}
+        return {**matrices, **scales, **rest, "bias": bias}
 
-    def center(self, kernel: jax.Array) -> jax.Array:
+    def center(self, weight: jax.Array) -> jax.Array:
         return jnp.concatenate(
-            [center_rows(part) for part in split(kernel, self.blocks_per_group)], -1
+            [center_rows(part) for part in split(weight, self.blocks_per_group)], -1
         )
 
-    def inputs(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
+    def input_terms(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
         """The input's term of the pre-activations, for stacked steps."""
-        a = read(steps, x, weights["input_kernel"])
-        if self.joint:
+        a = input_product(steps, x, weights["input_kernel"])
+        if self.normalizes_sum:
             return a
-        return self.own(weights, "input", a, steps) + along(weights["bias"], a)
+        return self.normalize_term(weights, "input", a, steps) + expand_like(weights["bias"], a)
 
-    def own(self, weights: Weights, name: str, a: jax.Array, steps: Steps) -> jax.Array:
+    def normalize_term(self, weights: Weights, name: str, a: jax.Array, steps: Steps) -> jax.Array:
         """The input's or the recurrent term with its own gain and statistics, if it has any."""
         return (
-            along(weights[f"{name}_scale"], a)
+            expand_like(weights[f"{name}_scale"], a)
             * self.normalized(a, name, steps, self.blocks_per_group)
-            if self.separate
+            if self.normalizes_each_term
             else a
         )
 
-    def together(self, weights: Weights, a: jax.Array, xg: jax.Array, steps: Steps) -> jax.Array:
+    def preactivations(
+        self, weights: Weights, a: jax.Array, input_term: jax.Array, steps: Steps
+    ) -> jax.Array:
         """The packed pre-activations of all gates."""
-        if self.joint:
-            return along(weights["scale"], a) * self.normalized(
-                a + xg, "gates", steps, self.blocks_per_group
-            ) + along(weights["bias"], a)
-        return self.own(weights, "recurrent", a, steps) + xg
+        if self.normalizes_sum:
+            return expand_like(weights["scale"], a) * self.normalized(
+                a + input_term, "gates", steps, self.blocks_per_group
+            ) + expand_like(weights["bias"], a)
+        return self.normalize_term(weights, "recurrent", a, steps) + input_term
 
     def normalized(
         self,
@@ -149,29 +153,33 @@ class Cell:
         ``centered`` where the kernel is not.
         """
         # the gradient of x is multiplied once, not at every step
-        idle = None if name == "input" else steps.idle
+        zero_input = None if name == "input" else steps.zero_input
         if self.norm == "batch":
             if steps.running is None:
-                return unit(
+                return normalize(
                     -2,
                     True,
                     self.epsilon,
                     a,
                     steps.mask,
-                    None if idle is None else jnp.all(idle, -2, keepdims=True),
+                    None if zero_input is None else jnp.all(zero_input, -2, keepdims=True),
                 )
             mean, rstd = steps.running[name]
             return (a - mean) * rstd
-        over = partial(unit, -1, centered and self.norm == "layer", self.epsilon)
+        normalize_features = partial(normalize, -1, centered and self.norm == "layer", self.epsilon)
         if len(set(blocks)) > 1:
-            return jnp.concatenate([over(part, None, idle) for part in split(a, blocks)], -1)
+            return jnp.concatenate(
+                [normalize_features(part, None, zero_input) for part in split(a, blocks)], -1
+            )
         if len(blocks) == 1:
-            return over(a, None, idle)
+            return normalize_features(a, None, zero_input)
         parts = a.reshape(*a.shape[:-1], len(blocks), a.shape[-1] // len(blocks))
-        return over(parts, None, None if idle is None else idle[..., None]).reshape(a.shape)
+        return normalize_features(
+            parts, None, None if zero_input is None else zero_input[..., None]
+        ).reshape(a.shape)
 
     def step(
-        self, weights: Weights, a: jax.Array, xg: jax.Array, state: State, steps: Steps
+        self, weights: Weights, a: jax.Array, input_term: jax.Array, state: State, steps: Steps
     ) -> State:
         """The state after a step, h before its projection."""
         raise NotImplementedError
@@ -183,11 +191,11 @@ class Cell:
         bias 0.
         """
         packed = len(self.sigmoids) * features
-        kernels = {
+        matrices = {
             "input_kernel": (in_features, packed),
             "recurrent_kernel": (projection or features, packed),
         }
-        return {**kernels, **dict.fromkeys((*self.gains, "bias"), (packed,))}
+        return {**matrices, **dict.fromkeys((*self.gains, "bias"), (packed,))}
 
 
 class RNN(Cell):
@@ -195,10 +203,10 @@ class RNN(Cell):
 
     name = "rnn"
     sigmoids = (False,)
-    placements = ("ba2016", "sum")
+    positions = ("ba2016", "sum")
 
-    def step(self, weights, a, xg, state, steps):
-        return (tanh(self.together(weights, a, xg, steps)),)
+    def step(self, weights, a, input_term, state, steps):
+        return (tanh(self.preactivations(weights, a, input_term, steps)),)
 
 
 class LSTM(Cell):
@@ -207,16 +215,16 @@ class LSTM(Cell):
     name = "lstm"
     sigmoids = LSTM_SIGMOIDS
     state = ("h", "c")
-    placements = ("ba2016", "sum", "gate", "carried_cell")
+    positions = ("ba2016", "sum", "gate", "carried_cell")
 
     @property
     def normalizes_cell(self) -> bool:
-        return self.norm is not None and self.placement != "sum"
+        return self.norm is not None and self.position != "sum"
 
     @property
     def carries(self) -> bool:
         """Whether the normalized c is carried on."""
-        return self.normalizes_cell and self.placement != "ba2016"
+        return self.normalizes_cell and self.position != "ba2016"
 
     def shapes(self, in_features, features, projection=None):
         cell = dict.fromkeys(
@@ -225,14 +233,14 @@ class LSTM(Cell):
         project = {} if projection is None else {"projection": (features, projection)}
         return {**super().shapes(in_features, features, projection), **cell, **project}
 
-    def step(self, weights, a, xg, state, steps):
-        c, o = lstm_gates(self.together(weights, a, xg, steps), state[1])
+    def step(self, weights, a, input_term, state, steps):
+        c, o = lstm_gates(self.preactivations(weights, a, input_term, steps), state[1])
         if not self.normalizes_cell:
             return o * tanh(c), c
-        shown = self.normalized(c, "cell", steps, centered=True)
-        shown = shown * along(weights["cell_scale"], c) if "cell_scale" in weights else shown
-        shown = shown + along(weights["cell_bias"], c) if "cell_bias" in weights else shown
-        return o * tanh(shown), shown if self.carries else c
+        s = self.normalized(c, "cell", steps, centered=True)
+        s = s * expand_like(weights["cell_scale"], c) if "cell_scale" in weights else s
+        s = s + expand_like(weights["cell_bias"], c) if "cell_bias" in weights else s
+        return o * tanh(s), s if self.carries else c
 
 
 class GRU(Cell):
@@ -240,30 +248,30 @@ class GRU(Cell):
 
     name = "gru"
     sigmoids = (True, True, False)  # r, z, n
-    placements = ("ba2016", "sum", "gate")
+    positions = ("ba2016", "sum", "gate")
 
     @property
     def blocks_per_group(self):
-        return (1, 1, 1) if self.placement == "gate" else (2, 1)
+        return (1, 1, 1) if self.position == "gate" else (2, 1)
 
     def shapes(self, in_features, features, projection=None):
-        inner = {} if self.joint else {"recurrent_bias": (features,)}
+        inner = {} if self.normalizes_sum else {"recurrent_bias": (features,)}
         return {**super().shapes(in_features, features, projection), **inner}
 
-    def center(self, kernel):
-        if not self.joint:
-            return super().center(kernel)
-        gates, candidate = split(kernel, (2, 1))  # the candidate's sum is known only when r is
+    def center(self, weight):
+        if not self.normalizes_sum:
+            return super().center(weight)
+        gates, candidate = split(weight, (2, 1))  # the candidate's sum is known only when r is
         parts = split(gates, self.blocks_per_group[:-1])
         return jnp.concatenate([*map(center_rows, parts), candidate], -1)
 
-    def step(self, weights, a, xg, state, steps):
-        a_rz, a_n = split(self.own(weights, "recurrent", a, steps), (2, 1))
-        x_rz, x_n = split(xg, (2, 1))
+    def step(self, weights, a, input_term, state, steps):
+        a_rz, a_n = split(self.normalize_term(weights, "recurrent", a, steps), (2, 1))
+        x_rz, x_n = split(input_term, (2, 1))
         a_rz = a_rz + x_rz
-        if self.joint:
+        if self.normalizes_sum:
             (scale_rz, scale_n), (bias_rz, bias_n) = (
-                split(along(weights[name], a), (2, 1)) for name in ("scale", "bias")
+                split(expand_like(weights[name], a), (2, 1)) for name in ("scale", "bias")
             )
             a_rz = (
                 scale_rz * self.normalized(a_rz, "gates", steps, self.blocks_per_group[:-1])
@@ -271,9 +279,9 @@ class GRU(Cell):
             )
         r, z = split(0.5 * tanh(a_rz) + 0.5, (1, 1))
         a_n = x_n + r * (
-            a_n + along(weights["recurrent_bias"], a) if "recurrent_bias" in weights else a_n
+            a_n + expand_like(weights["recurrent_bias"], a) if "recurrent_bias" in weights else a_n
         )
-        if self.joint:
+        if self.normalizes_sum:
             a_n = scale_n * self.normalized(a_n, "candidate", steps, centered=True) + bias_n
         n = tanh(a_n)
         return (n + z * (state[0] - n),)
@@ -282,23 +290,19 @@ class GRU(Cell):
 CELLS: dict[str, type[Cell]] = {cell.name: cell for cell in (RNN, LSTM, GRU)}
 
 
-def center_rows(kernel: jax.Array) -> jax.Array:
+def center_rows(weight: jax.Array) -> jax.Array:
     """Rows without their mean; twice, for what the rounding of a large mean leaves over."""
     for _ in range(2):
-        kernel = kernel - jnp.mean(kernel, -1, keepdims=True)
-    return kernel
+        weight = weight - jnp.mean(weight, -1, keepdims=True)
+    return weight
 
 
-def read(steps: Steps, x: jax.Array, kernel: jax.Array) -> jax.Array:
+def input_product(steps: Steps, x: jax.Array, weight: jax.Array) -> jax.Array:
     """The products of x with the input kernel, of nothing that is masked out."""
-    return product(masked(steps, x), kernel)
+    return product(x if steps.mask is None else jnp.where(steps.mask, x, 0), weight)
 
 
-def masked(steps: Steps, x: jax.Array) -> jax.Array:
-    return x if steps.mask is None else jnp.where(steps.mask, x, 0)
-
-
-def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def product(x: jax.Array, weight: jax.Array) -> jax.Array:
     """``x @ kernel`` as one product of matrices: with several rows of axes its transpose copies."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return (rows @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+    return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])

@@ -19,26 +19,26 @@ from jaxnorm.recurrent import scan
 from jaxnorm.recurrent.cells import Cell, State, Steps
 from jaxnorm.recurrent.options import (
     EitherResult,
-    Given,
+    NetworkArguments,
     NetworkOptions,
     Pair,
     Params,
     Result,
     ResultWithMoments,
 )
-from jaxnorm.recurrent.parameters import checked, make_cell
-from jaxnorm.recurrent.scan import advance, run, with_idle
+from jaxnorm.recurrent.parameters import check_params, make_cell
+from jaxnorm.recurrent.scan import advance, run, with_zero_input
 from jaxnorm.recurrent.sequences import (
     Layout,
+    check_by_step,
+    initial_state,
     kept_units,
     make_layout,
-    of_each_step,
     restarts,
-    start_state,
     step_mask,
     zoneout_rates,
 )
-from jaxnorm.recurrent.statistics import checked_running, of_steps, step_moments
+from jaxnorm.recurrent.statistics import check_running, running_by_step, step_moments
 
 
 @overload
@@ -108,7 +108,7 @@ def rnn(
     >>> h.shape, y.shape
     ((2, 4), (2, 5, 4))
     """
-    given = Given(initial=initial, return_moments=return_moments, **options)
+    given = NetworkArguments(initial=initial, return_moments=return_moments, **options)
     return network("rnn", x, params, given)
 
 
@@ -185,7 +185,7 @@ def gru(
     >>> bool((h == y[:, -1]).all())
     True
     """
-    given = Given(initial=initial, return_moments=return_moments, **options)
+    given = NetworkArguments(initial=initial, return_moments=return_moments, **options)
     return network("gru", x, params, given)
 
 
@@ -283,7 +283,7 @@ def lstm(
     >>> bool((h[0] == y[0, 2]).all()), y[0, 3:].any().tolist()
     (True, False)
     """
-    given = Given(initial=initial, return_moments=return_moments, **options)
+    given = NetworkArguments(initial=initial, return_moments=return_moments, **options)
     return network("lstm", x, params, given)
 
 
@@ -297,26 +297,26 @@ class Static(NamedTuple):
     return_moments: bool
 
 
-def network(name: str, x, params: Mapping[str, Any], given: Given) -> Any:
+def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) -> Any:
     """Run the network whose cell has that name."""
     cell = make_cell(name, given.norm, given.placement, given.epsilon)
     x = validation.floating(x)
     layout = make_layout(x, given.time_major, given.reverse)
-    params = checked(cell, params, x.shape[-1])
+    params = check_params(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     params = {leaf: value.astype(dtype) for leaf, value in params.items()}
-    table, lengths = checked_running(cell, given, layout, params)
+    running, lengths = check_running(cell, given, layout, params)
     mask = step_mask(layout, lengths, given.where)
-    ids = of_each_step(layout, "segments", given.segments, jnp.integer)
-    state = start_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
+    ids = check_by_step(layout, "segments", given.segments, jnp.integer)
+    state = initial_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
-    zoned = rates if any(rates) else None
-    plan = select(given.implementation, "lstm", x, cell, params, ids, zoned)
-    static = Static(cell, layout, zoned, plan.implementation, given.return_moments)
-    key = given.key if zoned else None
-    state, outputs, found = _run(static, x, params, state, mask, ids, table, key)
+    zoneout = rates if any(rates) else None
+    plan = select(given.implementation, "lstm", x, cell, params, ids, zoneout)
+    static = Static(cell, layout, zoneout, plan.implementation, given.return_moments)
+    key = given.key if zoneout else None
+    state, outputs, moments = _run(static, x, params, state, mask, ids, running, key)
     state = state if len(cell.state) > 1 else state[0]
-    return (state, outputs, found) if given.return_moments else (state, outputs)
+    return (state, outputs, moments) if given.return_moments else (state, outputs)
 
 
 def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
@@ -333,37 +333,40 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(static: Static, x, params, state, mask, ids, table, key):
+def _run(static: Static, x, params, state, mask, ids, running, key):
     shardings = static.layout.shardings(x)
-    return sharded_by_compiler(partial(_whole, static), shardings)(
-        x, params, state, mask, ids, table, key
+    return sharded_by_compiler(partial(_forward, static), shardings)(
+        x, params, state, mask, ids, running, key
     )
 
 
-def _whole(static: Static, x, params, state, mask, ids, table, key) -> tuple:
+def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple:
     """The state after the last step, the outputs, and the Moments of each step if asked for."""
     cell, layout = static.cell, static.layout
     dtype = params["recurrent_kernel"].dtype
     mask, ids = (
-        None if value is None else layout.inward(value)[..., None] for value in (mask, ids)
+        None if value is None else layout.to_steps(value)[..., None] for value in (mask, ids)
     )
     resets = None if ids is None else restarts(ids, mask)
     keep = None if static.zoneout is None else kept_units(static.zoneout, key, layout, state)
     steps = Steps(
-        mask, resets, keep, None if table is None else of_steps(table, layout.time, cell.epsilon)
+        mask,
+        resets,
+        keep,
+        None if running is None else running_by_step(running, layout.time, cell.epsilon),
     )
-    inward, weights = layout.inward(x).astype(dtype), cell.weights(params)
+    x_steps, weights = layout.to_steps(x).astype(dtype), cell.weights(params)
     final, histories = run(
-        cell, weights, inward, steps, state, _loop(static.implementation, layout)
+        cell, weights, x_steps, steps, state, _loop(static.implementation, layout)
     )
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
-    found = (
-        step_moments(cell, weights, inward, steps, state, histories)
+    moments = (
+        step_moments(cell, weights, x_steps, steps, state, histories)
         if static.return_moments
         else None
     )
     final = tuple(part.reshape(*layout.batch, part.shape[-1]) for part in final)
-    return final, layout.outward(outputs.astype(x.dtype)), found
+    return final, layout.from_steps(outputs.astype(x.dtype)), moments
 
 
 def step(
@@ -371,15 +374,19 @@ def step(
 ) -> State:
     """One step of the named cell, of any norm but one over the batch: what modules' cells do."""
     cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
-    params = checked(cell, params, x.shape[-1])
+    params = check_params(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     layout = Layout(x.shape[:-1], 1, True, False)
-    state = start_state(
+    state = initial_state(
         cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype
     )
     flat = x.astype(dtype).reshape(-1, x.shape[-1])
     weights = cell.weights({name: value.astype(dtype) for name, value in params.items()})
     new = advance(
-        cell, weights, cell.inputs(weights, flat, Steps()), with_idle(Steps(), flat), state
+        cell,
+        weights,
+        cell.input_terms(weights, flat, Steps()),
+        with_zero_input(Steps(), flat),
+        state,
     )
     return tuple(part.reshape(*layout.batch, part.shape[-1]) for part in new)

@@ -12,8 +12,8 @@ from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.cells import Cell
 from jaxnorm.recurrent.functions import network, step
-from jaxnorm.recurrent.options import Given
-from jaxnorm.recurrent.parameters import Initializer, Start, make_cell
+from jaxnorm.recurrent.options import NetworkArguments
+from jaxnorm.recurrent.parameters import Initializer, Initializers, make_cell
 from jaxnorm.recurrent.sequences import make_layout, step_mask
 
 FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
@@ -30,14 +30,14 @@ def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> 
     return make_cell(name, norm, placement, epsilon)
 
 
-def module_start(
+def module_initializers(
     name: str,
     norm: str | None,
     scale: float | None,
     forget_bias: float | None,
     kernel_init: Initializer,
     recurrent_kernel_init: Initializer,
-) -> Start:
+) -> Initializers:
     """How the parameters of a module start; the bias of an LSTM's forget gate by default at 1,
     without a norm at Flax's 0.
     """
@@ -47,21 +47,22 @@ def module_start(
         )
     if forget_bias is None:
         forget_bias = 0.0 if norm is None else 1.0
-    return Start(scale, forget_bias, kernel_init, recurrent_kernel_init)
+    return Initializers(scale, forget_bias, kernel_init, recurrent_kernel_init)
 
 
-def swapped(name: str, carry):
+def swap_carry(name: str, carry):
     """A carry in Flax's order as ours, or the other way round."""
     if name not in FLAX_ORDER or carry is None:
         return carry
-    if not _are(2, carry):
+    if not _has_length(2, carry):
         raise TypeError(
-            f"a carry must be the pair {_pair(name)}, as in Flax: got {type(carry).__name__}."
+            f"a carry must be the pair {_carry_names(name)}, as in Flax: got "
+            f"{type(carry).__name__}."
         )
     return carry[::-1]
 
 
-def rounded(
+def round_input(
     name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple
 ) -> jax.Array:
     """x, rounded to the dtype of the products, in that of the outputs.
@@ -87,20 +88,20 @@ def run_cell(
 
     Under a norm a carry keeps its dtypes; without one all of it has that of the output, as in Flax.
     """
-    state = swapped(name, carry) if name in FLAX_ORDER else (carry,)
+    state = swap_carry(name, carry) if name in FLAX_ORDER else (carry,)
     if any(isinstance(part, tuple | list) for part in state):
         raise TypeError(
             f"a carry of {name} must be an array for each part of the state: got "
             f"{jax.tree.structure(carry)}."
         )
-    x = rounded(name, norm, dtype, x, params, state)
+    x = round_input(name, norm, dtype, x, params, state)
     new = step(name, x, params, state, norm, *options)
     output = new[0].astype(x.dtype)
     new = tuple(
         part.astype(x.dtype if norm is None else old.dtype)
         for part, old in zip(new, state, strict=True)
     )
-    return (swapped(name, new) if len(new) > 1 else new[0]), output
+    return (swap_carry(name, new) if len(new) > 1 else new[0]), output
 
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
@@ -163,7 +164,7 @@ def run_layers(
             "a bidirectional layer must not be reversed: it runs in both directions. Leave out "
             "reverse."
         )
-    batch_axes, found = x.ndim - 2, []
+    batch_axes, final_carries = x.ndim - 2, []
     shared = _given(module, call, x)
     for i, directions in enumerate(layers):
         x = between(x) if i else x
@@ -173,19 +174,19 @@ def run_layers(
             key = None if make_key is None else make_key()
             given = replace(shared, reverse=call.reverse or d == 1, key=key)
             results.append(_run(module, params, x, start, given))
-        found.append(tuple(carry for carry, _ in results))
+        final_carries.append(tuple(carry for carry, _ in results))
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
     if call.reverse and not call.keep_order:
         x = flip(x, call.seq_lengths, num_batch_dims=batch_axes, time_major=call.time_major)
-    return (structured(found), x) if call.return_carry else x
+    return (nest_carries(final_carries), x) if call.return_carry else x
 
 
-def _given(module: Any, call: ModuleCall, x: jax.Array) -> Given:
+def _given(module: Any, call: ModuleCall, x: jax.Array) -> NetworkArguments:
     """Return what all cells are given."""
     layout = make_layout(x, call.time_major, call.reverse)
     mask = step_mask(layout, call.seq_lengths, call.mask, ("seq_lengths", "mask"))
-    return Given(
+    return NetworkArguments(
         where=mask,
         segments=call.segments,
         time_major=call.time_major,
@@ -198,12 +199,12 @@ def _given(module: Any, call: ModuleCall, x: jax.Array) -> Given:
 
 
 def _run(
-    module: Any, params: dict[str, jax.Array], x: jax.Array, carry, given: Given
+    module: Any, params: dict[str, jax.Array], x: jax.Array, carry, given: NetworkArguments
 ) -> tuple[Any, jax.Array]:
     """Run one cell over the sequences; ``dtype`` of a module is that of the outputs, but see
-    :func:`rounded`.
+    :func:`round_input`.
     """
-    initial = swapped(module.kind, carry)
+    initial = swap_carry(module.kind, carry)
     # as Flax's
     start = (
         (module.param_dtype,) * 2
@@ -212,29 +213,33 @@ def _run(
         if isinstance(initial, tuple | list)
         else (initial,)
     )
-    x = rounded(module.kind, module.norm, module.dtype, x, params, tuple(start))
+    x = round_input(module.kind, module.norm, module.dtype, x, params, tuple(start))
     state, outputs = network(module.kind, x, params, replace(given, initial=initial))
     state = jax.tree.map(lambda part: part.astype(x.dtype), state) if module.norm is None else state
-    return swapped(module.kind, state), outputs
+    return swap_carry(module.kind, state), outputs
 
 
-def structured(carries: Sequence[Sequence[Any]]):
+def nest_carries(carries: Sequence[Sequence[Any]]):
     """Carries as users see them: one as it is, both directions as a pair, layers as a tuple."""
     layers = [tuple(cells) if len(cells) > 1 else cells[0] for cells in carries]
     return tuple(layers) if len(layers) > 1 else layers[0]
 
 
-def listed(name: str, carries, num_layers: int, bidirectional: bool) -> list[list[Any]] | None:
-    """The inverse of :func:`structured`, of a network of that name."""
+def list_carries(
+    name: str, carries, num_layers: int, bidirectional: bool
+) -> list[list[Any]] | None:
+    """The inverse of :func:`nest_carries`, of a network of that name."""
     if carries is None:
         return None
     layers = carries if num_layers > 1 else [carries]
     pairs = bidirectional or (num_layers > 1 and name in FLAX_ORDER)
-    if not _are(num_layers, layers) or (pairs and not all(_are(2, cells) for cells in layers)):
+    if not _has_length(num_layers, layers) or (
+        pairs and not all(_has_length(2, cells) for cells in layers)
+    ):
         layer = (
             "a pair, of both directions"
             if bidirectional
-            else "one carry" + (f" {_pair(name)}" if name in FLAX_ORDER else "")
+            else "one carry" + (f" {_carry_names(name)}" if name in FLAX_ORDER else "")
         )
         wanted = layer if num_layers == 1 else f"a tuple of {num_layers} layers, for each {layer}"
         raise ValueError(
@@ -244,9 +249,9 @@ def listed(name: str, carries, num_layers: int, bidirectional: bool) -> list[lis
     return [list(cells) if bidirectional else [cells] for cells in layers]
 
 
-def _pair(name: str) -> str:
+def _carry_names(name: str) -> str:
     return f"({', '.join(FLAX_ORDER[name])})"
 
 
-def _are(count: int, parts: Any) -> bool:
+def _has_length(count: int, parts: Any) -> bool:
     return isinstance(parts, tuple | list) and len(parts) == count

@@ -19,7 +19,7 @@ from jaxnorm.engine.xla import barrier_on_cpu
 from jaxnorm.kernels.cpu.norm import like
 from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
-from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, varying_alike
+from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, vary_alike
 
 WIDE = 256  # features, from which on it takes longer to recompute gates than to read them
 PANEL = 32  # columns of a kernel that lie together
@@ -45,7 +45,7 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 
 
-class Facts(NamedTuple):
+class Static(NamedTuple):
     """What the primitives depend on beside the shapes."""
 
     cell: LSTM
@@ -67,56 +67,57 @@ def whole(
 ) -> tuple[State, State]:
     """All steps in one call, of arrays that lie in memory with time or with sequences first."""
     assert isinstance(cell, LSTM)
-    kernels = [
+    matrices = [
         jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")
     ]
-    facts = Facts(cell, 0 if time_major else 1)
+    static = Static(cell, 0 if time_major else 1)
     hs, c = _loop(
-        facts, ([_panels(kernel) for kernel in (*kernels, kernels[1].T)], weights, x, steps, state)
+        static,
+        ([_panels(weight) for weight in (*matrices, matrices[1].T)], weights, x, steps, state),
     )
     return (hs[-1], c), (hs,)
 
 
-def _panels(kernel: jax.Array) -> jax.Array:
-    columns = -(-kernel.shape[1] // PANEL)
-    kernel = jnp.pad(kernel, ((0, 0), (0, columns * PANEL - kernel.shape[1])))
-    return kernel.reshape(len(kernel), columns, PANEL).transpose(1, 0, 2).reshape(-1)
+def _panels(weight: jax.Array) -> jax.Array:
+    columns = -(-weight.shape[1] // PANEL)
+    weight = jnp.pad(weight, ((0, 0), (0, columns * PANEL - weight.shape[1])))
+    return weight.reshape(len(weight), columns, PANEL).transpose(1, 0, 2).reshape(-1)
 
 
-def _attributes(facts: Facts, state: State) -> dict:
+def _attributes(static: Static, state: State) -> dict:
     """The attributes of both kernels: struct LstmOptions."""
-    cell = facts.cell
+    cell = static.cell
     batch, hidden = state[0].shape
     groups = 0 if cell.norm is None else len(cell.blocks_per_group)
     return {
         "hidden": np.int64(hidden),
         "batch": np.int64(batch),
         "groups": np.int64(groups),
-        "joint": cell.joint,
+        "joint": cell.normalizes_sum,
         "normalizes_cell": cell.normalizes_cell,
         "centered": cell.norm == "layer",
         "carries": cell.carries,
-        "time_major": facts.time_axis == 0,
+        "time_major": static.time_axis == 0,
         "epsilon": np.float64(cell.epsilon),
     }
 
 
 def _residual_shapes(
-    with_residuals: bool, facts: Facts, weights: Weights, x: jax.Array, state: State
+    with_residuals: bool, static: Static, weights: Weights, x: jax.Array, state: State
 ) -> list[tuple[int, ...]]:
     """Shapes of the residuals beside the states: c after every step, and gates; empty where there
     are none.
     """
     (batch, hidden), packed, nothing = state[1].shape, weights["recurrent_kernel"].shape[-1], (0,)
-    rows = facts.rows(len(x), batch)
-    gates = (*rows, packed) if facts.cell.norm is None and hidden >= WIDE else nothing
+    rows = static.rows(len(x), batch)
+    gates = (*rows, packed) if static.cell.norm is None and hidden >= WIDE else nothing
     return [(*rows, hidden), gates] if with_residuals else [nothing, nothing]
 
 
-def _names(cell: LSTM) -> tuple[str, ...]:
+def _vector_names(cell: LSTM) -> tuple[str, ...]:
     """Names of the vectors that the kernels take, in their order."""
     return (
-        "recurrent_scale" if cell.separate else "scale",
+        "recurrent_scale" if cell.normalizes_each_term else "scale",
         "input_scale",
         "bias",
         "cell_scale",
@@ -124,64 +125,67 @@ def _names(cell: LSTM) -> tuple[str, ...]:
     )
 
 
-def _arguments(
-    facts: Facts, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
+def _kernel_arguments(
+    static: Static, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> list[jax.Array]:
     """What both kernels take; a vector that the cell does not use, or is left out, is 1 or 0."""
-    cell, hidden, packed = facts.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
+    cell, hidden, packed = static.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
     vectors = [
         weights[name] if name in weights else jnp.full(size, value, x.dtype)
-        for name, (value, size) in zip(_names(cell), absent, strict=True)
+        for name, (value, size) in zip(_vector_names(cell), absent, strict=True)
     ]
     mask = jnp.ones(x.shape[:2], bool) if steps.mask is None else steps.mask[..., 0]
-    return [facts.arranged(x), *vectors, facts.arranged(mask), *panels[:2], *state]
+    return [static.arranged(x), *vectors, static.arranged(mask), *panels[:2], *state]
 
 
-def _forward(with_residuals: bool, facts: Facts, arguments):
-    if facts.axes:
-        return jax.vmap(partial(_forward, with_residuals, facts._replace(axes=facts.axes - 1)))(
+def _forward(with_residuals: bool, static: Static, arguments):
+    if static.axes:
+        return jax.vmap(partial(_forward, with_residuals, static._replace(axes=static.axes - 1)))(
             arguments
         )
     weights, x, _, state = arguments[1:]
     batch, hidden = state[1].shape
     shapes = [
-        (*facts.rows(len(x), batch), hidden),
+        (*static.rows(len(x), batch), hidden),
         (batch, hidden),
-        *_residual_shapes(with_residuals, facts, weights, x, state),
+        *_residual_shapes(with_residuals, static, weights, x, state),
     ]
     hs, c, *rest = _call(
-        "JaxnormLstmForward", shapes, _arguments(facts, *arguments), _attributes(facts, state)
+        "JaxnormLstmForward",
+        shapes,
+        _kernel_arguments(static, *arguments),
+        _attributes(static, state),
     )
-    return facts.arranged(hs), c, *(rest if with_residuals else ())
+    return static.arranged(hs), c, *(rest if with_residuals else ())
 
 
-def _results_like(with_residuals: bool, facts: Facts, arguments):
+def _results_like(with_residuals: bool, static: Static, arguments):
     """Arrays of the shapes and dtypes that :func:`_forward` returns."""
-    if facts.axes:
-        inner = partial(_results_like, with_residuals, facts._replace(axes=facts.axes - 1))
+    if static.axes:
+        inner = partial(_results_like, with_residuals, static._replace(axes=static.axes - 1))
         return jax.vmap(inner)(arguments)
     weights, x, _, state = arguments[1:]
     shapes = [(len(x), *state[1].shape), state[1].shape]
     if with_residuals:
-        shapes += _residual_shapes(True, facts, weights, x, state)
+        shapes += _residual_shapes(True, static, weights, x, state)
     leaves = jax.tree.leaves(arguments)
     return tuple(zeros(shape, jnp.float32, *leaves) for shape in shapes)
 
 
-def _plain(with_residuals: bool, facts: Facts, arguments):
+def _plain(with_residuals: bool, static: Static, arguments):
     """The loop in plain JAX, for other platforms; the transpose is then JAX's own and takes no such
     residuals.
     """
-    if facts.axes:
-        return jax.vmap(partial(_plain, with_residuals, facts._replace(axes=facts.axes - 1)))(
+    if static.axes:
+        return jax.vmap(partial(_plain, with_residuals, static._replace(axes=static.axes - 1)))(
             arguments
         )
     _, weights, x, steps, state = arguments
-    (_, c), (hs, _) = chunked(facts.cell, weights, x, steps, state)
+    (_, c), (hs, _) = chunked(static.cell, weights, x, steps, state)
     rest = [
         jnp.zeros(shape, jnp.float32)
-        for shape in _residual_shapes(with_residuals, facts, weights, x, state)
+        for shape in _residual_shapes(with_residuals, static, weights, x, state)
     ]
     return hs, c, *(rest if with_residuals else ())
 
@@ -196,11 +200,11 @@ def _call(
     return [a.reshape(shape) for a, shape in zip(results, shapes, strict=True)]
 
 
-def _jvp(with_residuals: bool, facts, arguments, tangents):
+def _jvp(with_residuals: bool, static, arguments, tangents):
     """Residuals have no derivative themselves: they are computed from the arguments, which have."""
     _, dweights, dx, _, dstate = tangents
-    hs, c, *rest = _loop_with_residuals(facts, arguments)
-    dhs, dc = _apply_tangent(facts, (*arguments, (hs, *rest)), (dweights, dx, dstate))
+    hs, c, *rest = _loop_with_residuals(static, arguments)
+    dhs, dc = _apply_tangent(static, (*arguments, (hs, *rest)), (dweights, dx, dstate))
     return (
         ((hs, c, *rest), (dhs, dc, *map(jnp.zeros_like, rest)))
         if with_residuals
@@ -208,14 +212,14 @@ def _jvp(with_residuals: bool, facts, arguments, tangents):
     )
 
 
-def _tangent(facts: Facts, residuals, arguments):
+def _tangent(static: Static, residuals, arguments):
     """The tangent of the loop, in plain JAX."""
-    if facts.axes:
-        return jax.vmap(partial(_tangent, facts._replace(axes=facts.axes - 1)))(
+    if static.axes:
+        return jax.vmap(partial(_tangent, static._replace(axes=static.axes - 1)))(
             residuals, arguments
         )
     _, weights, x, steps, state, _ = residuals
-    loop = lambda weights, x, state: chunked(facts.cell, weights, x, steps, state)
+    loop = lambda weights, x, state: chunked(static.cell, weights, x, steps, state)
     (_, dc), (dhs, _) = jax.jvp(loop, (weights, x, state), arguments)[1]
     return dhs, dc
 
@@ -225,85 +229,93 @@ def _tangent_like(_, residuals, arguments):
     return residuals[-1][0], arguments[-1][1]
 
 
-def _backward(facts: Facts, residuals, cotangents):
+def _backward(static: Static, residuals, cotangents):
     """The transpose of the tangent, chunk by chunk."""
-    if facts.axes:
-        return jax.vmap(partial(_backward, facts._replace(axes=facts.axes - 1)))(
+    if static.axes:
+        return jax.vmap(partial(_backward, static._replace(axes=static.axes - 1)))(
             residuals, cotangents
         )
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
     # else every chunk recomputes constants
-    arguments = barrier_on_cpu(*_arguments(facts, panels, weights, x, steps, state))
+    arguments = barrier_on_cpu(*_kernel_arguments(static, panels, weights, x, steps, state))
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
-    arrays = [*arguments, panels[2], facts.arranged(hs), *rest, facts.arranged(dhs)]
+    arrays = [*arguments, panels[2], static.arranged(hs), *rest, static.arranged(dhs)]
 
     def chunk(carry, start, length=length):
-        later, sums, dx = carry
-        dweights, of_chunk, dstate = _backward_chunk(facts, arrays, start, length, weights, later)
-        dx = jax.lax.dynamic_update_slice_in_dim(dx, of_chunk, start, facts.time_axis)
+        dstate_after, sums, dx = carry
+        dweights, dx_chunk, dstate = _backward_chunk(
+            static, arrays, start, length, weights, dstate_after
+        )
+        dx = jax.lax.dynamic_update_slice_in_dim(dx, dx_chunk, start, static.time_axis)
         return (dstate, jax.tree.map(jnp.add, sums, dweights), dx), None
 
     x = arguments[0]
-    dh, sums, dx = varying_alike(jax.tree.map(jnp.zeros_like, (state[0], weights, x)), x)
+    dh, sums, dx = vary_alike(jax.tree.map(jnp.zeros_like, (state[0], weights, x)), x)
     starts = first + length * jnp.arange(count, dtype=jnp.int32)
     carry, _ = jax.lax.scan(chunk, ((dh, dc), sums, dx), starts, reverse=True)
     if first:
         carry, _ = chunk(carry, jnp.int32(0), first)
     dstate, dweights, dx = carry
-    return dweights, facts.arranged(dx), dstate
+    return dweights, static.arranged(dx), dstate
 
 
 def _backward_chunk(
-    facts: Facts,
+    static: Static,
     arrays: list[jax.Array],
     start: jax.Array,
     length: int,
     weights: Weights,
-    later: State,
+    dstate_after: State,
 ):
     """The cotangents of weights, x and the state before some steps, from the arrays of all steps
     and those of the state after.
     """
     cell, (batch, hidden), (inputs, packed) = (
-        facts.cell,
-        later[0].shape,
+        static.cell,
+        dstate_after[0].shape,
         weights["input_kernel"].shape,
     )
     count = length * batch
-    widths = (packed, packed, hidden, inputs) if cell.separate else (packed, 0, hidden + inputs, 0)
+    widths = (
+        (packed, packed, hidden, inputs)
+        if cell.normalizes_each_term
+        else (packed, 0, hidden + inputs, 0)
+    )
     vectors = packed, packed, packed, hidden, hidden
     shapes = [
         *((count, width) for width in widths),
-        *[later[0].shape] * 2,
+        *[dstate_after[0].shape] * 2,
         *((width,) for width in vectors),
     ]
     da, da_x, rows, x, dh, dc, *dvectors = _call(
-        "JaxnormLstmBackward", shapes, [*arrays, *later, start], _attributes(facts, later)
+        "JaxnormLstmBackward",
+        shapes,
+        [*arrays, *dstate_after, start],
+        _attributes(static, dstate_after),
     )
-    if cell.separate:
-        drecurrent, da_x = barrier_on_cpu(
-            rows.T @ da, da_x
-        )  # in this order da is still in the cache
+    if cell.normalizes_each_term:
+        # in this order da is still in the cache
+        drecurrent, da_x = barrier_on_cpu(rows.T @ da, da_x)
         dinput = x.T @ da_x
     else:  # one product of both
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])
-    dx = (da_x if cell.separate else da) @ weights["input_kernel"].T
+    dx = (da_x if cell.normalizes_each_term else da) @ weights["input_kernel"].T
     dweights = {
-        **dict(zip(_names(cell), dvectors, strict=True)),
+        **dict(zip(_vector_names(cell), dvectors, strict=True)),
         "input_kernel": dinput,
         "recurrent_kernel": drecurrent,
     }
     return (
         {name: dweights[name] for name in weights},
-        dx.reshape(*facts.rows(length, batch), inputs),
+        dx.reshape(*static.rows(length, batch), inputs),
         (dh, dc),
     )
 
 
-def _batched(facts, size):
-    return facts._replace(axes=facts.axes + 1)
+def _batched(static, size):
+    return static._replace(axes=static.axes + 1)
 
 
 def _primitive(name: str, with_residuals: bool, results: int):

@@ -84,7 +84,7 @@ class NetworkOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Given:
+class NetworkArguments:
     """The arguments of one call of a network besides x and the parameters: :class:`NetworkOptions`
     with their defaults.
     """

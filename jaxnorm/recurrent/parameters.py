@@ -23,12 +23,12 @@ LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
 
 def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
     """The cell of that name, of checked arguments."""
-    kind = CELLS[name]
+    cell_type = CELLS[name]
     if norm not in NORMS:
         raise ValueError(f"norm must be 'layer', 'rms', 'batch' or None: got {norm!r}.")
-    if placement not in kind.placements:
+    if placement not in cell_type.positions:
         raise ValueError(
-            f"placement of {name} must be one of {', '.join(map(repr, kind.placements))}: got "
+            f"placement of {name} must be one of {', '.join(map(repr, cell_type.positions))}: got "
             f"{placement!r}."
         )
     if norm == "batch" and placement != "ba2016":
@@ -36,11 +36,11 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
             "recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: "
             f"got {placement!r}."
         )
-    return kind(norm, placement, validation.number("epsilon", epsilon))
+    return cell_type(norm, placement, validation.number("epsilon", epsilon))
 
 
 @dataclass(frozen=True)
-class Start:
+class Initializers:
     """How parameters start."""
 
     scale: float | None = None
@@ -87,7 +87,7 @@ def _by_block(
 
 
 @dataclass(frozen=True)
-class Recipe(Start):
+class InitArguments(Initializers):
     """How parameters start, of which cell and dtype: :class:`ParameterOptions` with defaults."""
 
     norm: str | None = "layer"
@@ -116,7 +116,7 @@ def init_rnn(
     >>> {name: leaf.shape for name, leaf in params.items()}
     {'input_kernel': (3, 4), 'recurrent_kernel': (4, 4), 'scale': (4,), 'bias': (4,)}
     """
-    return _initialize("rnn", key, (in_features, features, None), Recipe(**options))
+    return _initialize("rnn", key, (in_features, features, None), InitArguments(**options))
 
 
 @known_keywords
@@ -139,7 +139,7 @@ def init_gru(
     >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
     ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
     """
-    return _initialize("gru", key, (in_features, features, None), Recipe(**options))
+    return _initialize("gru", key, (in_features, features, None), InitArguments(**options))
 
 
 @known_keywords
@@ -184,18 +184,18 @@ def init_lstm(
     >>> params["bias"].tolist()
     [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    recipe = Recipe(forget_bias=forget_bias, **options)
-    return _initialize("lstm", key, (in_features, features, projection), recipe)
+    arguments = InitArguments(forget_bias=forget_bias, **options)
+    return _initialize("lstm", key, (in_features, features, projection), arguments)
 
 
 def _initialize(
-    name: str, key: jax.Array, sizes: tuple[int, int, int | None], recipe: Recipe
+    name: str, key: jax.Array, sizes: tuple[int, int, int | None], arguments: InitArguments
 ) -> dict[str, jax.Array]:
-    cell = make_cell(name, recipe.norm, recipe.placement, 0)
+    cell = make_cell(name, arguments.norm, arguments.placement, 0)
     shapes = leaf_shapes(cell, *sizes)
     return {
-        leaf: recipe.leaf(cell, leaf)(jax.random.fold_in(key, i), shapes[leaf], recipe.dtype)
-        for i, leaf in enumerate(recipe.names(cell, shapes))
+        leaf: arguments.leaf(cell, leaf)(jax.random.fold_in(key, i), shapes[leaf], arguments.dtype)
+        for i, leaf in enumerate(arguments.names(cell, shapes))
     }
 
 
@@ -220,7 +220,7 @@ def leaf_shapes(
     return cell.shapes(sizes["in_features"], sizes["features"], sizes.get("projection"))
 
 
-def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:
+def check_params(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:
     """The parameters as arrays, of the names and shapes that the cell takes."""
     if not isinstance(params, Mapping):
         raise TypeError(
@@ -243,7 +243,7 @@ def checked(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
         raise ValueError(
-            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.placement!r} are "
+            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.position!r} are "
             f"{', '.join(wanted)}: "
             f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same norm and "
             "placement."

@@ -16,13 +16,13 @@ from jaxnorm.engine.groups import inverse_root
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def unit(
+def normalize(
     axis: int,
     centered: bool,
     epsilon: float,
     a: jax.Array,
     where: jax.Array | None,
-    idle: jax.Array | None,
+    zero_input: jax.Array | None,
 ) -> jax.Array:
     """``a`` normalized over one axis: :func:`jaxnorm.standardize` with this other derivative and a
     plain two-pass.
@@ -30,16 +30,16 @@ def unit(
     The derivative is 0 where ``idle`` says so and the variance is 0: it would be ``1 /
     sqrt(epsilon)``, once per step.
     """
-    return _unit(axis, centered, epsilon, a, where)[0]
+    return _normalize(axis, centered, epsilon, a, where)[0]
 
 
-@unit.defjvp
-def _unit_jvp(axis, centered, epsilon, primals, tangents):
+@normalize.defjvp
+def _normalize_jvp(axis, centered, epsilon, primals, tangents):
     """d u = r (d a - mean(d a) - u mean(u d a))"""
-    a, where, idle = primals
-    u, r, v = _unit(axis, centered, epsilon, a, where)
-    if idle is not None:
-        r = jnp.where(idle & (v == 0), 0, r)
+    a, where, zero_input = primals
+    u, r, v = _normalize(axis, centered, epsilon, a, where)
+    if zero_input is not None:
+        r = jnp.where(zero_input & (v == 0), 0, r)
     da = tangents[0]
     if where is not None:
         da = jnp.where(where, da, 0)
@@ -47,7 +47,7 @@ def _unit_jvp(axis, centered, epsilon, primals, tangents):
     return u, r * (du - u * _mean(axis, u * da, where))
 
 
-def _unit(
+def _normalize(
     axis: int, centered: bool, epsilon: float, a: jax.Array, where
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     d = a - _mean(axis, a, where) if centered else a
@@ -106,7 +106,7 @@ def _lstm_gates_jvp(primals, tangents):
 
 
 def _lstm_gates(a: jax.Array, c: jax.Array):
-    factors = along(make_gate_factors(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
+    factors = expand_like(make_gate_factors(c.shape[-1], LSTM_SIGMOIDS, a.dtype), a)
     t = jnp.tanh(a)
     return t, split(factors * t + (1 - factors), GATES), factors
 
@@ -119,6 +119,6 @@ def split(packed: jax.Array, blocks: tuple[int, ...]) -> list[jax.Array]:
     return list(lax.split(packed, [count * features for count in blocks], axis=packed.ndim - 1))
 
 
-def along(vector: jax.Array, values: jax.Array) -> jax.Array:
+def expand_like(vector: jax.Array, values: jax.Array) -> jax.Array:
     """One element per feature, of the rank of ``values``."""
     return vector.reshape(*(1,) * (values.ndim - 1), -1)

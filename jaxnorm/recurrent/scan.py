@@ -77,14 +77,14 @@ def run(
       loop: computes them; None is a plain scan, whose derivative is left to JAX, as is that of a
         symbolic number of steps.
     """
-    weights, x, state = varying_alike((weights, x, state), steps)
+    weights, x, state = vary_alike((weights, x, state), steps)
     time, batch = x.shape[:2]
     if loop is None or not is_static((time,)):
         step = partial(advance, cell, weights)
         return lax.scan(
             lambda s, xs: (step(*xs, s),) * 2,
             state,
-            (cell.inputs(weights, x, steps), with_idle(steps, x)),
+            (cell.input_terms(weights, x, steps), with_zero_input(steps, x)),
         )
     if time * batch == 0:
         return state, jax.tree.map(lambda s: jnp.zeros((time, *s.shape), s.dtype), state)
@@ -97,32 +97,34 @@ def chunked(
     """A chunk of steps at a time."""
 
     def chunk(state, xs):
-        states = _chunk(cell, weights, *xs, state)
+        states = _run_chunk(cell, weights, *xs, state)
         return jax.tree.map(lambda h: h[-1], states), states
 
-    _, chunks = lax.scan(chunk, state, cut(chunk_length(PLAIN, weights, x), (x, steps)))
-    histories = joined(len(x), chunks)
+    _, chunks = lax.scan(
+        chunk, state, split_into_chunks(chunk_length(PLAIN, weights, x), (x, steps))
+    )
+    histories = join_chunks(len(x), chunks)
     return jax.tree.map(lambda h: h[-1], histories), histories
 
 
-def cut(length: int, values):
+def split_into_chunks(length: int, values):
     """Arrays of steps in chunks, the last filled up with zeros."""
 
-    def cut_one(a: jax.Array) -> jax.Array:
+    def split_one(a: jax.Array) -> jax.Array:
         a = jnp.pad(a, [(0, -len(a) % length)] + [(0, 0)] * (a.ndim - 1))
         return a.reshape(len(a) // length, length, *a.shape[1:])
 
-    return jax.tree.map(cut_one, values)
+    return jax.tree.map(split_one, values)
 
 
-def joined(time: int, chunks):
+def join_chunks(time: int, chunks):
     """Chunks joined to steps. Those that fill up the last chunk come after all others: nothing
     depends on them.
     """
     return jax.tree.map(lambda h: h.reshape(h.shape[0] * h.shape[1], *h.shape[2:])[:time], chunks)
 
 
-def varying_alike(values, others):
+def vary_alike(values, others):
     """The arrays, in shard_map all varying over devices where any does: a carry must, and weights
     then have one sum of gradients.
     """
@@ -130,9 +132,13 @@ def varying_alike(values, others):
     return jax.tree.map(lambda leaf: vary(leaf, axes), values)
 
 
-def advance(cell: Cell, weights: Weights, xg: jax.Array, steps: Steps, state: State) -> State:
+def advance(
+    cell: Cell, weights: Weights, input_term: jax.Array, steps: Steps, state: State
+) -> State:
     state = _restart(steps, state)
-    new = cell.step(weights, product(state[0], weights["recurrent_kernel"]), xg, state, steps)
+    new = cell.step(
+        weights, product(state[0], weights["recurrent_kernel"]), input_term, state, steps
+    )
     return _hold(steps, _projected(weights, new), state)
 
 
@@ -157,24 +163,26 @@ def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
 
 
-def with_idle(steps: Steps, x: jax.Array) -> Steps:
-    return steps._replace(idle=jnp.all(x == 0, -1, keepdims=True))
+def with_zero_input(steps: Steps, x: jax.Array) -> Steps:
+    return steps._replace(zero_input=jnp.all(x == 0, -1, keepdims=True))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
+def _run_chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
     """The states after each of the steps of a chunk."""
-    xg = cell.inputs(weights, x, steps)
-    return lax.scan(lambda s, xs: (advance(cell, weights, *xs, s),) * 2, state, (xg, steps))[1]
+    input_term = cell.input_terms(weights, x, steps)
+    return lax.scan(
+        lambda s, xs: (advance(cell, weights, *xs, s),) * 2, state, (input_term, steps)
+    )[1]
 
 
-@_chunk.defjvp
-def _chunk_jvp(cell, primals, tangents):
+@_run_chunk.defjvp
+def _run_chunk_jvp(cell, primals, tangents):
     weights, x, steps, state = primals
     dweights, dx, _, dstate = tangents
-    states = _chunk(cell, weights, x, steps, state)
+    states = _run_chunk(cell, weights, x, steps, state)
 
-    return states, _tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
+    return states, _chunk_tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
 
 
 @partial(
@@ -183,7 +191,7 @@ def _chunk_jvp(cell, primals, tangents):
     prevent_cse=False,
     static_argnums=0,
 )
-def _tangent(
+def _chunk_tangent(
     cell: Cell,
     weights: Weights,
     dweights: Weights,
@@ -195,47 +203,53 @@ def _tangent(
     states: State,
 ) -> State:
     """The tangent of a chunk's states, from which everything else that it needs is recomputed."""
-    push, ds = _linearized(cell, weights, dweights, x, dx, steps, before(steps, state, states))
+    linear_step, source = _linearize_steps(
+        cell, weights, dweights, x, dx, steps, states_before(steps, state, states)
+    )
 
     def step(d, xs):
-        push, ds, steps = xs
+        linear_step, source, steps = xs
         d = _restart(steps, d)
-        new = _projected(weights, push(product(d[0], weights["recurrent_kernel"]), d))
-        d = _hold(steps, jax.tree.map(jnp.add, new, ds), d)
+        new = _projected(weights, linear_step(product(d[0], weights["recurrent_kernel"]), d))
+        d = _hold(steps, jax.tree.map(jnp.add, new, source), d)
         return d, d
 
     # Linear, and so its own tangent anywhere. Written as a jvp, which shows scan which of its
     # arguments are tangents: before 0.10 JAX cannot transpose it otherwise.
-    linear = lambda dstate, ds: lax.scan(step, dstate, (push, ds, steps))[1]
-    return jax.jvp(linear, (state, states), (dstate, ds))[1]
+    linear = lambda dstate, source: lax.scan(step, dstate, (linear_step, source, steps))[1]
+    return jax.jvp(linear, (state, states), (dstate, source))[1]
 
 
-def before(steps: Steps, start: State, histories: State) -> State:
+def states_before(steps: Steps, start: State, histories: State) -> State:
     """The state before each step."""
     return _restart(
         steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories)
     )
 
 
-def _linearized(
+def _linearize_steps(
     cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State
 ):
     """The linearized steps of a chunk: the tangent of each as a function of (d a, d state), and
     what weights and x add to it.
     """
-    steps = with_idle(steps, x)
+    steps = with_zero_input(steps, x)
     a, da = jax.jvp(
-        lambda kernel: product(states[0], kernel),
+        lambda weight: product(states[0], weight),
         (weights["recurrent_kernel"],),
         (dweights["recurrent_kernel"],),
     )
-    xg, dxg = jax.jvp(partial(cell.inputs, steps=steps), (weights, x), (dweights, dx))
+    input_term, dinput_term = jax.jvp(
+        partial(cell.input_terms, steps=steps), (weights, x), (dweights, dx)
+    )
 
-    def from_outside(weights, a, xg):
-        return _projected(weights, cell.step(weights, a, xg, states, steps))
+    def step_of_weights(weights, a, input_term):
+        return _projected(weights, cell.step(weights, a, input_term, states, steps))
 
-    def linear(a, xg, states, steps):
-        return jax.linearize(lambda a, state: cell.step(weights, a, xg, state, steps), a, states)[1]
+    def linear(a, input_term, states, steps):
+        return jax.linearize(
+            lambda a, state: cell.step(weights, a, input_term, state, steps), a, states
+        )[1]
 
-    _, ds = jax.jvp(from_outside, (weights, a, xg), (dweights, da, dxg))
-    return jax.vmap(linear)(a, xg, states, steps), ds
+    _, source = jax.jvp(step_of_weights, (weights, a, input_term), (dweights, da, dinput_term))
+    return jax.vmap(linear)(a, input_term, states, steps), source

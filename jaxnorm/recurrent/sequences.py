@@ -25,7 +25,7 @@ class Layout:
     time_major: bool
     reverse: bool
 
-    def inward(self, values: jax.Array) -> jax.Array:
+    def to_steps(self, values: jax.Array) -> jax.Array:
         """``(time, batch, ...)`` in the order in which steps are taken."""
         rest = values.shape[len(self.batch) + 1 :]
         if not self.time_major:
@@ -33,7 +33,7 @@ class Layout:
         values = values.reshape(self.time, math.prod(self.batch), *rest)
         return values[::-1] if self.reverse else values
 
-    def outward(self, values: jax.Array) -> jax.Array:
+    def from_steps(self, values: jax.Array) -> jax.Array:
         """The inverse of the above: steps back to the caller's order."""
         values = (values[::-1] if self.reverse else values).reshape(
             self.time, *self.batch, *values.shape[2:]
@@ -73,19 +73,19 @@ def step_mask(
     """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all.
     Callers know both by these names.
     """
-    of_lengths, of_where = names
-    mask = of_each_step(layout, of_where, where, jnp.bool_)
+    lengths_name, where_name = names
+    mask = check_by_step(layout, where_name, where, jnp.bool_)
     if lengths is None:
         return mask
     # inside a trace JAX would trace it too
     lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"{of_lengths} must be integers: got {lengths.dtype}.")
+        raise TypeError(f"{lengths_name} must be integers: got {lengths.dtype}.")
     if lengths.shape != layout.batch:
         raise ValueError(
-            f"{of_lengths} must have the shape of the batch, {layout.batch}: got {lengths.shape}."
+            f"{lengths_name} must have the shape of the batch, {layout.batch}: got {lengths.shape}."
         )
-    message = f"{of_lengths} must lie between 0 and the {layout.time} steps of x"
+    message = f"{lengths_name} must lie between 0 and the {layout.time} steps of x"
     lengths = validation.check_values(lengths, lambda n: (n >= 0) & (n <= layout.time), message)
     within = (
         jnp.arange(layout.time, dtype=jnp.int32).reshape(-1, *(1,) * len(layout.batch))
@@ -95,7 +95,7 @@ def step_mask(
     return within if mask is None else mask & within
 
 
-def of_each_step(layout: Layout, name: str, value, kind) -> jax.Array | None:
+def check_by_step(layout: Layout, name: str, value, kind) -> jax.Array | None:
     """Check an array with one element, or flag, per step, if there is one."""
     if value is None:
         return None
@@ -127,7 +127,7 @@ def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
     return mask & (last >= 0) & (segment_ids != earlier)
 
 
-def start_state(
+def initial_state(
     names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype
 ) -> tuple[jax.Array, ...]:
     """The state before the first step, ``(batch, features)`` each; zeros if ``initial`` is None."""

@@ -14,8 +14,8 @@ from jaxnorm.arguments import validation
 from jaxnorm.core.statistics import Moments, moments
 from jaxnorm.engine.groups import inverse_root
 from jaxnorm.recurrent.cells import Cell, Steps, product
-from jaxnorm.recurrent.options import Given
-from jaxnorm.recurrent.scan import before
+from jaxnorm.recurrent.options import NetworkArguments
+from jaxnorm.recurrent.scan import states_before
 from jaxnorm.recurrent.sequences import Layout
 
 
@@ -26,8 +26,8 @@ def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
     )
 
 
-def checked_running(
-    cell: Cell, given: Given, layout: Layout, params: Mapping[str, jax.Array]
+def check_running(
+    cell: Cell, given: NetworkArguments, layout: Layout, params: Mapping[str, jax.Array]
 ) -> tuple[dict | None, Any]:
     """Return the running Moments and the lengths, checked."""
     running, lengths, longer = given.running, given.lengths, given.longer
@@ -52,13 +52,13 @@ def checked_running(
             f"running must hold Moments of {', '.join(widths)}, as return_moments gives them: got "
             f"{', '.join(running)}."
         )
-    table = {}
+    checked = {}
     for name, value in running.items():
         if value.mean.ndim != 2 or value.mean.shape[0] == 0 or value.mean.shape[1] != widths[name]:
             raise ValueError(
                 f"running {name} must have shape (steps, {widths[name]}): got {value.mean.shape}."
             )
-        table[name] = replace(value, var=validation.variance("running", value.var))
+        checked[name] = replace(value, var=validation.variance("running", value.var))
     steps = next(iter(running.values())).mean.shape[0]
     if longer == "raise" and lengths is not None:
         lengths = validation.check_values(
@@ -72,16 +72,16 @@ def checked_running(
             "longer='last' uses the last step's."
         )
     return jax.tree.map(
-        lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), table
+        lambda leaf: lax.stop_gradient(leaf).astype(params["recurrent_kernel"].dtype), checked
     ), lengths
 
 
-def of_steps(
-    table: dict[str, Moments], time: int, epsilon: float
+def running_by_step(
+    running: dict[str, Moments], time: int, epsilon: float
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Mean and 1 / deviation of each step; later steps use those of the last one seen."""
     result = {}
-    for name, value in table.items():
+    for name, value in running.items():
         seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
         last = jnp.max(jnp.where(seen, jnp.arange(len(seen)), 0))
         at = jnp.minimum(jnp.arange(time), last)
@@ -97,7 +97,7 @@ def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict
     x, state, histories = lax.stop_gradient((x, state, histories))
     terms = {
         "input": (x, "input_kernel"),
-        "recurrent": (before(steps, state, histories)[0], "recurrent_kernel"),
+        "recurrent": (states_before(steps, state, histories)[0], "recurrent_kernel"),
     }
     values = {
         name: product(value, lax.stop_gradient(weights[kernel]))
@@ -105,5 +105,5 @@ def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict
     }
     if "c" in cell.state:
         values["cell"] = histories[1]
-    found = {name: moments(value, 1, where=steps.mask) for name, value in values.items()}
-    return jax.tree.map(lambda leaf: leaf[:, 0], found)
+    stats = {name: moments(value, 1, where=steps.mask) for name, value in values.items()}
+    return jax.tree.map(lambda leaf: leaf[:, 0], stats)

@@ -193,8 +193,8 @@ def test_public_signatures_are_complete(function):
 @pytest.mark.parametrize(
     ("seen", "taken", "own"),
     [
-        (recurrent.NetworkOptions, options.Given, {"initial", "return_moments"}),
-        (recurrent.ParameterOptions, parameters.Recipe, {"forget_bias"}),
+        (recurrent.NetworkOptions, options.NetworkArguments, {"initial", "return_moments"}),
+        (recurrent.ParameterOptions, parameters.InitArguments, {"forget_bias"}),
     ],
     ids=["networks", "parameters"],
 )
