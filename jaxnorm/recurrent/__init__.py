@@ -1,4 +1,7 @@
-"""Recurrent networks with a norm inside: one pointwise step per cell, one loop over time."""
+"""Run recurrent networks whose cells have a norm inside.
+
+Each cell is one pointwise step, and one loop over time serves all cells.
+"""
 
 from jaxnorm.recurrent.functions import gru, lstm, rnn
 from jaxnorm.recurrent.options import NetworkOptions, ParameterOptions

@@ -1,13 +1,17 @@
-"""One step of each cell: the pointwise part, with the norm and its placement as arguments.
+"""Define one step of each cell, for any norm and any position of the norm.
 
-A cell turns parameters into *weights* once (:meth:`Cell.weights`), then for each step
+A cell turns its parameters into *weights* once (:meth:`Cell.weights`). The inputs of
+all steps give one product before the loop, and each step adds one product with the
+state::
 
-    a = h @ recurrent_kernel                the driver, the only product in the loop
-    state = cell.step(weights, a, xg, ...)  what follows it; xg = cell.inputs(weights, x), for all
-                                            steps at once
+    input_term = cell.input_terms(weights, x, ...)       of all steps at once
+    a = h @ recurrent_kernel                             the only product in the loop
+    state = cell.step(weights, a, input_term, ...)
 
-Centering is part of the weights where it can be: a - mean(a) = h (W - row means of W), so that the
-statistics of a layer norm are one reduction.
+Pre-activations are packed: the blocks of all gates lie side by side along the last
+axis. Layer norm subtracts the mean of a group of blocks. Since ``a - mean(a) = h @ (W -
+mean of each row of W)``, the weights are centered instead, and each step only needs the
+variance.
 """
 
 import math
@@ -34,45 +38,65 @@ State = tuple[jax.Array, ...]
 
 
 class Steps(NamedTuple):
-    """What steps differ in beside x; every leaf has time first where steps are stacked, and None
-    has no effect.
+    """The arrays besides x that differ from step to step.
+
+    Stacked steps have time as the first axis of every array. None has no effect.
+
+    Attributes:
+      mask: boolean ``(batch, 1)``. False leaves the state as it is.
+      reset: boolean ``(batch, 1)``. True starts from a state of zeros.
+      keep: for each part of the state boolean ``(batch, features)``, where True keeps
+        the old value, or the fraction of the old value in the new one.
+      running: for each term the mean and ``1 / sqrt(var + epsilon)`` with which batch
+        norm normalizes, ``(1, features)`` each.
+      zero_input: boolean ``(batch, 1)``. True where x is 0 in all features: norms of a
+        state of zeros then pass no gradient.
     """
 
-    mask: jax.Array | None = None  # (batch, 1): False carries the state through
-    reset: jax.Array | None = None  # (batch, 1): True starts from zero
-    # (batch, features) for each part of the state: True keeps the old value
+    mask: jax.Array | None = None
+    reset: jax.Array | None = None
     keep: tuple[jax.Array, ...] | None = None
-    # mean and 1 / deviation, (1, features), of batch norm
     running: dict[str, tuple[jax.Array, jax.Array]] | None = None
-    # (batch, 1): x is 0, so that norms of a zero state have no gradient
     zero_input: jax.Array | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The static facts about a step."""
+    """The static arguments of a step.
+
+    Attributes:
+      norm: one of :data:`NORMS`.
+      position: position of the norm, as the option ``placement`` names it.
+      epsilon: added to the variance.
+      name: name of the function that runs the cell.
+      sigmoids: for each block of the pre-activations whether its gate is a sigmoid, or
+        else a tanh.
+      state: the names of the parts of the state.
+      positions: the positions that the cell knows.
+    """
 
     norm: str | None = "layer"
     position: str = "ba2016"
     epsilon: float = 1e-6
 
     name: ClassVar[str]
-    sigmoids: ClassVar[tuple[bool, ...]]  # one for each block of the packed pre-activations
+    sigmoids: ClassVar[tuple[bool, ...]]
     state: ClassVar[tuple[str, ...]] = ("h",)
     positions: ClassVar[tuple[str, ...]]
 
     @property
     def normalizes_each_term(self) -> bool:
-        """Whether input and recurrent term have statistics of their own."""
+        """Return whether the input's and the recurrent term have a norm each."""
         return self.norm is not None and self.position in ("ba2016", "carried_cell")
 
     @property
     def normalizes_sum(self) -> bool:
+        """Return whether the sum of both terms has one norm."""
         return self.norm is not None and not self.normalizes_each_term
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """The packed gains."""
+        """Return the names of the packed gains among the parameters."""
         return (
             ("input_scale", "recurrent_scale")
             if self.normalizes_each_term
@@ -83,13 +107,18 @@ class Cell:
 
     @property
     def blocks_per_group(self) -> tuple[int, ...]:
-        """How many blocks of the pre-activations share statistics, for each normalization group."""
+        """Return how many blocks each group of features spans."""
         return (1,) * len(self.sigmoids) if self.position == "gate" else (len(self.sigmoids),)
 
     def weights(self, params: Weights) -> Weights:
-        """The parameters as steps use them: kernels centered, the arguments of sigmoids halved,
-        gains never absent.
+        """Return the parameters as steps use them.
+
+        For layer norm the matrices are centered. For gates that are sigmoids gains and
+        bias are halved, or without a norm matrices and bias. Gains and bias are never
+        absent.
         """
+        # sigmoid(v) = tanh(v / 2) / 2 + 1 / 2. Under a norm the halves are in gain and
+        # bias, since the norm would undo them in the matrices.
         features = params["recurrent_kernel"].shape[-1] // len(self.sigmoids)
         factors = make_gate_factors(features, self.sigmoids, params["recurrent_kernel"].dtype)
         matrices = {name: params[name] for name in ("input_kernel", "recurrent_kernel")}
@@ -111,19 +140,21 @@ class Cell:
         return {**matrices, **scales, **rest, "bias": bias}
 
     def center(self, weight: jax.Array) -> jax.Array:
+        """Subtract the mean of each group of blocks from each row."""
         return jnp.concatenate(
             [center_rows(part) for part in split(weight, self.blocks_per_group)], -1
         )
 
     def input_terms(self, weights: Weights, x: jax.Array, steps: Steps) -> jax.Array:
-        """The input's term of the pre-activations, for stacked steps."""
+        """Return the input's term of the pre-activations, with the bias if possible."""
         a = input_product(steps, x, weights["input_kernel"])
         if self.normalizes_sum:
+            # the norm comes after the recurrent term, and the bias after the norm
             return a
         return self.normalize_term(weights, "input", a, steps) + expand_like(weights["bias"], a)
 
     def normalize_term(self, weights: Weights, name: str, a: jax.Array, steps: Steps) -> jax.Array:
-        """The input's or the recurrent term with its own gain and statistics, if it has any."""
+        """Normalize and scale one term, if each term has a norm of its own."""
         return (
             expand_like(weights[f"{name}_scale"], a)
             * self.normalized(a, name, steps, self.blocks_per_group)
@@ -134,7 +165,7 @@ class Cell:
     def preactivations(
         self, weights: Weights, a: jax.Array, input_term: jax.Array, steps: Steps
     ) -> jax.Array:
-        """The packed pre-activations of all gates."""
+        """Return the packed pre-activations of all gates."""
         if self.normalizes_sum:
             return expand_like(weights["scale"], a) * self.normalized(
                 a + input_term, "gates", steps, self.blocks_per_group
@@ -149,10 +180,19 @@ class Cell:
         blocks: tuple[int, ...] = (1,),
         centered: bool = False,
     ) -> jax.Array:
-        """``a`` normalized over groups of so many blocks of features, or over the batch;
-        ``centered`` where the kernel is not.
+        """Normalize ``a``, over groups of features or over the batch.
+
+        Args:
+          a: the values.
+          name: the name of the term, under which ``steps.running`` has its statistics.
+          steps: mask, running statistics and zero inputs of the steps.
+          blocks: the number of blocks that each group of features spans.
+          centered: whether layer norm subtracts the mean here, since the weights are
+            not centered.
         """
-        # the gradient of x is multiplied once, not at every step
+        # Zeros make variance 0 and the derivative 1 / sqrt(epsilon). Along the state
+        # these factors multiply, step by step. On its way to x a gradient meets only
+        # one of them, so the input's term keeps its derivative.
         zero_input = None if name == "input" else steps.zero_input
         if self.norm == "batch":
             if steps.running is None:
@@ -166,6 +206,7 @@ class Cell:
                 )
             mean, rstd = steps.running[name]
             return (a - mean) * rstd
+        # centered weights have given a mean of 0
         normalize_features = partial(normalize, -1, centered and self.norm == "layer", self.epsilon)
         if len(set(blocks)) > 1:
             return jnp.concatenate(
@@ -173,6 +214,7 @@ class Cell:
             )
         if len(blocks) == 1:
             return normalize_features(a, None, zero_input)
+        # groups of one size are one reduction over the last axis
         parts = a.reshape(*a.shape[:-1], len(blocks), a.shape[-1] // len(blocks))
         return normalize_features(
             parts, None, None if zero_input is None else zero_input[..., None]
@@ -181,14 +223,23 @@ class Cell:
     def step(
         self, weights: Weights, a: jax.Array, input_term: jax.Array, state: State, steps: Steps
     ) -> State:
-        """The state after a step, h before its projection."""
+        """Return the state after a step, with h before its projection.
+
+        Args:
+          weights: as :meth:`weights` returns them.
+          a: the product of h and the recurrent matrix.
+          input_term: as :meth:`input_terms` returns it.
+          state: the state before the step.
+          steps: the other arrays of the step.
+        """
         raise NotImplementedError
 
     def shapes(
         self, in_features: int, features: int, projection: int | None = None
     ) -> dict[str, tuple[int, ...]]:
-        """The parameters and their shapes. All but the kernels may be left out: a gain is then 1, a
-        bias 0.
+        """Return the shapes of all parameters by name.
+
+        Both matrices are required. A gain that is absent is 1, a bias 0.
         """
         packed = len(self.sigmoids) * features
         matrices = {
@@ -199,7 +250,7 @@ class Cell:
 
 
 class RNN(Cell):
-    """h' = tanh(pre-activation)"""
+    """The simple cell, ``h' = tanh(a)`` with the pre-activation a."""
 
     name = "rnn"
     sigmoids = (False,)
@@ -210,7 +261,10 @@ class RNN(Cell):
 
 
 class LSTM(Cell):
-    """c' = f c + i g,  h' = o tanh(c')"""
+    """The long short-term memory, ``c' = f c + i g`` and ``h' = o tanh(c')``.
+
+    Each position but "sum" normalizes c' before the tanh, too.
+    """
 
     name = "lstm"
     sigmoids = LSTM_SIGMOIDS
@@ -219,11 +273,12 @@ class LSTM(Cell):
 
     @property
     def normalizes_cell(self) -> bool:
+        """Return whether c has a norm."""
         return self.norm is not None and self.position != "sum"
 
     @property
     def carries(self) -> bool:
-        """Whether the normalized c is carried on."""
+        """Return whether the next step starts from the normalized c."""
         return self.normalizes_cell and self.position != "ba2016"
 
     def shapes(self, in_features, features, projection=None):
@@ -237,6 +292,7 @@ class LSTM(Cell):
         c, o = lstm_gates(self.preactivations(weights, a, input_term, steps), state[1])
         if not self.normalizes_cell:
             return o * tanh(c), c
+        # c is no product, so that no weights have centered it
         s = self.normalized(c, "cell", steps, centered=True)
         s = s * expand_like(weights["cell_scale"], c) if "cell_scale" in weights else s
         s = s + expand_like(weights["cell_bias"], c) if "cell_bias" in weights else s
@@ -244,10 +300,14 @@ class LSTM(Cell):
 
 
 class GRU(Cell):
-    """h' = (1 - z) n + z h,  n = tanh(input's term + r (recurrent term + recurrent_bias))"""
+    """The gated recurrent unit, ``h' = (1 - z) n + z h``.
+
+    The candidate is ``n = tanh(input's term + r (recurrent term + recurrent_bias))``.
+    """
 
     name = "gru"
-    sigmoids = (True, True, False)  # r, z, n
+    # the order of blocks is r, z, n
+    sigmoids = (True, True, False)
     positions = ("ba2016", "sum", "gate")
 
     @property
@@ -261,7 +321,9 @@ class GRU(Cell):
     def center(self, weight):
         if not self.normalizes_sum:
             return super().center(weight)
-        gates, candidate = split(weight, (2, 1))  # the candidate's sum is known only when r is
+        # the candidate is normalized after r has scaled its recurrent term: step
+        # centers it
+        gates, candidate = split(weight, (2, 1))
         parts = split(gates, self.blocks_per_group[:-1])
         return jnp.concatenate([*map(center_rows, parts), candidate], -1)
 
@@ -284,6 +346,7 @@ class GRU(Cell):
         if self.normalizes_sum:
             a_n = scale_n * self.normalized(a_n, "candidate", steps, centered=True) + bias_n
         n = tanh(a_n)
+        # (1 - z) n + z h with one product
         return (n + z * (state[0] - n),)
 
 
@@ -291,18 +354,22 @@ CELLS: dict[str, type[Cell]] = {cell.name: cell for cell in (RNN, LSTM, GRU)}
 
 
 def center_rows(weight: jax.Array) -> jax.Array:
-    """Rows without their mean; twice, for what the rounding of a large mean leaves over."""
+    """Subtract the mean of each row."""
+    # twice: after the first time the rounding error of a large mean is left
     for _ in range(2):
         weight = weight - jnp.mean(weight, -1, keepdims=True)
     return weight
 
 
 def input_product(steps: Steps, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """The products of x with the input kernel, of nothing that is masked out."""
+    """Multiply x by the input matrix, with 0 for the inputs of masked steps."""
+    # masked inputs may hold NaN, which times a zero cotangent is NaN in the gradient
     return product(x if steps.mask is None else jnp.where(steps.mask, x, 0), weight)
 
 
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """``x @ kernel`` as one product of matrices: with several rows of axes its transpose copies."""
+    """Return ``x @ weight``."""
+    # as one product of two matrices: with more axes in front the transpose copies
+    # arrays
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     return (rows @ weight).reshape(*x.shape[:-1], weight.shape[-1])

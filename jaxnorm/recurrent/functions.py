@@ -1,4 +1,4 @@
-"""Layer-normalized recurrent networks over whole sequences: ``rnn``, ``gru`` and ``lstm``."""
+"""Run recurrent networks over sequences: ``rnn``, ``gru`` and ``lstm``."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -89,19 +89,20 @@ def rnn(
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_rnn` makes them.
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
-      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input and
-        recurrent.
+      return_moments: with ``norm="batch"`` whether to return the Moments of each step,
+        too: a dict of ``input`` and ``recurrent``.
       **options: see :class:`NetworkOptions`.
 
     Returns:
-      ``(h, outputs)``: h after the last step, in float32 at least, and h after every step,
-      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+      ``(h, outputs)``, or ``(h, outputs, moments)`` with ``return_moments``. h is the
+      state after the last step, in float32 at least. The outputs are h after every
+      step, ``(..., batch, time, H)`` in the dtype of x.
 
     Raises:
-      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
-        boolean.
-      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
-        or implementation, parameters of another placement.
+      TypeError: x or params that are not floating, lengths that are no integers, masks
+        that are not boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown
+        norm, placement or implementation, parameters for another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> h, y = jn.recurrent.rnn(jnp.ones((2, 5, 3)), jn.recurrent.init_rnn(jax.random.key(0), 3, 4))
@@ -155,30 +156,32 @@ def gru(
                   n = tanh(LN(U_x x) + b_n + r (LN(U_h h) + b_h)):
                   r and z share their statistics (Ba, Kiros & Hinton 2016, supplement)
     sum           r, z = sigmoid(LN(W_h h + W_x x) + b), n = tanh(LN(U_x x + r U_h h) + b_n)
-    gate          the same, r and z with statistics of their own
+    gate          as sum, but r and z have statistics of their own
     norm=None     r, z = sigmoid(W_h h + W_x x + b), n = tanh(U_x x + b_n + r (U_h h + b_h)):
                   Flax's GRUCell
     ============  ==================================================================================
 
-    Blocks are in the order r, z, n, and b_h is the leaf ``recurrent_bias`` (H,).
+    The blocks of the parameters are in the order r, z, n. b_h is the leaf
+    ``recurrent_bias``, (H,).
 
     Args:
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_gru` makes them.
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
-      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input and
-        recurrent.
+      return_moments: with ``norm="batch"`` whether to return the Moments of each step,
+        too: a dict of ``input`` and ``recurrent``.
       **options: see :class:`NetworkOptions`.
 
     Returns:
-      ``(h, outputs)``: h after the last step, in float32 at least, and h after every step,
-      ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+      ``(h, outputs)``, or ``(h, outputs, moments)`` with ``return_moments``. h is the
+      state after the last step, in float32 at least. The outputs are h after every
+      step, ``(..., batch, time, H)`` in the dtype of x.
 
     Raises:
-      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
-        boolean.
-      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
-        or implementation, parameters of another placement.
+      TypeError: x or params that are not floating, lengths that are no integers, masks
+        that are not boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown
+        norm, placement or implementation, parameters for another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> h, y = jn.recurrent.gru(jnp.ones((2, 5, 3)), jn.recurrent.init_gru(jax.random.key(0), 3, 4))
@@ -227,54 +230,59 @@ def lstm(
 ) -> EitherResult[Pair]:
     """Run a layer-normalized long short-term memory over sequences.
 
-    ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' = sigmoid(a_o) tanh(s)``
+    ``a = pre-activations, c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g), h' =
+    sigmoid(a_o) tanh(s)``
 
     ============  ==================================================================================
     ba2016        a = LN(W_h h) + LN(W_x x) + b, s = LN(c')
                   (Ba, Kiros & Hinton 2016, arXiv 1607.06450, eqs. 20-22)
     sum           a = LN(W_h h + W_x x) + b over all four gates, s = c' (Sonnet's LSTM)
-    gate          the same, each gate with statistics of its own, and c' = s = LN(...) is carried
+    gate          as sum, but each gate has statistics of its own, and c' = s = LN(...) is carried
                   (TensorFlow's LayerNormBasicLSTMCell)
     carried_cell  as ba2016, but c' = s is carried (TensorFlow Addons; PyTorch's fastrnns)
     norm=None     a = W_h h + W_x x + b, s = c'
     ============  ==================================================================================
 
-    Every LN has a gain; b and, on c, ``cell_bias`` are the only shifts. ``norm="rms"`` is the same
-    without centering (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm (Cooijmans
-    et al. 2016, arXiv 1603.09025): the places of ba2016, statistics of each step over the batch;
-    pass ``running`` in evaluation. While inputs are the same over the batch, as the blank first
-    rows of images are, so are states that start from zeros, and gradients and statistics of such
-    steps are useless: begin with noise, an ``initial`` h of deviation 0.1 as its authors do, in
-    evaluation too.
+    Every LN has a gain. The only shifts are b and, on c, ``cell_bias``. ``norm="rms"``
+    does not center (Zhang & Sennrich 2019). ``norm="batch"`` is recurrent batch norm
+    (Cooijmans et al. 2016, arXiv 1603.09025): it stands where ba2016 has its norms, and
+    takes the statistics of each step over the batch. In evaluation, pass ``running``.
+    While the inputs are equal over the batch, as the blank first rows of images are,
+    states that start from zeros are equal, too. The gradients and statistics of such
+    steps are useless. Begin with noise, an ``initial`` h of deviation 0.1 as the
+    authors do, in evaluation too.
 
-    A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``; a run of zero
-    vectors from a zero state would multiply gradients by up to 1000, for h and again for c, at
-    every step. Give padding by ``lengths`` or ``where``: such steps are not taken. Where sequences
-    themselves hold zeros, a step whose input is 0 passes no gradient to the state through a norm of
-    variance exactly 0, so that the factor comes once, where the zeros end; a larger ``epsilon``
-    bounds it.
+    A layer norm of zeros has variance 0 and the derivative ``1 / sqrt(epsilon)``. A run
+    of zero vectors from a zero state would multiply gradients by up to 1000 at every
+    step, for h and again for c. Mark padding by ``lengths`` or ``where``: such steps
+    are not taken. Where the sequences themselves hold zeros, a step whose input is 0
+    passes no gradient to the state through a norm whose variance is exactly 0. The
+    factor then comes once, where the zeros end. A larger ``epsilon`` bounds it.
 
-    Gains of 1 make gradients grow on their way back, at the start of a training by some 10,000 over
-    200 steps: begin long sequences with gains of 0.1 to 0.3. With a single input feature LN(W_x x)
-    depends only on its sign: embed it, or take ``placement="sum"``.
+    Gains of 1 make gradients grow on their way back, at the start of a training by some
+    10,000 over 200 steps. Begin long sequences with gains of 0.1 to 0.3. With a single
+    input feature, LN(W_x x) depends only on its sign: embed the feature, or take
+    ``placement="sum"``.
 
     Args:
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_lstm` makes them.
-      initial: state before the first step, ``(h, c)``, each ``(..., batch, H)``; zeros by default.
-      return_moments: also return the Moments of each step of ``norm="batch"``, a dict of input,
-        recurrent and cell.
+      initial: state before the first step, ``(h, c)``, each ``(..., batch, H)``; zeros
+        by default.
+      return_moments: with ``norm="batch"`` whether to return the Moments of each step,
+        too: a dict of ``input``, ``recurrent`` and ``cell``.
       **options: see :class:`NetworkOptions`.
 
     Returns:
-      ``((h, c), outputs)``: the state after the last step, in float32 at least, and h after every
-      step, ``(..., batch, time, H)`` in the dtype of x. With ``return_moments`` the Moments too.
+      ``((h, c), outputs)``, or ``((h, c), outputs, moments)`` with ``return_moments``.
+      (h, c) is the state after the last step, in float32 at least. The outputs are h
+      after every step, ``(..., batch, time, H)`` in the dtype of x.
 
     Raises:
-      TypeError: x or params that are not floating, lengths that are no integers, masks that are not
-        boolean.
-      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown norm, placement
-        or implementation, parameters of another placement.
+      TypeError: x or params that are not floating, lengths that are no integers, masks
+        that are not boolean.
+      ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown
+        norm, placement or implementation, parameters for another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> params = jn.recurrent.init_lstm(jax.random.key(0), in_features=3, features=4)
@@ -288,7 +296,15 @@ def lstm(
 
 
 class Static(NamedTuple):
-    """What a compiled call depends on beside the shapes."""
+    """The static arguments of a compiled call.
+
+    Attributes:
+      cell: the static arguments of a step.
+      layout: the order of time and batch in the caller's arrays.
+      zoneout: the rate of each part of the state; None without zoneout.
+      implementation: name of the implementation that runs.
+      return_moments: whether to return the Moments of each step.
+    """
 
     cell: Cell
     layout: Layout
@@ -298,11 +314,19 @@ class Static(NamedTuple):
 
 
 def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) -> Any:
-    """Run the network whose cell has that name."""
+    """Check the arguments of a network, and run it.
+
+    Args:
+      name: name of its cell.
+      x: the input sequences.
+      params: its parameters.
+      given: the other arguments of the call.
+    """
     cell = make_cell(name, given.norm, given.placement, given.epsilon)
     x = validation.floating(x)
     layout = make_layout(x, given.time_major, given.reverse)
     params = check_params(cell, params, x.shape[-1])
+    # the state is carried in float32 at least, since every step rounds it anew
     dtype = compute_dtype(promoted(None, x, *params.values()))
     params = {leaf: value.astype(dtype) for leaf, value in params.items()}
     running, lengths = check_running(cell, given, layout, params)
@@ -310,6 +334,7 @@ def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) ->
     ids = check_by_step(layout, "segments", given.segments, jnp.integer)
     state = initial_state(cell.state, layout, _widths(cell, params), given.initial, dtype)
     rates = zoneout_rates(cell.state, given.zoneout)
+    # rates of 0 leave the kernels their choice, and need no random numbers
     zoneout = rates if any(rates) else None
     plan = select(given.implementation, "lstm", x, cell, params, ids, zoneout)
     static = Static(cell, layout, zoneout, plan.implementation, given.return_moments)
@@ -320,12 +345,14 @@ def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) ->
 
 
 def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
-    """The features of each part of the state; h may be projected."""
+    """Return the number of features of each part of the state, (h,) or (h, c)."""
+    # h may be projected: the recurrent matrix has a row for each of its features
     rows, packed = params["recurrent_kernel"].shape
     return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
 
 
 def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
+    """Return the loop of an implementation; None is a plain scan."""
     if implementation in PLAIN:
         return None if implementation == "reference" else scan.chunked
     module = import_module(TABLE[implementation].modules["lstm"])
@@ -334,6 +361,9 @@ def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
 
 @partial(jax.jit, static_argnums=0)
 def _run(static: Static, x, params, state, mask, ids, running, key):
+    """Run a network as one compiled program, sharded as x is along batch and time."""
+    # under explicit sharding JAX cannot tell how the reshapes of batch and time are
+    # sharded
     shardings = static.layout.shardings(x)
     return sharded_by_compiler(partial(_forward, static), shardings)(
         x, params, state, mask, ids, running, key
@@ -341,7 +371,7 @@ def _run(static: Static, x, params, state, mask, ids, running, key):
 
 
 def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple:
-    """The state after the last step, the outputs, and the Moments of each step if asked for."""
+    """Return the final state, the outputs, and the Moments of each step or None."""
     cell, layout = static.cell, static.layout
     dtype = params["recurrent_kernel"].dtype
     mask, ids = (
@@ -359,6 +389,7 @@ def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple
     final, histories = run(
         cell, weights, x_steps, steps, state, _loop(static.implementation, layout)
     )
+    # masked steps repeat the state before, but their outputs are 0
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
     moments = (
         step_moments(cell, weights, x_steps, steps, state, histories)
@@ -372,10 +403,15 @@ def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple
 def step(
     name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon
 ) -> State:
-    """One step of the named cell, of any norm but one over the batch: what modules' cells do."""
+    """Run one step of a cell, for the cells of Flax modules.
+
+    The norm must not be batch norm. The other arguments are as in :func:`network`, with
+    x of one step, ``(..., features)``.
+    """
     cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
     params = check_params(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
+    # one step of a sequence, all of whose other axes are batch
     layout = Layout(x.shape[:-1], 1, True, False)
     state = initial_state(
         cell.state, layout, _widths(cell, params), state if len(cell.state) > 1 else state[0], dtype

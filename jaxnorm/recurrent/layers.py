@@ -1,4 +1,4 @@
-"""Layers of networks on top of each other, in one or both directions: shared by Flax modules."""
+"""Run stacked layers in one or both directions, for the modules of linen and nnx."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +16,12 @@ from jaxnorm.recurrent.options import NetworkArguments
 from jaxnorm.recurrent.parameters import Initializer, Initializers, make_cell
 from jaxnorm.recurrent.sequences import make_layout, step_mask
 
-FLAX_ORDER = {"lstm": ("c", "h")}  # of a carry; ours is h, c
+# the parts of a carry in Flax; a state of a network is (h, c)
+FLAX_ORDER = {"lstm": ("c", "h")}
 
 
 def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
-    """The cell of a module."""
+    """Check the arguments of a module's cell, and return the cell."""
     if norm not in (None, "layer", "rms"):
         raise ValueError(
             f"norm of a module must be 'layer', 'rms' or None: got {norm!r}. "
@@ -38,8 +39,10 @@ def module_initializers(
     kernel_init: Initializer,
     recurrent_kernel_init: Initializer,
 ) -> Initializers:
-    """How the parameters of a module start; the bias of an LSTM's forget gate by default at 1,
-    without a norm at Flax's 0.
+    """Return the initializers of a module's parameters.
+
+    By default the bias of the forget gate starts at 1, and without a norm at 0, as in
+    Flax.
     """
     if forget_bias is not None and name != "lstm":
         raise ValueError(
@@ -51,7 +54,7 @@ def module_initializers(
 
 
 def swap_carry(name: str, carry):
-    """A carry in Flax's order as ours, or the other way round."""
+    """Turn a carry in Flax's order into a state, or a state into a carry."""
     if name not in FLAX_ORDER or carry is None:
         return carry
     if not _has_length(2, carry):
@@ -65,17 +68,23 @@ def swap_carry(name: str, carry):
 def round_input(
     name: str, norm: str | None, dtype, x: jax.Array, params: dict[str, jax.Array], state: tuple
 ) -> jax.Array:
-    """x, rounded to the dtype of the products, in that of the outputs.
+    """Round x to the dtype of the products, and cast it to the dtype of the outputs.
 
-    Without a norm both are those of Flax's cells: ``dtype`` is that of products, and the sum in
-    which an LSTM takes c up, and a GRU h, promotes, so that a float32 state stays one.
+    With a norm both are the dtype to which x and the parameters promote, or ``dtype``.
+    Without a norm they are the dtypes of Flax's cells.
 
     Args:
-      dtype: as it is given to the module.
+      name: name of the cell.
+      norm: the norm of the module.
+      dtype: the dtype that the module was given, or None.
+      x: the inputs.
+      params: the parameters.
       state: arrays or dtypes, h first.
     """
     if norm is not None:
         return x.astype(promoted(dtype, x, *params.values()))
+    # In Flax dtype is the dtype of products. An LSTM then adds c, a GRU h, and this sum
+    # promotes, so that outputs of a float32 state are float32.
     products = promoted(dtype, x, state[0], *params.values())
     added_to = {"lstm": state[1:], "gru": state, "rnn": ()}[name]
     return x.astype(products).astype(promoted(None, products, *added_to))
@@ -84,9 +93,10 @@ def round_input(
 def run_cell(
     name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, norm, *options
 ) -> tuple[Any, jax.Array]:
-    """One step of a module's cell: a carry in Flax's order and x to the new one and the output.
+    """Run one step of a module's cell, and return the new carry and the output.
 
-    Under a norm a carry keeps its dtypes; without one all of it has that of the output, as in Flax.
+    Carries are in Flax's order. With a norm a carry keeps its dtypes. Without a norm
+    all its parts have the dtype of the output, as in Flax.
     """
     state = swap_carry(name, carry) if name in FLAX_ORDER else (carry,)
     if any(isinstance(part, tuple | list) for part in state):
@@ -105,7 +115,10 @@ def run_cell(
 
 
 def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
-    """The names of the cells, layer by layer: ``cell`` for a single one, as in Flax's RNN."""
+    """Return the names of the cells in each layer.
+
+    A single cell has the name ``cell``, as in Flax's RNN, whose parameters then fit.
+    """
     if integer(num_layers, "num_layers must be an integer") < 1:
         raise ValueError(f"num_layers must be at least 1: got {num_layers}.")
     if num_layers == 1 and not bidirectional:
@@ -115,7 +128,7 @@ def direction_names(num_layers: int, bidirectional: bool) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """The arguments of one call of a module besides its inputs and carry."""
+    """The arguments of one call of a module, besides its inputs and carry."""
 
     seq_lengths: Param
     mask: Param
@@ -147,17 +160,23 @@ def run_layers(
     make_key: Callable[[], jax.Array] | None,
     flip: Callable[..., jax.Array],
 ) -> Any:
-    """Return what a module of either family returns: the outputs of its last layer, or the carry of
-    every cell and those outputs.
+    """Run all layers of a module.
 
     Args:
-      module: has the options as attributes.
+      module: the module, which has the options as attributes.
       layers: the parameters of each cell of each layer.
-      carries: the initial ones, of the same structure, in Flax's order.
+      x: the inputs.
+      carries: the initial carry of each cell of each layer, in Flax's order; None for
+        zeros.
       call: the arguments of the call.
-      between: applied to what goes from one layer to the next.
-      make_key: a new random key for each cell's zoneout.
+      between: applied to the outputs of each layer but the last: dropout.
+      make_key: returns a new random key for the zoneout of each cell; None without
+        random numbers.
       flip: Flax's ``flip_sequences``.
+
+    Returns:
+      The outputs of the last layer. With ``return_carry`` a pair: the final carries of
+      all cells, and the outputs.
     """
     if call.reverse and module.bidirectional:
         raise ValueError(
@@ -175,6 +194,8 @@ def run_layers(
             given = replace(shared, reverse=call.reverse or d == 1, key=key)
             results.append(_run(module, params, x, start, given))
         final_carries.append(tuple(carry for carry, _ in results))
+        # the initial carries of both directions, and so their outputs, may differ in
+        # dtype
         widest = promoted(None, *(outputs for _, outputs in results))
         x = jnp.concatenate([outputs.astype(widest) for _, outputs in results], -1)
     if call.reverse and not call.keep_order:
@@ -183,7 +204,9 @@ def run_layers(
 
 
 def _given(module: Any, call: ModuleCall, x: jax.Array) -> NetworkArguments:
-    """Return what all cells are given."""
+    """Return the arguments that all cells share."""
+    # checked and made here once, and not by every cell, under the names that modules
+    # use
     layout = make_layout(x, call.time_major, call.reverse)
     mask = step_mask(layout, call.seq_lengths, call.mask, ("seq_lengths", "mask"))
     return NetworkArguments(
@@ -201,11 +224,9 @@ def _given(module: Any, call: ModuleCall, x: jax.Array) -> NetworkArguments:
 def _run(
     module: Any, params: dict[str, jax.Array], x: jax.Array, carry, given: NetworkArguments
 ) -> tuple[Any, jax.Array]:
-    """Run one cell over the sequences; ``dtype`` of a module is that of the outputs, but see
-    :func:`round_input`.
-    """
+    """Run one cell over the sequences, and return its final carry and the outputs."""
     initial = swap_carry(module.kind, carry)
-    # as Flax's
+    # by default Flax's carries are zeros of param_dtype
     start = (
         (module.param_dtype,) * 2
         if initial is None
@@ -220,7 +241,11 @@ def _run(
 
 
 def nest_carries(carries: Sequence[Sequence[Any]]):
-    """Carries as users see them: one as it is, both directions as a pair, layers as a tuple."""
+    """Nest the carries of all cells as users see them.
+
+    The carry of a single cell stays as it is, both directions are a pair, several
+    layers a tuple.
+    """
     layers = [tuple(cells) if len(cells) > 1 else cells[0] for cells in carries]
     return tuple(layers) if len(layers) > 1 else layers[0]
 
@@ -228,10 +253,15 @@ def nest_carries(carries: Sequence[Sequence[Any]]):
 def list_carries(
     name: str, carries, num_layers: int, bidirectional: bool
 ) -> list[list[Any]] | None:
-    """The inverse of :func:`nest_carries`, of a network of that name."""
+    """List the carries of the cells of each layer, inverse to :func:`nest_carries`.
+
+    ``name`` is the name of the cell.
+    """
     if carries is None:
         return None
     layers = carries if num_layers > 1 else [carries]
+    # else two LSTM layers that are given one carry, (c, h), would take it for one carry
+    # each
     pairs = bidirectional or (num_layers > 1 and name in FLAX_ORDER)
     if not _has_length(num_layers, layers) or (
         pairs and not all(_has_length(2, cells) for cells in layers)
@@ -250,8 +280,10 @@ def list_carries(
 
 
 def _carry_names(name: str) -> str:
+    """Return the parts of a carry in Flax's order, for an error."""
     return f"({', '.join(FLAX_ORDER[name])})"
 
 
 def _has_length(count: int, parts: Any) -> bool:
+    """Return whether ``parts`` is a tuple or list of so many parts."""
     return isinstance(parts, tuple | list) and len(parts) == count

@@ -1,9 +1,11 @@
-"""The LSTM's loop over time by the CPU kernels of lstm.cc: the states of all steps, and the
-transpose of their tangent.
+"""Run the LSTM's loop over time by the CPU kernels of lstm.cc.
 
-The first is one call. The second goes back in chunks, whose gradients of x and of both kernels are
-products for JAX. Where there is no norm the gates of wide networks are residuals: 4 H floats a
-step, instead of recomputing the products.
+One call of the forward kernel computes the states of all steps. The backward kernel is
+the transpose of their tangent. It goes back chunk by chunk, and JAX multiplies its
+results to the gradients of x and of both matrices. Without a norm, wide networks store
+their gates as residuals, 4 H floats a step, instead of recomputing the products.
+
+The tangent itself is plain JAX, from scan.py.
 """
 
 import math
@@ -21,15 +23,25 @@ from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, vary_alike
 
-WIDE = 256  # features, from which on it takes longer to recompute gates than to read them
-PANEL = 32  # columns of a kernel that lie together
-# Fewer and longer than in plain JAX: a step costs less, what XLA does between chunks does not.
+# Features, from which on recomputing the gates takes longer than reading them.
+# Gradients took 0.82 to 0.83 of the time with stored gates, at 256 and at 512 features.
+WIDE = 256
+# columns of a matrix that lie together, kPanel of matmul.h
+PANEL = 32
+# Fewer and longer chunks than in plain JAX: a step costs less here, and the work of XLA
+# between two chunks costs as much. Gradients took 0.94 of the time with fewer chunks,
+# and 0.90 to 0.95 of that with chunks of ten steps that divide the sequence.
 CHUNKS = Chunks(intermediates=5, fewest=5, smallest=10)
 
 
 def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
-    """Why the kernels cannot take a network with these parameters and other facts, each None if
-    absent; None if they can.
+    """Return why the kernels cannot run a network, or None if they can.
+
+    Args:
+      x: the input sequences.
+      cell: the static arguments of a step.
+      params: the parameters.
+      *others: segments and zoneout, each None if absent.
     """
     if cell.name != "lstm" or cell.norm == "batch" or "projection" in params:
         projection = ", a projection" if "projection" in params else ""
@@ -46,27 +58,39 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
 
 
 class Static(NamedTuple):
-    """What the primitives depend on beside the shapes."""
+    """The static arguments of the primitives.
+
+    Attributes:
+      cell: the static arguments of a step.
+      time_axis: the axis of time, 0 or 1, in the arrays that the kernels take. It is
+        the axis of the caller's arrays, so that XLA cancels the transposes to time
+        first and back.
+      axes: how many axes vmap has added in front.
+    """
 
     cell: LSTM
-    # of arrays as the kernels take them: transposing for the rest, and back, then costs nothing
     time_axis: int
-    axes: int = 0  # in front, which vmap adds
+    axes: int = 0
 
     def arranged(self, a: jax.Array) -> jax.Array:
-        """Moves arrays with time first to the order that the kernels take, or back."""
+        """Move the axis of time from the front to where kernels expect it, or back."""
         return jnp.moveaxis(a, 0, self.time_axis)
 
     def rows(self, steps: int, batch: int) -> tuple[int, int]:
-        """The axes in front of features, in that order."""
+        """Return the sizes of the axes of time and batch, in the order of the kernels."""
         return (batch, steps) if self.time_axis else (steps, batch)
 
 
 def whole(
     time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> tuple[State, State]:
-    """All steps in one call, of arrays that lie in memory with time or with sequences first."""
+    """Run all steps in one call. This is a :data:`jaxnorm.recurrent.scan.Loop`.
+
+    ``time_major`` says whether the caller's arrays have time as their first axis.
+    """
     assert isinstance(cell, LSTM)
+    # The panels hold the matrices in another order. They pass no gradients on: these
+    # reach the matrices through the weights.
     matrices = [
         jax.lax.stop_gradient(weights[name]) for name in ("input_kernel", "recurrent_kernel")
     ]
@@ -79,13 +103,14 @@ def whole(
 
 
 def _panels(weight: jax.Array) -> jax.Array:
+    """Cut a matrix into contiguous panels of columns; zeros fill up the last one."""
     columns = -(-weight.shape[1] // PANEL)
     weight = jnp.pad(weight, ((0, 0), (0, columns * PANEL - weight.shape[1])))
     return weight.reshape(len(weight), columns, PANEL).transpose(1, 0, 2).reshape(-1)
 
 
 def _attributes(static: Static, state: State) -> dict:
-    """The attributes of both kernels: struct LstmOptions."""
+    """Return the attributes of both kernels, struct LstmOptions in lstm_step.h."""
     cell = static.cell
     batch, hidden = state[0].shape
     groups = 0 if cell.norm is None else len(cell.blocks_per_group)
@@ -105,8 +130,9 @@ def _attributes(static: Static, state: State) -> dict:
 def _residual_shapes(
     with_residuals: bool, static: Static, weights: Weights, x: jax.Array, state: State
 ) -> list[tuple[int, ...]]:
-    """Shapes of the residuals beside the states: c after every step, and gates; empty where there
-    are none.
+    """Return the shapes of the residuals besides h: c after every step, and the gates.
+
+    A shape of (0,) tells the kernel not to write the array.
     """
     (batch, hidden), packed, nothing = state[1].shape, weights["recurrent_kernel"].shape[-1], (0,)
     rows = static.rows(len(x), batch)
@@ -115,7 +141,7 @@ def _residual_shapes(
 
 
 def _vector_names(cell: LSTM) -> tuple[str, ...]:
-    """Names of the vectors that the kernels take, in their order."""
+    """Return the names of the vectors that the kernels take, in their order."""
     return (
         "recurrent_scale" if cell.normalizes_each_term else "scale",
         "input_scale",
@@ -128,7 +154,10 @@ def _vector_names(cell: LSTM) -> tuple[str, ...]:
 def _kernel_arguments(
     static: Static, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> list[jax.Array]:
-    """What both kernels take; a vector that the cell does not use, or is left out, is 1 or 0."""
+    """Return the arguments that both kernels take, in their order.
+
+    A gain that the cell does not use, or that is absent, is 1. Such a bias is 0.
+    """
     cell, hidden, packed = static.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
     absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
     vectors = [
@@ -140,6 +169,7 @@ def _kernel_arguments(
 
 
 def _forward(with_residuals: bool, static: Static, arguments):
+    """Call the forward kernel, once for each element of axes that vmap has added."""
     if static.axes:
         return jax.vmap(partial(_forward, with_residuals, static._replace(axes=static.axes - 1)))(
             arguments
@@ -161,7 +191,7 @@ def _forward(with_residuals: bool, static: Static, arguments):
 
 
 def _results_like(with_residuals: bool, static: Static, arguments):
-    """Arrays of the shapes and dtypes that :func:`_forward` returns."""
+    """Return arrays of the shapes and dtypes that :func:`_forward` returns."""
     if static.axes:
         inner = partial(_results_like, with_residuals, static._replace(axes=static.axes - 1))
         return jax.vmap(inner)(arguments)
@@ -174,9 +204,9 @@ def _results_like(with_residuals: bool, static: Static, arguments):
 
 
 def _plain(with_residuals: bool, static: Static, arguments):
-    """The loop in plain JAX, for other platforms; the transpose is then JAX's own and takes no such
-    residuals.
-    """
+    """Run the loop in plain JAX, on platforms that have no kernel."""
+    # The transpose is then JAX's own. It uses none of the residuals besides h, so that
+    # zeros of their shapes will do.
     if static.axes:
         return jax.vmap(partial(_plain, with_residuals, static._replace(axes=static.axes - 1)))(
             arguments
@@ -193,6 +223,8 @@ def _plain(with_residuals: bool, static: Static, arguments):
 def _call(
     name: str, shapes: list[tuple[int, ...]], arguments: list[jax.Array], attributes: dict
 ) -> list[jax.Array]:
+    """Call a kernel, whose results have these shapes."""
+    # the kernels take flat arrays, and sizes from the attributes
     flat = [like((math.prod(shape),), jnp.float32, *arguments) for shape in shapes]
     results = jax.ffi.ffi_call(name, flat, vmap_method="sequential")(
         *(a.reshape(-1) for a in arguments), **attributes
@@ -201,7 +233,10 @@ def _call(
 
 
 def _jvp(with_residuals: bool, static, arguments, tangents):
-    """Residuals have no derivative themselves: they are computed from the arguments, which have."""
+    """Return the states, their tangents, and zero tangents for the residuals."""
+    # The tangent is a function of the arguments alone, even where it is given
+    # residuals. So derivatives of higher order find the way to the arguments without
+    # these.
     _, dweights, dx, _, dstate = tangents
     hs, c, *rest = _loop_with_residuals(static, arguments)
     dhs, dc = _apply_tangent(static, (*arguments, (hs, *rest)), (dweights, dx, dstate))
@@ -213,7 +248,7 @@ def _jvp(with_residuals: bool, static, arguments, tangents):
 
 
 def _tangent(static: Static, residuals, arguments):
-    """The tangent of the loop, in plain JAX."""
+    """Return the tangents of the loop's results, in plain JAX."""
     if static.axes:
         return jax.vmap(partial(_tangent, static._replace(axes=static.axes - 1)))(
             residuals, arguments
@@ -225,19 +260,20 @@ def _tangent(static: Static, residuals, arguments):
 
 
 def _tangent_like(_, residuals, arguments):
-    """Arrays of the shapes and dtypes that :func:`_tangent` returns."""
+    """Return arrays of the shapes and dtypes that :func:`_tangent` returns."""
     return residuals[-1][0], arguments[-1][1]
 
 
 def _backward(static: Static, residuals, cotangents):
-    """The transpose of the tangent, chunk by chunk."""
+    """Return the cotangents of weights, x and the first state, chunk by chunk."""
     if static.axes:
         return jax.vmap(partial(_backward, static._replace(axes=static.axes - 1)))(
             residuals, cotangents
         )
     panels, weights, x, steps, state, (hs, *rest) = residuals
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
-    # else every chunk recomputes constants
+    # a barrier, since XLA moves constants such as an absent mask into the loop over
+    # chunks, where each chunk would compute them anew
     arguments = barrier_on_cpu(*_kernel_arguments(static, panels, weights, x, steps, state))
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
@@ -253,6 +289,7 @@ def _backward(static: Static, residuals, cotangents):
 
     x = arguments[0]
     dh, sums, dx = vary_alike(jax.tree.map(jnp.zeros_like, (state[0], weights, x)), x)
+    # the first steps that fill no chunk are a shorter one, which comes last here
     starts = first + length * jnp.arange(count, dtype=jnp.int32)
     carry, _ = jax.lax.scan(chunk, ((dh, dc), sums, dx), starts, reverse=True)
     if first:
@@ -269,37 +306,34 @@ def _backward_chunk(
     weights: Weights,
     dstate_after: State,
 ):
-    """The cotangents of weights, x and the state before some steps, from the arrays of all steps
-    and those of the state after.
+    """Return the cotangents of weights, x and the state before a chunk of steps.
+
+    Args:
+      static: the static arguments.
+      arrays: the first arguments of the kernel, which span all steps.
+      start: the first step of the chunk.
+      length: the number of its steps.
+      weights: the parameters as steps use them.
+      dstate_after: the cotangent of the state after the chunk.
     """
-    cell, (batch, hidden), (inputs, packed) = (
-        static.cell,
-        dstate_after[0].shape,
-        weights["input_kernel"].shape,
-    )
-    count = length * batch
-    widths = (
-        (packed, packed, hidden, inputs)
-        if cell.normalizes_each_term
-        else (packed, 0, hidden + inputs, 0)
-    )
-    vectors = packed, packed, packed, hidden, hidden
-    shapes = [
-        *((count, width) for width in widths),
-        *[dstate_after[0].shape] * 2,
-        *((width,) for width in vectors),
-    ]
+    # With the cotangents da of h W and da_x of x U at each step, row by row:
+    #     dW = h^T da,    dU = x^T da_x,    dx = da_x U^T
+    # Unless each term has a norm, da_x is da, and one product [h, x]^T da gives dW and
+    # dU. The kernel writes the rows of h, or of [h, x]. At masked steps, where x may
+    # hold NaN, the rows have 0 for it, and da is 0.
+    cell, (batch, hidden) = static.cell, dstate_after[0].shape
     da, da_x, rows, x, dh, dc, *dvectors = _call(
         "JaxnormLstmBackward",
-        shapes,
+        _cotangent_shapes(cell, length * batch, weights, dstate_after),
         [*arrays, *dstate_after, start],
         _attributes(static, dstate_after),
     )
     if cell.normalizes_each_term:
-        # in this order da is still in the cache
+        # the barrier orders the products: the kernel has just written da, which is in
+        # the cache
         drecurrent, da_x = barrier_on_cpu(rows.T @ da, da_x)
         dinput = x.T @ da_x
-    else:  # one product of both
+    else:
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])
     dx = (da_x if cell.normalizes_each_term else da) @ weights["input_kernel"].T
     dweights = {
@@ -309,16 +343,37 @@ def _backward_chunk(
     }
     return (
         {name: dweights[name] for name in weights},
-        dx.reshape(*static.rows(length, batch), inputs),
+        dx.reshape(*static.rows(length, batch), dx.shape[-1]),
         (dh, dc),
     )
 
 
+def _cotangent_shapes(
+    cell: LSTM, rows: int, weights: Weights, state: State
+) -> list[tuple[int, ...]]:
+    """Return the shapes of the backward kernel's results, for so many rows of x."""
+    hidden, (inputs, packed) = state[0].shape[-1], weights["input_kernel"].shape
+    widths = (
+        (packed, packed, hidden, inputs)
+        if cell.normalizes_each_term
+        else (packed, 0, hidden + inputs, 0)
+    )
+    # the vectors in the order of _vector_names
+    vectors = packed, packed, packed, hidden, hidden
+    return [
+        *((rows, width) for width in widths),
+        *[state[0].shape] * 2,
+        *((width,) for width in vectors),
+    ]
+
+
 def _batched(static, size):
+    """Return the static arguments for arrays with one more axis in front."""
     return static._replace(axes=static.axes + 1)
 
 
 def _primitive(name: str, with_residuals: bool, results: int):
+    """Make a primitive of the loop, whose results may include the residuals."""
     return differentiable(
         name,
         partial(_plain, with_residuals),
@@ -330,11 +385,13 @@ def _primitive(name: str, with_residuals: bool, results: int):
     )
 
 
+# two primitives, so that a call that nobody differentiates writes no residuals
 _loop = _primitive("jaxnorm_native_lstm", False, 2)
 _loop_with_residuals = _primitive("jaxnorm_native_lstm_with_residuals", True, 4)
 
 
 def _arguments_like(residuals):
+    """Return weights, x and state, which are like the arguments of the tangent."""
     return residuals[1], residuals[2], residuals[4]
 
 

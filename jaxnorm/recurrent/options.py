@@ -1,5 +1,6 @@
-"""The options of recurrent networks, of their parameters and of their modules, and the types of
-states.
+"""Define the options of recurrent networks, their parameters and their modules.
+
+The types of states and results are here, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,52 +14,60 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxnorm.arguments.options import Param
 from jaxnorm.core.statistics import Moments
 
-S = TypeVar("S")  # a state
+# a state
+S = TypeVar("S")
 Params: TypeAlias = Mapping[str, Param]
 Running: TypeAlias = Mapping[str, Moments]
-Pair: TypeAlias = tuple[jax.Array, jax.Array]  # the state of an LSTM
-# of a network: the state after the last step, and the outputs
+# the state of an LSTM
+Pair: TypeAlias = tuple[jax.Array, jax.Array]
+# what a network returns: the state after the last step, the outputs, and the Moments if
+# asked for
 Result: TypeAlias = tuple[S, jax.Array]
 ResultWithMoments: TypeAlias = tuple[S, jax.Array, dict[str, Moments]]
 EitherResult: TypeAlias = Result[S] | ResultWithMoments[S]
 
-# Of a module, in Flax's order: one cell's, a pair for two directions, a tuple for several layers.
-# Lists are taken, too.
+# The carry of a module, whose parts are in Flax's order: of one cell, a pair for two
+# directions, a tuple for several layers. Arguments may be lists, too.
 Carry: TypeAlias = jax.Array | tuple["Carry", ...]
 CarryLike: TypeAlias = ArrayLike | Sequence["CarryLike"]
 
 
 class NetworkOptions(TypedDict, total=False):
-    """The options that ``rnn``, ``gru`` and ``lstm`` take by keyword, besides ``initial`` and
-    ``return_moments``. ``mask`` is another name of ``where``, ``segment_ids`` of ``segments``.
+    """The options that ``rnn``, ``gru`` and ``lstm`` take by keyword.
+
+    ``mask`` is another name of ``where``, ``segment_ids`` of ``segments``.
 
     Attributes:
-      lengths: integers ``(..., batch)``; steps from there on are padding. By default none is.
-      where: boolean ``(..., batch, time)``; where False, the step is not taken: the state is
-        carried through and the output is 0, whatever x holds there, and its gradient is 0. Left
-        padding, gaps.
-      segments: integers ``(..., batch, time)`` of sequences packed one after the other: where a
-        step that is taken has another id than the one before, it starts from zeros. ``initial`` is
-        for the first.
-      reverse: True runs from the last step to the first; outputs stay where their inputs are.
+      lengths: integers ``(..., batch)``, the number of steps of each sequence. Later
+        steps are padding. By default none is.
+      where: boolean ``(..., batch, time)``. Where it is False, the step is not taken:
+        the state stays as it is, the output is 0 whatever x holds, and the gradient of
+        x is 0. It suits padding on the left, and gaps.
+      segments: integers ``(..., batch, time)``, the ids of sequences packed one after
+        the other. Where a step has another id than the step taken before it, it starts
+        from zeros. ``initial`` is for the first sequence.
+      reverse: True runs from the last step to the first; outputs stay where their
+        inputs are.
       time_major: True if x, where, segments and outputs have time as axis 0.
       norm: ``"layer"`` (default), ``"rms"``, ``"batch"`` or None.
-      placement: where the norm stands, in the names of the function's table; ``"ba2016"`` by
-        default.
+      placement: position of the norm, in the names of the function's table;
+        ``"ba2016"`` by default.
       epsilon: added to the variance, inside the root; 1e-6 by default.
-      zoneout: rate (or one for each part of the state, h and c) at which units keep their old value
-        (Krueger et al. 2016, arXiv 1606.01305): at random with a ``key``, the expected value
-        without. 0 by default.
+      zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv
+        1606.01305), or one rate for each part of the state, h and c; 0 by default. With
+        a ``key`` units are drawn at random. Without, each takes the expected value.
       key: random key for zoneout.
-      running: Moments of ``norm="batch"`` to normalize with, as ``return_moments`` gives them,
-        ``(steps, features)`` each. Steps beyond the last one seen use the Moments of that one.
-      longer: ``"last"`` (default), or ``"raise"`` to refuse sequences of more steps than
-        ``running`` has.
-      implementation: None selects automatically, as in :func:`jaxnorm.standardize`; ``"reference"``
-        is a plain scan, of which JAX stores what every step computes; ``"xla"`` stores only the
-        states for the backward pass and recomputes the rest in chunks; ``"native"`` is that with
-        the loop of an LSTM in a CPU kernel, and where ``norm`` is None and H at least 256 the gates
-        are residuals, too: 6 H elements a step instead of 2 H, and a fifth less time.
+      running: Moments with which ``norm="batch"`` normalizes, as ``return_moments``
+        gives them, ``(steps, features)`` each. Steps beyond the last one seen use the
+        Moments of that one.
+      longer: ``"last"`` (default), or ``"raise"`` to refuse sequences of more steps
+        than ``running`` has.
+      implementation: None selects automatically, as in :func:`jaxnorm.standardize`.
+        ``"reference"`` is a plain scan: JAX stores what every step computes. ``"xla"``
+        stores only the states for the backward pass, and recomputes the rest in chunks.
+        ``"native"`` does so with the loop of an LSTM in a CPU kernel. Where ``norm`` is
+        None and H is at least 256, it stores the gates, too: 6 H elements a step
+        instead of 2 H, and a fifth less time.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> options = jn.recurrent.NetworkOptions(norm="rms", lengths=jnp.array([5, 2]))
@@ -85,11 +94,13 @@ class NetworkOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NetworkArguments:
-    """The arguments of one call of a network besides x and the parameters: :class:`NetworkOptions`
-    with their defaults.
+    """The arguments of one call of a network, besides x and the parameters.
+
+    These are :class:`NetworkOptions` with their defaults, ``initial``, which is h or
+    (h, c), and ``return_moments``.
     """
 
-    initial: Any = None  # h, or (h, c)
+    initial: Any = None
     return_moments: bool = False
     lengths: Param = None
     where: Param = None
@@ -110,12 +121,14 @@ class ParameterOptions(TypedDict, total=False):
     """The options that ``init_rnn``, ``init_gru`` and ``init_lstm`` take by keyword.
 
     Attributes:
-      norm: that of the network, see :class:`NetworkOptions`.
-      placement: that of the network.
-      scale: all gains; 1 by default, and 0.1 for recurrent batch norm.
-      kernel_init: initializer of the input kernel and the projection; LeCun's normal one by
+      norm: norm of the network, see :class:`NetworkOptions`.
+      placement: position of the norm in the network.
+      scale: the value at which all gains start; 1 by default, and 0.1 for recurrent
+        batch norm.
+      kernel_init: initializer of the input weights and the projection; LeCun's normal
+        one by default.
+      recurrent_kernel_init: initializer of the recurrent weights; orthogonal by
         default.
-      recurrent_kernel_init: initializer of the recurrent kernel; orthogonal by default.
       dtype: dtype of all parameters; float32 by default.
 
     >>> import jax, jaxnorm as jn
@@ -133,7 +146,7 @@ class ParameterOptions(TypedDict, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """The options that the layers of both families take at the call beside ``return_carry``."""
+    """The options that layers of modules take at the call besides ``return_carry``."""
 
     initial_carry: CarryLike | None
     seq_lengths: Param

@@ -1,5 +1,6 @@
-"""Parameters of the cells: ``init_rnn``, ``init_gru``, ``init_lstm``, and what is wrong with those
-that are given.
+"""Make the parameters of the cells, and check parameters that are given.
+
+:func:`init_rnn`, :func:`init_gru` and :func:`init_lstm` return plain dicts.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,10 @@ LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
 
 
 def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
-    """The cell of that name, of checked arguments."""
+    """Check the arguments of a cell, and return the cell.
+
+    ``placement`` is the option of that name, the position of the norm.
+    """
     cell_type = CELLS[name]
     if norm not in NORMS:
         raise ValueError(f"norm must be 'layer', 'rms', 'batch' or None: got {norm!r}.")
@@ -41,7 +45,14 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
 
 @dataclass(frozen=True)
 class Initializers:
-    """How parameters start."""
+    """The initializers of all parameters.
+
+    Attributes:
+      scale: the value of all gains; None for the default of the norm.
+      forget_bias: the bias of the forget gate of an LSTM.
+      kernel_init: initializer of the input weights and the projection.
+      recurrent_kernel_init: initializer of the recurrent weights.
+    """
 
     scale: float | None = None
     forget_bias: float = 1.0
@@ -49,9 +60,9 @@ class Initializers:
     recurrent_kernel_init: Initializer = ORTHOGONAL
 
     def leaf(self, cell: Cell, name: str) -> Callable[..., jax.Array]:
-        """The initializer of a leaf; every block of a kernel is drawn for itself, as for separate
-        gates.
-        """
+        """Return the initializer of a parameter."""
+        # each block of a matrix is drawn by itself, as if each gate had a matrix of its
+        # own
         blocks = len(cell.sigmoids)
         if name.endswith("kernel"):
             draw = self.kernel_init if name == "input_kernel" else self.recurrent_kernel_init
@@ -67,28 +78,33 @@ class Initializers:
         return constant(gain if name.endswith("scale") else 0.0)
 
     def names(self, cell: Cell, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """The leaves that are made; RMS norm shifts nothing."""
+        """Return the names of the parameters that ``init`` functions make."""
+        # RMS norm shifts nothing, but a cell_bias that is given is added
         return [name for name in shapes if not (name == "cell_bias" and cell.norm == "rms")]
 
 
 def _by_block(
     draw: Initializer, key: jax.Array, shape: tuple[int, int], dtype: DTypeLike, blocks: int
 ) -> Any:
-    """A kernel whose blocks are drawn one after the other, as by an initializer that may put arrays
-    into boxes of metadata.
+    """Draw a matrix block by block.
+
+    The initializer may put arrays into boxes of metadata, as for partitioning.
     """
-    # there is no QR decomposition in half precision
+    # An orthogonal matrix needs a QR decomposition, which JAX has not in half
+    # precision. One vmap over blocks would hang: two stacks of decompositions in one
+    # program waited for each other on a CPU with two threads.
     size, wide = (shape[0], shape[1] // blocks), compute_dtype(dtype)
     parts: list[Any] = [draw(k, size, wide) for k in jax.random.split(key, blocks)]
     beside = lambda *arrays: jnp.concatenate(arrays, 1).astype(dtype)
-    if hasattr(parts[0], "raw_value"):  # the box of nnx is no pytree
+    # the box of nnx is no pytree
+    if hasattr(parts[0], "raw_value"):
         return replace(parts[0], raw_value=beside(*(part.raw_value for part in parts)))
     return jax.tree.map(beside, *parts)
 
 
 @dataclass(frozen=True)
 class InitArguments(Initializers):
-    """How parameters start, of which cell and dtype: :class:`ParameterOptions` with defaults."""
+    """The arguments of ``init_`` functions: :class:`ParameterOptions` with defaults."""
 
     norm: str | None = "layer"
     placement: str = "ba2016"
@@ -108,8 +124,8 @@ def init_rnn(
       **options: see :class:`ParameterOptions`.
 
     Returns:
-      The leaves of :func:`init_lstm` for a single block of H instead of four, without those of c
-      and of a projection.
+      The leaves of :func:`init_lstm`, with a single block of H features instead of
+      four. It has no leaves for c and for a projection.
 
     >>> import jax, jaxnorm as jn
     >>> params = jn.recurrent.init_rnn(jax.random.key(0), 3, 4, placement="sum")
@@ -132,8 +148,9 @@ def init_gru(
       **options: see :class:`ParameterOptions`.
 
     Returns:
-      The leaves of :func:`init_lstm` for three blocks, r, z and n, without those of c and of a
-      projection; with ``placement="ba2016"`` or without a norm ``recurrent_bias`` (H,), too.
+      The leaves of :func:`init_lstm`, with three blocks, r, z and n. It has no leaves
+      for c and for a projection. With ``placement="ba2016"`` or without a norm it also
+      has ``recurrent_bias``, (H,).
 
     >>> import jax, jaxnorm as jn
     >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
@@ -158,14 +175,14 @@ def init_lstm(
       key: random key.
       in_features: D, the features of x.
       features: H, the features of the state.
-      forget_bias: start of the bias of the forget gate; Flax, and modules without a norm, start it
-        at 0.
-      projection: R, the features that h is projected to; none by default.
+      forget_bias: the value at which the bias of the forget gate starts. In Flax, and
+        in modules without a norm, it starts at 0.
+      projection: R, the number of features to which h is projected; None, the default,
+        projects nothing.
       **options: see :class:`ParameterOptions`.
 
     Returns:
-      The leaves, of which those apply that the norm and its placement use; blocks in the order i,
-      f, g, o:
+      The leaves that the norm and its position use. Blocks are in the order i, f, g, o.
 
       =================  ==========  ===========================================================
       input_kernel       (D, 4H)     W_x
@@ -175,7 +192,7 @@ def init_lstm(
       recurrent_scale    (4H,)       gain of the recurrent term (ba2016, carried_cell)
       scale              (4H,)       gain of their sum (sum, gate)
       cell_scale         (H,)        gain of c (ba2016, gate, carried_cell)
-      cell_bias          (H,)        shift of c (the same; not with RMS norm)
+      cell_bias          (H,)        shift of c (as cell_scale, but not with RMS norm)
       projection         (H, R)      h = (o tanh(...)) projection
       =================  ==========  ===========================================================
 
@@ -191,6 +208,7 @@ def init_lstm(
 def _initialize(
     name: str, key: jax.Array, sizes: tuple[int, int, int | None], arguments: InitArguments
 ) -> dict[str, jax.Array]:
+    """Make the parameters of a cell of sizes (in_features, features, projection)."""
     cell = make_cell(name, arguments.norm, arguments.placement, 0)
     shapes = leaf_shapes(cell, *sizes)
     return {
@@ -202,7 +220,7 @@ def _initialize(
 def leaf_shapes(
     cell: Cell, in_features: int, features: int, projection: int | None
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of all leaves, of checked sizes."""
+    """Check the sizes of a cell, and return the shapes of all its parameters."""
     given = {"in_features": in_features, "features": features, "projection": projection}
     sizes = {
         name: integer(value, f"{name} must be a positive integer")
@@ -221,7 +239,10 @@ def leaf_shapes(
 
 
 def check_params(cell: Cell, params: Mapping[str, Any], in_features: int) -> dict[str, jax.Array]:
-    """The parameters as arrays, of the names and shapes that the cell takes."""
+    """Check the names and shapes of parameters, and return them as arrays.
+
+    Parameters that are None count as absent.
+    """
     if not isinstance(params, Mapping):
         raise TypeError(
             f"params must be a dict, as init_{cell.name} makes it: got {type(params).__name__}."
@@ -258,4 +279,5 @@ def check_params(cell: Cell, params: Mapping[str, Any], in_features: int) -> dic
 
 
 def _shapes(arrays: Mapping[str, jax.Array]) -> str:
+    """Describe arrays by their names and shapes, for an error."""
     return ", ".join(f"{name} {array.shape}" for name, array in arrays.items()) or "nothing"

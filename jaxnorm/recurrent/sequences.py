@@ -1,5 +1,8 @@
-"""Sequences as the loop takes them: time first, one batch axis, later steps last; and which steps
-count.
+"""Arrange sequences for the loop over time, and find the steps that are taken.
+
+The loop takes arrays ``(time, batch, ...)`` in the order of the steps. Callers have any
+number of batch axes, time before or after them, and may run from the last step to the
+first.
 """
 
 import math
@@ -16,8 +19,14 @@ from jaxnorm.arguments import validation
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes and the order of time and batch in ``(..., batch, time, features)``, or ``(time,
-    ..., batch, features)``.
+    """The layout of time and batch in the caller's arrays.
+
+    Attributes:
+      batch: the sizes of the batch axes.
+      time: the number of steps.
+      time_major: whether arrays are ``(time, ..., batch, features)``, or else
+        ``(..., batch, time, features)``.
+      reverse: whether the network runs from the last step to the first.
     """
 
     batch: tuple[int, ...]
@@ -26,7 +35,7 @@ class Layout:
     reverse: bool
 
     def to_steps(self, values: jax.Array) -> jax.Array:
-        """``(time, batch, ...)`` in the order in which steps are taken."""
+        """Arrange an array as ``(time, batch, ...)``, in the order of the steps."""
         rest = values.shape[len(self.batch) + 1 :]
         if not self.time_major:
             values = jnp.moveaxis(values, len(self.batch), 0)
@@ -34,15 +43,17 @@ class Layout:
         return values[::-1] if self.reverse else values
 
     def from_steps(self, values: jax.Array) -> jax.Array:
-        """The inverse of the above: steps back to the caller's order."""
+        """Arrange an array as the caller's arrays are, inverse to :meth:`to_steps`."""
         values = (values[::-1] if self.reverse else values).reshape(
             self.time, *self.batch, *values.shape[2:]
         )
         return values if self.time_major else jnp.moveaxis(values, 0, len(self.batch))
 
     def shardings(self, x: jax.Array) -> tuple[NamedSharding, NamedSharding, NamedSharding]:
-        """The shardings of last state, outputs and statistics of each step, in explicit sharding:
-        as x along batch and time.
+        """Return the shardings of the final state, the outputs and the Moments.
+
+        Under explicit sharding states and outputs are sharded as x is along batch and
+        time. The Moments are not sharded.
         """
         sharding = jax.typeof(x).sharding
         names = sharding.spec[:-1]
@@ -51,11 +62,12 @@ class Layout:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The shape of an array with one element per step."""
+        """Return the shape of an array with one element for each step."""
         return (self.time, *self.batch) if self.time_major else (*self.batch, self.time)
 
 
 def make_layout(x: jax.Array, time_major: bool, reverse: bool) -> Layout:
+    """Check the shape and dtype of x, and return its layout."""
     if x.ndim < 2:
         raise ValueError(
             "x must have an axis of time and one of features, (..., batch, time, features): got "
@@ -70,14 +82,21 @@ def make_layout(x: jax.Array, time_major: bool, reverse: bool) -> Layout:
 def step_mask(
     layout: Layout, lengths, where, names: tuple[str, str] = ("lengths", "where")
 ) -> jax.Array | None:
-    """Which steps count, ``layout.steps``: those before each length and in ``where``; None for all.
-    Callers know both by these names.
+    """Return which steps are taken, of shape ``layout.steps``, or None for all.
+
+    Args:
+      layout: the layout of x.
+      lengths: for each sequence the number of steps, after which none is taken; None
+        for all.
+      where: boolean, which of the steps are taken; None for all.
+      names: what errors call ``lengths`` and ``where``.
     """
     lengths_name, where_name = names
     mask = check_by_step(layout, where_name, where, jnp.bool_)
     if lengths is None:
         return mask
-    # inside a trace JAX would trace it too
+    # NumPy: inside a trace jnp.asarray makes a traced value, whose range is checked
+    # only under checkify
     lengths = lengths if isinstance(lengths, jax.Array) else np.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{lengths_name} must be integers: got {lengths.dtype}.")
@@ -96,7 +115,7 @@ def step_mask(
 
 
 def check_by_step(layout: Layout, name: str, value, kind) -> jax.Array | None:
-    """Check an array with one element, or flag, per step, if there is one."""
+    """Check an array with one element for each step, if it is given."""
     if value is None:
         return None
     value = validation.as_array(value)
@@ -115,12 +134,14 @@ def check_by_step(layout: Layout, name: str, value, kind) -> jax.Array | None:
 
 
 def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Where, time first, a step that is taken belongs to another segment than the one taken before
-    it.
+    """Return at which steps another segment starts; all arrays have time first.
+
+    Such a step is taken, and has another id than the step that was taken before it.
     """
     if mask is None:
         mask = jnp.ones(segment_ids.shape, bool)
     at = jnp.arange(segment_ids.shape[0]).reshape(-1, *(1,) * (segment_ids.ndim - 1))
+    # the last step taken up to each one, then before each one; -1 where there is none
     last = lax.cummax(jnp.where(mask, at, -1), axis=0)
     last = jnp.concatenate([jnp.full_like(last[:1], -1), last[:-1]])
     earlier = jnp.take_along_axis(segment_ids, jnp.maximum(last, 0), 0)
@@ -130,7 +151,11 @@ def restarts(segment_ids: jax.Array, mask: jax.Array | None) -> jax.Array:
 def initial_state(
     names: tuple[str, ...], layout: Layout, features: tuple[int, ...], initial, dtype
 ) -> tuple[jax.Array, ...]:
-    """The state before the first step, ``(batch, features)`` each; zeros if ``initial`` is None."""
+    """Return the state before the first step, ``(batch, features)`` for each part.
+
+    It is zeros if ``initial`` is None. ``names`` and ``features`` have an element for
+    each part.
+    """
     size = math.prod(layout.batch)
     if initial is None:
         return tuple(jnp.zeros((size, width), dtype) for width in features)
@@ -151,6 +176,7 @@ def initial_state(
 
 
 def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
+    """Check zoneout, and return a rate for each part of the state."""
     rates = tuple(zoneout) if isinstance(zoneout, tuple | list) else (zoneout,) * len(names)
     if len(rates) != len(names):
         raise ValueError(
@@ -160,8 +186,10 @@ def zoneout_rates(names: tuple[str, ...], zoneout) -> tuple[float, ...]:
 
 
 def kept_units(rates: tuple[float, ...], key, layout: Layout, state) -> tuple[jax.Array, ...]:
-    """The units that keep their value, for each part of the state, or the rate of that where there
-    is no key.
+    """Draw the units of each part of the state that keep their value at each step.
+
+    Without a key return the rates instead, which broadcast against the states: each
+    unit then takes the expected value.
     """
     if key is None:
         return tuple(

@@ -1,5 +1,7 @@
-"""Statistics of recurrent batch norm: those that were used at each step, and running ones to use at
-each.
+"""Compute the statistics of recurrent batch norm, for each step by itself.
+
+Training uses the statistics of the batch at each step, and returns them as Moments.
+Evaluation is given running Moments, which are checked here.
 """
 
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from jaxnorm.recurrent.sequences import Layout
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
-    """The terms that batch norm normalizes, and how many features each has."""
+    """Return the number of features of each term that batch norm normalizes."""
     return {"input": packed, "recurrent": packed} | (
         {"cell": packed // len(cell.sigmoids)} if "c" in cell.state else {}
     )
@@ -29,7 +31,10 @@ def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
 def check_running(
     cell: Cell, given: NetworkArguments, layout: Layout, params: Mapping[str, jax.Array]
 ) -> tuple[dict | None, Any]:
-    """Return the running Moments and the lengths, checked."""
+    """Check the running Moments against the network, and return them with the lengths.
+
+    The Moments are constants under differentiation, in the dtype of the network.
+    """
     running, lengths, longer = given.running, given.lengths, given.longer
     if cell.norm != "batch" and (running is not None or given.return_moments):
         raise ValueError(
@@ -79,9 +84,13 @@ def check_running(
 def running_by_step(
     running: dict[str, Moments], time: int, epsilon: float
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Mean and 1 / deviation of each step; later steps use those of the last one seen."""
+    """Return the mean and ``1 / sqrt(var + epsilon)`` of each step, for each term.
+
+    Steps after the last one that training has seen use the statistics of the last one.
+    """
     result = {}
     for name, value in running.items():
+        # a count of 0 marks a step that no sequence has reached
         seen = jnp.broadcast_to(value.count, value.mean.shape)[:, 0] > 0
         last = jnp.max(jnp.where(seen, jnp.arange(len(seen)), 0))
         at = jnp.minimum(jnp.arange(time), last)
@@ -93,7 +102,8 @@ def running_by_step(
 
 
 def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict[str, Moments]:
-    """The statistics that were used at each step, ``(time, features)``."""
+    """Return the Moments of each step, ``(time, features)``, for each term."""
+    # from the states, after the loop, so that no loop has to return statistics
     x, state, histories = lax.stop_gradient((x, state, histories))
     terms = {
         "input": (x, "input_kernel"),
