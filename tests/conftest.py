@@ -191,7 +191,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture
 def use(library, forgotten, monkeypatch):
-    """Return a function that selects the implementation of calls that name none: ``use("native")``."""
+    """Return a function that selects what runs where calls name nothing: ``use("native")``."""
     monkeypatch.setattr(loading, "built", lambda: True)
     return partial(monkeypatch.setenv, plan.VARIABLE)
 

@@ -21,7 +21,7 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 def run(code: str) -> dict:
-    """Run a block by itself, as a reader would who copies it, and return the names that it defines."""
+    """Run a block by itself, as a reader would who copies it; return the names that it defines."""
     names: dict = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         exec(code, names)

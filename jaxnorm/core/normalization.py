@@ -74,7 +74,7 @@ def normalize(
 
     Returns:
       An array of the shape of ``x``. Inside, at least float32. Moments as :func:`moments` returns
-      them have a mean of two words, and give what :func:`standardize` gives; a mean that is one
+      them have a mean in two parts, and give what :func:`standardize` gives; a mean that is one
       number is known to the precision of its dtype. Moments of nothing, of count 0 and variance 0,
       give ``bias``, and gradient 0.
 
@@ -168,8 +168,8 @@ def standardize(
         (1e-30, 3e38) accurate, for 1.2 to 2 times the work in plain JAX (bfloat16 input and
         ``epsilon`` below 1e-30 always do).
       implementation: None selects automatically, see :func:`plan`; ``"native"`` is a CPU kernel,
-        see :mod:`jaxnorm.kernels`, ``"xla"`` plain JAX, ``"reference"`` that without separate
-        passes, merged axes, recomputed statistics.
+        see :mod:`jaxnorm.kernels`, ``"xla"`` is plain JAX, and ``"reference"`` is plain JAX without
+        optimization barriers, merged axes and recomputed statistics.
       dtype: dtype of the result; that of ``x`` by default.
       segments: ids along the first reduction axis, as in :func:`moments`: each segment is
         normalized by itself, in plain JAX.
