@@ -17,7 +17,7 @@ from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import flag
 from jaxnorm.flax_common.calls import evaluated, switched
 from jaxnorm.flax_common.running import collect
-from jaxnorm.linen.layers import across, inputs, over
+from jaxnorm.linen.calls import across, inputs, over
 
 # Holds the Moments of the microbatches so far. It exists only after accumulate().
 COLLECTION = "batch_moments"

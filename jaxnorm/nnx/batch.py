@@ -20,8 +20,8 @@ from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import flag
 from jaxnorm.flax_common.calls import call_of, evaluated, switched
 from jaxnorm.flax_common.running import collect
+from jaxnorm.nnx.calls import across, check_features, inputs
 from jaxnorm.nnx.flax_versions import get_value, set_value
-from jaxnorm.nnx.layers import across, check_features, inputs
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
