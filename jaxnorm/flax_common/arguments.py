@@ -1,6 +1,6 @@
 """Rules for the arguments of Flax's modules, which accept more than the functions do."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,24 +8,8 @@ import jax.numpy as jnp
 from jaxnorm.arguments.axes import canonical_axes, other_axes
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.arguments.features import checked_divisor
-from jaxnorm.arguments.options import AxisGroups
+from jaxnorm.arguments.options import AxisGroups, AxisName
 from jaxnorm.arguments.validation import as_array
-
-
-class Inputs(NamedTuple):
-    """The inputs of a module's norm, and the dtype of its output.
-
-    Attributes:
-      x: the array to normalize, floating or complex.
-      scale: gain of the shape of the feature axes, or None.
-      bias: shift of the shape of the feature axes, or None.
-      dtype: dtype of the output.
-    """
-
-    x: jax.Array
-    scale: jax.Array | None
-    bias: jax.Array | None
-    dtype: Any
 
 
 def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -114,22 +98,18 @@ def inexact(x, dtype) -> jax.Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(real_dtype(compute_dtype(dtype)))
 
 
-def bound(axis_name, groups=None, *, initializing: bool = False):
-    """Return ``axis_name`` where it is bound, with its groups; None where no axis is bound.
+def across(module: Any) -> AxisName:
+    """Return the device axes over which a module shares statistics, with their groups.
 
-    No axis is bound under sharded ``jit``, for example. There the compiler reduces over devices.
+    None means that no axis of the module is bound, for example under sharded ``jit``. There the
+    compiler reduces over devices.
 
     Raises:
-      ValueError: other axes are bound and one of these names is not, unless a module is
-        initializing its parameters.
+      ValueError: other axes are bound and one of the module's is not. As in Flax, a linen module
+        may name any axis while it is initialized.
     """
-    names = (
-        tuple(axis_name)
-        if isinstance(axis_name, tuple | list)
-        else (axis_name,)
-        if axis_name is not None
-        else ()
-    )
+    name, groups = module.axis_name, module.axis_index_groups
+    names = tuple(name) if isinstance(name, tuple | list) else () if name is None else (name,)
     if not names:
         return None
     try:  # imported here because it is slow and few calls need it
@@ -139,10 +119,12 @@ def bound(axis_name, groups=None, *, initializing: bool = False):
     # An unnamed pmap binds an axis with an internal name, which no user can mean.
     found = [name for name in bound_names() if not str(name).startswith(("_internal", "<axis"))]
     missing = [name for name in names if name not in found]
+    # Parameters of nnx modules are made by the constructor, without a call.
+    initializing = hasattr(module, "is_initializing") and module.is_initializing()
     if missing and found and not initializing:
         raise ValueError(
             f"axis_name must be among the axes that are bound here, {', '.join(map(repr, found))}: "
-            f"got {axis_name!r}. "
+            f"got {module.axis_name!r}. "
             "Name one of those, or None to leave other devices aside."
         )
     names = tuple(name for name in names if name in found)

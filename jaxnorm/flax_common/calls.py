@@ -1,87 +1,47 @@
-"""Calls of norms by linen and nnx modules, with the attributes of the module and a mask."""
+"""Calls of norms by linen and nnx modules."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from inspect import unwrap
+from typing import Any, TypedDict, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
 
-from jaxnorm.arguments import validation
-from jaxnorm.arguments.axes import Reduction
-from jaxnorm.arguments.options import AxisName, Param
-from jaxnorm.core.call import Call, prepare
-from jaxnorm.core.normalization import with_running
-from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import Inputs
-from jaxnorm.norms.switchable import switchable_norm
+from jaxnorm.arguments.options import Param
+
+Result = TypeVar("Result")
 
 
-def call_of(
-    module: Any,
-    inputs: Inputs,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    mask: Param,
-    axis_name: AxisName,
-    *,
-    centered: bool = True,
-    segments: Param = None,
-    num_segments: int | None = None,
-) -> Call:
-    """Prepare the normalization of a module's inputs by their own statistics."""
-    return prepare(
-        inputs.x,
-        reduction,
-        features,
-        scale=inputs.scale,
-        bias=inputs.bias,
-        epsilon=module.epsilon,
-        where=mask,
-        mask_name="mask",
-        centered=centered,
-        axis_name=axis_name,
-        dtype=inputs.dtype,
-        segments=segments,
-        num_segments=num_segments,
-    )
+class Options(TypedDict):
+    """Keyword arguments that every module passes to its norm.
+
+    Attributes:
+      scale: gain of the shape of the feature axes, or None.
+      bias: shift of the shape of the feature axes, or None.
+      epsilon: the number that the norm adds to the variance.
+      where: the mask of the call, not yet checked.
+      mask_name: the name by which errors call the mask.
+      dtype: dtype of the output.
+    """
+
+    scale: jax.Array | None
+    bias: jax.Array | None
+    epsilon: ArrayLike
+    where: Param
+    mask_name: str
+    dtype: jnp.dtype
 
 
-def evaluated(
-    module: Any, inputs: Inputs, running: Moments, features: tuple[int, ...], mask: Param
-) -> jax.Array:
-    """Normalize a module's inputs by running statistics."""
-    return with_running(
-        inputs.x,
-        running,
-        features,
-        scale=inputs.scale,
-        bias=inputs.bias,
-        epsilon=module.epsilon,
-        where=mask,
-        mask_name="mask",
-        dtype=inputs.dtype,
-    )
+def apply_norm(norm: Callable[..., Result], x: jax.Array, *params: Any, **options: Any) -> Result:
+    """Call a norm such as :func:`jaxnorm.graph_norm` with a module's :class:`Options`.
 
-
-def switched(
-    module: Any,
-    inputs: Inputs,
-    logits: Sequence[jax.Array],
-    features: tuple[int, ...],
-    mask: Param,
-    *,
-    running: Moments | None,
-    axis_name: AxisName,
-) -> tuple[jax.Array, Moments]:
-    """Normalize a module's inputs by the blend of statistics that its logits define."""
-    return switchable_norm(
-        inputs.x,
-        *logits,
-        running=running,
-        feature_axes=features,
-        scale=inputs.scale,
-        bias=inputs.bias,
-        epsilon=module.epsilon,
-        where=validation.mask(mask, inputs.x.shape, "mask"),
-        axis_name=axis_name,
-        dtype=inputs.dtype,
-    )
+    Args:
+      norm: the public function.
+      x: the array to normalize.
+      *params: further arguments by position, for example a ``mean_scale``.
+      **options: the :class:`Options`, and others of the function.
+    """
+    # Users must not pass mask_name, so the public function refuses it. The function
+    # within takes it, and checks the mask under the name that the module gives it.
+    return unwrap(norm)(x, *params, **options)

@@ -30,6 +30,15 @@ class Collected(NamedTuple):
     var: jax.Array
 
 
+def as_moments(mean: jax.Array, var: jax.Array) -> Moments:
+    """Return running statistics as Moments.
+
+    Modules do not store how many elements their statistics come from. The count, 1, only says that
+    the statistics are known.
+    """
+    return Moments(jnp.ones((), jnp.float32), mean, var)
+
+
 def nothing(mean: jax.Array, var: jax.Array) -> Collected:
     """Return a Collected without any microbatch, for a norm with these running statistics.
 

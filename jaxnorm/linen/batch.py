@@ -11,49 +11,45 @@ from jax.nn import initializers
 
 from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.call import run_with_moments
+from jaxnorm.core.call import prepare, run_with_moments
+from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import flag
-from jaxnorm.flax_common.calls import evaluated, switched
-from jaxnorm.flax_common.running import collect
-from jaxnorm.linen.calls import across, inputs, over
+from jaxnorm.flax_common.arguments import across, flag
+from jaxnorm.flax_common.calls import apply_norm
+from jaxnorm.flax_common.running import as_moments, collect
+from jaxnorm.linen.calls import inputs
+from jaxnorm.norms.switchable import switchable_norm
 
 # Holds the Moments of the microbatches so far. It exists only after accumulate().
 COLLECTION = "batch_moments"
 
 
-class _Running:
-    """The running statistics of a module: variables ``mean`` and ``var`` in ``batch_stats``."""
-
-    def __init__(self, module: nn.Module, sizes: tuple[int, ...], dtype: Dtype):
-        self.module = module
-        self.mean = module.variable("batch_stats", "mean", jnp.zeros, sizes, dtype)
-        self.var = module.variable("batch_stats", "var", jnp.ones, sizes, dtype)
-
-    def read(self) -> Moments:
-        return Moments(jnp.ones((), jnp.float32), self.mean.value, self.var.value)
-
-    def update(self, batch: Moments) -> None:
-        module = self.module
-        if module.is_initializing():  # as in Flax, init() leaves the state at 0 and 1
-            return
-        mean, var = self.mean.value, self.var.value
-        if module.has_variable(COLLECTION, "seen"):
-            # The batch is a microbatch. To blend once, start from the old running statistics and
-            # blend in the Moments of all microbatches so far.
-            batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
-            seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
-            module.put_variable(COLLECTION, "seen", seen)
-            mean, var, batch = seen.mean, seen.var, seen.moments
-        self.mean.value, self.var.value = follow(
-            mean,
-            var,
-            batch,
-            momentum=module.momentum,
-            unbiased=module.unbiased,
-            skip_constant=module.skip_constant,
-        )
+def update(
+    module: nn.Module,
+    running_mean: nn.Variable[jax.Array],
+    running_var: nn.Variable[jax.Array],
+    batch: Moments,
+) -> None:
+    """Move a module's running statistics towards the statistics of a batch."""
+    if module.is_initializing():  # as in Flax, init() leaves the state at 0 and 1
+        return
+    mean, var = running_mean.value, running_var.value
+    if module.has_variable(COLLECTION, "seen"):
+        # The batch is a microbatch. To blend once, start from the old running statistics and
+        # blend in the Moments of all microbatches so far.
+        batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
+        seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
+        module.put_variable(COLLECTION, "seen", seen)
+        mean, var, batch = seen.mean, seen.var, seen.moments
+    running_mean.value, running_var.value = follow(
+        mean,
+        var,
+        batch,
+        momentum=module.momentum,
+        unbiased=module.unbiased,
+        skip_constant=module.skip_constant,
+    )
 
 
 class BatchNorm(nn.BatchNorm):
@@ -132,14 +128,17 @@ class BatchNorm(nn.BatchNorm):
             nn.merge_param("use_running_average", self.use_running_average, use_running_average),
         )
         features = canonical_axes(self.axis, x.ndim, "axis")
+        sizes = tuple(x.shape[axis] for axis in features)
         state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
-        running = _Running(self, tuple(x.shape[axis] for axis in features), state_dtype)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, sizes, state_dtype)
+        var = self.variable("batch_stats", "var", jnp.ones, sizes, state_dtype)
+        x, options = inputs(self, x, features, mask)
         if evaluating:
-            given = inputs(self, x, features)
-            return evaluated(self, given, running.read(), features, mask)
+            return with_running(x, as_moments(mean.value, var.value), features, **options)
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        y, batch = run_with_moments(over(self, x, reduction, features, mask))
-        running.update(batch)
+        call = prepare(x, reduction, features, axis_name=across(self), **options)
+        y, batch = run_with_moments(call)
+        update(self, mean, var, batch)
         return y
 
 
@@ -227,21 +226,23 @@ class SwitchableNorm(nn.Module):
             nn.merge_param("use_running_average", self.use_running_average, use_running_average),
         )
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        running = _Running(self, tuple(x.shape[axis] for axis in features), jnp.float32)
-        given = inputs(self, x, features)
+        sizes = tuple(x.shape[axis] for axis in features)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, sizes, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, sizes, jnp.float32)
+        x, options = inputs(self, x, features, mask)
         logits = [
             self.param(name, initializers.zeros, (3,), self.param_dtype)
             for name in ("mean_logits", "var_logits")
         ]
-        y, batch = switched(
-            self,
-            given,
-            logits,
-            features,
-            mask,
-            running=running.read() if evaluating else None,
+        y, batch = apply_norm(
+            switchable_norm,
+            x,
+            *logits,
+            running=as_moments(mean.value, var.value) if evaluating else None,
+            feature_axes=features,
             axis_name=None if evaluating else across(self),
+            **options,
         )
         if not evaluating:
-            running.update(batch)
+            update(self, mean, var, batch)
         return y

@@ -7,34 +7,35 @@ import jax
 from jaxnorm.arguments.axes import Reduction, unsplit
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import Call
-from jaxnorm.flax_common.arguments import Inputs, bound, inexact, module_axes
-from jaxnorm.flax_common.calls import call_of
+from jaxnorm.core.call import Call, prepare
+from jaxnorm.flax_common.arguments import across, inexact, module_axes
+from jaxnorm.flax_common.calls import Options
 
 
-def inputs(module: Any, x: jax.Array, features: tuple[int, ...]) -> Inputs:
-    """Return a module's ``x``, scale, bias and output dtype.
+def inputs(
+    module: Any, x: jax.Array, features: tuple[int, ...], mask: Param
+) -> tuple[jax.Array, Options]:
+    """Return ``x`` as floats, and the options of its norm.
 
     Scale and bias are created on first use.
     """
     sizes = tuple(x.shape[axis] for axis in features)
-
-    def create(name: str) -> jax.Array | None:
-        if not getattr(module, f"use_{name}", False):
-            return None
-        return module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
-
-    scale, bias = create("scale"), create("bias")
+    # RMSNorm has no use_bias.
+    params = {
+        name: module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
+        for name in ("scale", "bias")
+        if getattr(module, f"use_{name}", False)
+    }
+    scale, bias = params.get("scale"), params.get("bias")
     dtype = promoted(module.dtype, x, scale, bias)
-    return Inputs(inexact(x, dtype), scale, bias, dtype)
-
-
-def across(module: Any):
-    """Return the device axes over which a module shares statistics.
-
-    As in Flax, the axes need not be bound while a module is initialized.
-    """
-    return bound(module.axis_name, module.axis_index_groups, initializing=module.is_initializing())
+    return inexact(x, dtype), Options(
+        scale=scale,
+        bias=bias,
+        epsilon=module.epsilon,
+        where=mask,
+        mask_name="mask",
+        dtype=dtype,
+    )
 
 
 def over(
@@ -49,16 +50,16 @@ def over(
     num_segments: int | None = None,
 ) -> Call:
     """Prepare the normalization of ``x`` by a module."""
-    return call_of(
-        module,
-        inputs(module, x, features),
+    x, options = inputs(module, x, features, mask)
+    return prepare(
+        x,
         reduction,
         features,
-        mask,
-        across(module),
         centered=centered,
+        axis_name=across(module),
         segments=segments,
         num_segments=num_segments,
+        **options,
     )
 
 

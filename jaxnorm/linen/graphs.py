@@ -5,11 +5,12 @@ from flax import linen as nn
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
 
-from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
-from jaxnorm.linen.calls import across, inputs
+from jaxnorm.flax_common.arguments import across
+from jaxnorm.flax_common.calls import apply_norm
+from jaxnorm.linen.calls import inputs
 from jaxnorm.norms.graphs import graph_norm, pair_norm
 
 __all__ = ["GraphNorm", "PairNorm"]
@@ -82,19 +83,16 @@ class GraphNorm(nn.InstanceNorm):
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
-        given = inputs(self, x, features)
-        return graph_norm(
-            given.x,
+        x, options = inputs(self, x, features, mask)
+        return apply_norm(
+            graph_norm,
+            x,
             mean_scale,
             feature_axes=features,
-            scale=given.scale,
-            bias=given.bias,
-            epsilon=self.epsilon,
-            where=validation.mask(mask, given.x.shape, "mask"),
+            axis_name=across(self),
             segments=segments,
             num_segments=num_segments,
-            axis_name=across(self),
-            dtype=given.dtype,
+            **options,
         )
 
 
@@ -160,17 +158,14 @@ class PairNorm(nn.InstanceNorm):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        given = inputs(self, x, features)
-        return pair_norm(
-            given.x,
+        x, options = inputs(self, x, features, mask)
+        return apply_norm(
+            pair_norm,
+            x,
             self.length,
             feature_axes=features,
-            scale=given.scale,
-            bias=given.bias,
-            epsilon=self.epsilon,
-            where=validation.mask(mask, given.x.shape, "mask"),
+            axis_name=across(self),
             segments=segments,
             num_segments=num_segments,
-            axis_name=across(self),
-            dtype=given.dtype,
+            **options,
         )

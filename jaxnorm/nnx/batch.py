@@ -14,14 +14,16 @@ from jax.nn import initializers
 
 from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.call import run_with_moments
+from jaxnorm.core.call import prepare, run_with_moments
+from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import flag
-from jaxnorm.flax_common.calls import call_of, evaluated, switched
-from jaxnorm.flax_common.running import collect
-from jaxnorm.nnx.calls import across, check_features, inputs
+from jaxnorm.flax_common.arguments import across, flag
+from jaxnorm.flax_common.calls import apply_norm
+from jaxnorm.flax_common.running import as_moments, collect
+from jaxnorm.nnx.calls import check_features, inputs
 from jaxnorm.nnx.flax_versions import get_value, set_value
+from jaxnorm.norms.switchable import switchable_norm
 
 Metadata = Mapping[str, Any]
 NO_METADATA: Metadata = MappingProxyType({})
@@ -49,10 +51,6 @@ def _is_evaluating(module: Any, at_call: bool | None) -> bool:
         "the call: got None for both. "
         "model.train() and model.eval() set it too."
     )
-
-
-def _moments(mean: jax.Array, var: jax.Array, sizes: tuple[int, ...] = (-1,)) -> Moments:
-    return Moments(jnp.ones((), jnp.float32), mean.reshape(sizes), var.reshape(sizes))
 
 
 def _update(module: Any, batch: Moments) -> None:
@@ -179,12 +177,14 @@ class BatchNorm(nnx.BatchNorm):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.axis, x.ndim, "axis")
-        given, (mean, var) = inputs(self, x, features, self.mean[...], self.var[...])
-        sizes = tuple(x.shape[axis] for axis in features)
+        stats = (self.mean[...], self.var[...])
+        x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         if _is_evaluating(self, use_running_average):
-            return evaluated(self, given, _moments(mean, var, sizes), features, mask)
-        reduction = unsplit(given.x.shape, other_axes(features, x.ndim))
-        call = call_of(self, given, reduction, features, mask, across(self))
+            sizes = tuple(x.shape[axis] for axis in features)
+            running = as_moments(mean.reshape(sizes), var.reshape(sizes))
+            return with_running(x, running, features, **options)
+        reduction = unsplit(x.shape, other_axes(features, x.ndim))
+        call = prepare(x, reduction, features, axis_name=across(self), **options)
         y, batch = run_with_moments(call)
         _update(self, batch)
         return y
@@ -312,18 +312,20 @@ class SwitchableNorm(nnx.Module):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        given, _ = inputs(self, x, features)
+        x, options, _ = inputs(self, x, features, mask)
+        mean, var = self.mean[...], self.var[...]
         sizes = tuple(x.shape[axis] for axis in features)
-        check_features(self, given.x, sizes, self.mean[...])
+        check_features(self, x, sizes, mean)
         evaluating = _is_evaluating(self, use_running_average)
-        y, batch = switched(
-            self,
-            given,
-            (self.mean_logits[...], self.var_logits[...]),
-            features,
-            mask,
-            running=_moments(self.mean[...], self.var[...], sizes) if evaluating else None,
+        y, batch = apply_norm(
+            switchable_norm,
+            x,
+            self.mean_logits[...],
+            self.var_logits[...],
+            running=as_moments(mean.reshape(sizes), var.reshape(sizes)) if evaluating else None,
+            feature_axes=features,
             axis_name=None if evaluating else across(self),
+            **options,
         )
         if not evaluating:
             _update(self, batch)

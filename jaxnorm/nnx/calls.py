@@ -8,16 +8,19 @@ import jax
 from jaxnorm.arguments.axes import Reduction, unsplit
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import Call
-from jaxnorm.flax_common.arguments import Inputs, bound, inexact, module_axes
-from jaxnorm.flax_common.calls import call_of
+from jaxnorm.core.call import Call, prepare
+from jaxnorm.flax_common.arguments import across, inexact, module_axes
+from jaxnorm.flax_common.calls import Options
 from jaxnorm.nnx import flax_versions
 
 
 def inputs(
-    module: Any, x: jax.Array, features: tuple[int, ...], *stats: jax.Array
-) -> tuple[Inputs, list[jax.Array]]:
-    """Return the inputs of a module's norm, and the running statistics promoted with them."""
+    module: Any, x: jax.Array, features: tuple[int, ...], mask: Param, *stats: jax.Array
+) -> tuple[jax.Array, Options, list[jax.Array]]:
+    """Return ``x`` as floats, the options of its norm, and the running statistics.
+
+    A promotion rule of the user's own may have cast any of them.
+    """
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
     if own_rule := flax_versions.promotion(module):  # Flax's own rule would round x too early
@@ -27,7 +30,15 @@ def inputs(
     dtype, sizes = promoted(module.dtype, *deciding), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
-    return Inputs(inexact(x, dtype), scale, bias, dtype), running
+    options = Options(
+        scale=scale,
+        bias=bias,
+        epsilon=module.epsilon,
+        where=mask,
+        mask_name="mask",
+        dtype=dtype,
+    )
+    return inexact(x, dtype), options, running
 
 
 def check_features(
@@ -42,11 +53,6 @@ def check_features(
         )
 
 
-def across(module: Any):
-    """Return the device axes over which a module shares statistics."""
-    return bound(module.axis_name, module.axis_index_groups)
-
-
 def over(
     module: Any,
     x: jax.Array,
@@ -59,16 +65,16 @@ def over(
     num_segments: int | None = None,
 ) -> Call:
     """Prepare the normalization of ``x`` by a module."""
-    return call_of(
-        module,
-        inputs(module, x, features)[0],
+    x, options, _ = inputs(module, x, features, mask)
+    return prepare(
+        x,
         reduction,
         features,
-        mask,
-        across(module),
         centered=centered,
+        axis_name=across(module),
         segments=segments,
         num_segments=num_segments,
+        **options,
     )
 
 

@@ -4,12 +4,13 @@ import jax
 from flax import nnx
 from jax.nn import initializers
 
-from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
+from jaxnorm.flax_common.arguments import across
+from jaxnorm.flax_common.calls import apply_norm
 from jaxnorm.nnx import flax_versions
-from jaxnorm.nnx.calls import across, check_features, inputs
+from jaxnorm.nnx.calls import check_features, inputs
 from jaxnorm.norms.graphs import graph_norm, pair_norm
 
 __all__ = ["GraphNorm", "PairNorm"]
@@ -80,22 +81,19 @@ class GraphNorm(flax_versions.InstanceNorm):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        given, _ = inputs(self, x, features)
+        x, options, _ = inputs(self, x, features, mask)
         sizes, mean_scale = tuple(x.shape[axis] for axis in features), self.mean_scale[...]
-        check_features(self, given.x, sizes, mean_scale)
+        check_features(self, x, sizes, mean_scale)
         mean_scale = mean_scale.reshape(sizes)
-        return graph_norm(
-            given.x,
+        return apply_norm(
+            graph_norm,
+            x,
             mean_scale,
             feature_axes=features,
-            scale=given.scale,
-            bias=given.bias,
-            epsilon=self.epsilon,
-            where=validation.mask(mask, given.x.shape, "mask"),
+            axis_name=across(self),
             segments=segments,
             num_segments=num_segments,
-            axis_name=across(self),
-            dtype=given.dtype,
+            **options,
         )
 
 
@@ -165,17 +163,14 @@ class PairNorm(flax_versions.InstanceNorm):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
-        given, _ = inputs(self, x, features)
-        return pair_norm(
-            given.x,
+        x, options, _ = inputs(self, x, features, mask)
+        return apply_norm(
+            pair_norm,
+            x,
             self.length,
             feature_axes=features,
-            scale=given.scale,
-            bias=given.bias,
-            epsilon=self.epsilon,
-            where=validation.mask(mask, given.x.shape, "mask"),
+            axis_name=across(self),
             segments=segments,
             num_segments=num_segments,
-            axis_name=across(self),
-            dtype=given.dtype,
+            **options,
         )
