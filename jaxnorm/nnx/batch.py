@@ -54,18 +54,19 @@ def _is_evaluating(module: Any, at_call: bool | None) -> bool:
 
 
 def _update(module: Any, batch: Moments) -> None:
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
+    """Move a module's running statistics towards the statistics of a batch."""
     mean, var = module.mean[...], module.var[...]
     if (variable := getattr(module, "batch_moments", None)) is not None:
-        # The batch is a microbatch. To blend once, start from the old running statistics and blend
-        # in the Moments of all microbatches so far.
-        seen = collect(get_value(variable), mean, var, flat)
+        # The batch is a microbatch. To blend once, start from the old running
+        # statistics and blend in the Moments of all microbatches so far.
+        batch = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
+        seen = collect(get_value(variable), mean, var, batch)
         set_value(variable, seen)
-        mean, var, flat = seen.mean, seen.var, seen.moments
+        mean, var, batch = seen.mean, seen.var, seen.moments
     new = follow(
         mean,
         var,
-        flat,
+        batch,
         momentum=module.momentum,
         unbiased=module.unbiased,
         skip_constant=module.skip_constant,
