@@ -51,7 +51,7 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
     reduced = canonical_axes(reduction_axes, rank, "reduction_axes")
     if rank - 1 not in reduced:
         raise ValueError(
-            "reduction_axes must include the last axis, that of the channels: got "
+            "reduction_axes must include the last axis, the axis of the channels: got "
             f"{reduction_axes} for rank {rank}."
         )
     return reduced[:-1]

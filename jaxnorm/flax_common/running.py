@@ -150,8 +150,8 @@ def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) 
     if abstract := [path for path, mean, _ in found if isinstance(mean, jax.ShapeDtypeStruct)]:
         names = ", ".join(map(repr, abstract))
         raise TypeError(
-            f"running statistics must be arrays: those of {names} are abstract. Initialize or "
-            "restore the model first."
+            f"running statistics must be arrays: the statistics of {names} are abstract. "
+            "Initialize or restore the model first."
         )
     fresh = {path: nothing(mean, var).moments for path, mean, var in found}
     if seen is None:

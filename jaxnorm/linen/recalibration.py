@@ -189,7 +189,7 @@ def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.A
     if not paths:
         raise ValueError(
             "variables must have running statistics, mean and var in batch_stats: found none. Pass "
-            "those of init."
+            "the variables that init returns."
         )
     taken = chosen(only, map("/".join, paths))
     return (

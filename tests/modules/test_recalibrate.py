@@ -456,7 +456,8 @@ def test_abstract_models_accumulate():
         assert described[0] == described[1]
     jnnx.stop_accumulating(twin)
     with pytest.raises(
-        TypeError, match="running statistics must be arrays: those of 'norm', 'switch' are abstract"
+        TypeError,
+        match="running statistics must be arrays: the statistics of 'norm', 'switch' are abstract",
     ):
         jnnx.recalibrate(twin, [x])
     with pytest.raises(TypeError, match=r"are abstract\. Initialize or restore the model first"):
