@@ -24,19 +24,20 @@ def instance_axes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the feature axes and the reduction axes of a Flax InstanceNorm.
 
-    There may be no reduction axes. Packed ``x`` needs no batch axis: axis 0 is then reduced if no
-    other axis is.
+    Packed ``x`` needs no batch axis: axis 0 is then reduced if no other axis is.
 
     Raises:
       ValueError: the feature axes include the batch axis 0, or do not fit the rank.
     """
     features = canonical_axes(feature_axes, rank, "feature_axes")
-    if 0 in features:  # Flax's tests look for Flax's words, so the message begins with them
+    # Flax's tests look for Flax's words, so the message begins with them.
+    if 0 in features:
         raise ValueError(
             "The channel axes cannot include the leading dimension as this is assumed to be the "
             "batch axis. "
             f"Got feature_axes={feature_axes} for rank {rank}."
         )
+    # As in Flax, and unlike the function, no axis need be left to reduce.
     reduced = other_axes((0, *features), rank)
     return features, reduced if reduced or not packed else (0,)
 
@@ -49,6 +50,7 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
     if reduction_axes is None:
         return other_axes((0, rank - 1), rank)
     reduced = canonical_axes(reduction_axes, rank, "reduction_axes")
+    # Each group takes its channels from the last axis, so that axis cannot be left out.
     if rank - 1 not in reduced:
         raise ValueError(
             "reduction_axes must include the last axis, the axis of the channels: got "
@@ -78,6 +80,7 @@ def flag(name: str, value: Any) -> Any:
     Raises:
       TypeError: it is anything else.
     """
+    # An array with axes is a mask in the place of the flag, and is neither 0 nor 1.
     if isinstance(value, bool) or (
         not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)
     ):
@@ -112,7 +115,8 @@ def across(module: Any) -> AxisName:
     names = tuple(name) if isinstance(name, tuple | list) else () if name is None else (name,)
     if not names:
         return None
-    try:  # imported here because it is slow and few calls need it
+    # Imported here because the import is slow and few calls need it.
+    try:
         from jax.extend.core import unsafe_get_axis_names_DO_NOT_USE as bound_names
     except ImportError:  # JAX 0.8
         from jax.core import unsafe_get_axis_names_DO_NOT_USE as bound_names

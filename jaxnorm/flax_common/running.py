@@ -13,7 +13,8 @@ from jaxnorm.core.statistics import Moments
 
 Seen = dict[str, Moments]  # by the path of the norm
 Progress = bool | Callable[[int, Seen], Any] | None
-Only = str | Iterable[str] | Callable[[str], bool] | None  # which norms, by their paths
+# which norms, by their paths
+Only = str | Iterable[str] | Callable[[str], bool] | None
 
 
 class Collected(NamedTuple):
@@ -48,6 +49,8 @@ def nothing(mean: jax.Array, var: jax.Array) -> Collected:
     if isinstance(mean, jax.ShapeDtypeStruct):
         like = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mean.sharding)
         return jax.tree.map(like, jax.eval_shape(nothing, mean, var))
+    # Stored statistics may be half precision; the Moments of microbatches are float32
+    # at least.
     dtype = compute_dtype(mean.dtype)
     count, variance = (jnp.zeros(mean.shape, real_dtype(dtype)) for _ in range(2))
     return Collected(
@@ -60,18 +63,23 @@ def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) ->
 
     The Moments of the microbatch have the shape of the running ``mean`` and ``var``.
     """
+    # The state starts out real. The first complex microbatch makes its mean complex.
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
+    # A feature whose microbatches were all masked out has not begun its batch.
     begun = old.count > 0
     moments = merged_into(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
+    # Only the first microbatch finds the running statistics as they were before the
+    # batch. Later microbatches find statistics in which this batch is blended already.
     start = jnp.where(begun, seen.mean.astype(complex_beside(seen.mean.dtype, mean)), mean)
     return Collected(moments, start, jnp.where(begun, seen.var, var))
 
 
 def restart(when, fresh: Any, seen: Any) -> Any:
     """Return ``fresh`` where ``when`` says that a batch begins, and ``seen`` elsewhere."""
+    # Abstract trees consist of shapes and dtypes, in which fresh and seen agree.
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(fresh)):
-        return fresh  # abstract: only shapes and dtypes count, and both have the same ones
+        return fresh
     return jax.tree.map(lambda new, old: jnp.where(when, new, old), fresh, seen)
 
 
@@ -88,6 +96,7 @@ def chosen(only: Only, paths: Iterable[str]) -> set[str]:
         found = {path for path in paths if only(path)}
     else:
         named = [only] if isinstance(only, str) else list(only)
+        # With the slash "norm" names norm and norm/inner, but not norm2.
         below = {
             name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named
         }
@@ -114,6 +123,7 @@ def gather(
       TypeError: ``batches`` is one array.
       ValueError: no norm has seen an element.
     """
+    # An array is iterable too, but its rows are examples, not batches.
     if hasattr(batches, "shape"):
         raise TypeError(
             f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put "
@@ -123,6 +133,7 @@ def gather(
         seen = step(seen, batch)
         if callable(progress):
             progress(number, seen)
+    # Whether the norms of a model use their batch shows only in what they have seen.
     if not any(bool((moments.count > 0).any()) for moments in seen.values()):
         raise ValueError(
             "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none "
@@ -164,7 +175,7 @@ def begin(found: Iterable[tuple[str, jax.Array, jax.Array]], seen: Seen | None) 
 
 
 def replaced(moments: Moments, mean: jax.Array, var: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return mean and variance of a population as new running statistics.
+    """Return the mean and variance of a population as new running statistics.
 
     They keep the dtypes of the running ones; a mean may become complex. Features that saw no
     element keep their old values.

@@ -11,6 +11,8 @@ from flax import serialization
 from jaxnorm.core.statistics import Moments
 
 
+# Flax reads and writes no dataclass but its own, flax.struct, without these two
+# functions.
 def _to_state(moments: Moments) -> dict[str, Any]:
     return {
         field.name: serialization.to_state_dict(getattr(moments, field.name))

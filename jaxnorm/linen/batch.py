@@ -32,12 +32,13 @@ def update(
     batch: Moments,
 ) -> None:
     """Move a module's running statistics towards the statistics of a batch."""
-    if module.is_initializing():  # as in Flax, init() leaves the state at 0 and 1
+    # As in Flax, init() leaves the state at 0 and 1.
+    if module.is_initializing():
         return
     mean, var = running_mean.value, running_var.value
     if module.has_variable(COLLECTION, "seen"):
-        # The batch is a microbatch. To blend once, start from the old running statistics and
-        # blend in the Moments of all microbatches so far.
+        # The batch is a microbatch. To blend once, start from the old running
+        # statistics and blend in the Moments of all microbatches so far.
         batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
         seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
         module.put_variable(COLLECTION, "seen", seen)
@@ -100,6 +101,7 @@ class BatchNorm(nn.BatchNorm):
     ([[-1.0], [1.0]], [0.20000000298023224])
     """
 
+    # Only by keyword, so that the positional fields are Flax's.
     unbiased: bool = field(default=False, kw_only=True)
     skip_constant: bool = field(default=False, kw_only=True)
 
@@ -135,6 +137,8 @@ class BatchNorm(nn.BatchNorm):
         x, options = inputs(self, x, features, mask)
         if evaluating:
             return with_running(x, as_moments(mean.value, var.value), features, **options)
+        # As in Flax, no axis need be left to reduce. The function batch_norm refuses
+        # that.
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
         call = prepare(x, reduction, features, axis_name=across(self), **options)
         y, batch = run_with_moments(call)
@@ -240,6 +244,8 @@ class SwitchableNorm(nn.Module):
             *logits,
             running=as_moments(mean.value, var.value) if evaluating else None,
             feature_axes=features,
+            # Instance and layer statistics stay on their device, and running ones need
+            # no axis.
             axis_name=None if evaluating else across(self),
             **options,
         )

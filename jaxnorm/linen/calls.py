@@ -27,6 +27,8 @@ def inputs(
         if getattr(module, f"use_{name}", False)
     }
     scale, bias = params.get("scale"), params.get("bias")
+    # Only the output gets this dtype. Casting x before its statistics are computed
+    # would round it.
     dtype = promoted(module.dtype, x, scale, bias)
     return inexact(x, dtype), Options(
         scale=scale,

@@ -16,6 +16,7 @@ from jaxnorm.norms.graphs import graph_norm, pair_norm
 __all__ = ["GraphNorm", "PairNorm"]
 
 
+# Flax has no norms of graphs. Its InstanceNorm has the fields that all norms share.
 class GraphNorm(nn.InstanceNorm):
     """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each graph.
 
@@ -82,6 +83,7 @@ class GraphNorm(nn.InstanceNorm):
         """
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
+        # Initializers draw random numbers in the order in which parameters are created.
         mean_scale = self.param("mean_scale", self.mean_scale_init, sizes, self.param_dtype)
         x, options = inputs(self, x, features, mask)
         return apply_norm(

@@ -118,6 +118,8 @@ def population(
             path: Collected(seen[path], mean, var) for path, mean, var in _norms(variables, only)
         }
         found = {**variables, COLLECTION: _collection(collected)}
+        # The model moves batch_stats too, but every batch starts from the same
+        # variables.
         _, updated = model.apply(found, *given, mutable=["batch_stats", COLLECTION], **arguments)
         return {path: new.moments for path, new in _collected(updated[COLLECTION]).items()}
 
@@ -185,6 +187,7 @@ def recalibrate(
 def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.Array, jax.Array]]:
     """Return path, mean and variance of every norm with running statistics that ``only`` names."""
     stats = flatten_dict(variables.get("batch_stats", {}))
+    # Other modules, such as SpectralNorm, keep other names in batch_stats.
     paths = [path[:-1] for path in stats if path[-1] == "mean" and (*path[:-1], "var") in stats]
     if not paths:
         raise ValueError(
@@ -200,6 +203,7 @@ def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.A
 
 
 def _collection(seen: Mapping[str, Collected]) -> dict[str, Any]:
+    # A model that is a norm itself has the path "".
     return unflatten_dict(
         {(*path.split("/"), "seen") if path else ("seen",): value for path, value in seen.items()}
     )

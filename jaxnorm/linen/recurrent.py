@@ -42,6 +42,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
     carry_init: Initializer = initializers.zeros
 
     kind: ClassVar[str]
+    # Fields of the LSTM cell alone. The other cells read these constants.
     forget_bias: ClassVar[float | None] = None
     projection: ClassVar[int | None] = None
 
@@ -81,6 +82,8 @@ class _Cell(nn.RNNCellBase, Generic[S]):
                 name: self.param(name, start.leaf(cell, name), shapes[name], self.param_dtype)
                 for name in start.names(cell, shapes)
             }
+        # Without a norm the parameters have Flax's names and shapes, so that
+        # checkpoints fit.
         params = self._flax_parameters(start, in_features, *shapes["recurrent_kernel"])
         if self.projection is not None:
             params["projection"] = self.param(
@@ -106,6 +109,8 @@ class _Cell(nn.RNNCellBase, Generic[S]):
         self, start: Initializers, in_features: int, rows: int, packed: int
     ) -> dict[str, jax.Array]:
         """Return the parameters of Flax's cell, for ``norm=None``, with the gates concatenated."""
+        # Flax's cells have a Dense layer for each gate and direction: ii and hi for
+        # gate i.
         gates = FLAX_GATES[self.kind]
         dense = partial(self._dense, packed // len(gates))
         input_parts = [
@@ -113,6 +118,8 @@ class _Cell(nn.RNNCellBase, Generic[S]):
             for gate in gates
         ]
         starts = dict.fromkeys(gates, 0.0) | {"f": start.forget_bias}
+        # Flax's LSTM has its biases in the recurrent layers, the other cells in the
+        # input layers. The GRU has one more, within the product with the reset gate.
         biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
         recurrent_parts = [
             dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate])
@@ -137,12 +144,15 @@ class _Cell(nn.RNNCellBase, Generic[S]):
         use_bias: bool,
         bias: float,
     ) -> tuple[jax.Array, Any]:
+        """Return the kernel and the bias, or None, of one of Flax's Dense layers."""
         options: dict[str, Any] = {
             "kernel_init": kernel_init,
             "bias_init": initializers.constant(bias),
             "name": name,
         }
         module = DenseParams(features, use_bias=use_bias, param_dtype=self.param_dtype, **options)
+        # DenseParams creates the parameters of a Dense layer. It asks x for its shape
+        # alone.
         return module(jax.ShapeDtypeStruct((rows,), self.param_dtype))
 
     @nn.nowrap
@@ -160,6 +170,7 @@ class _Cell(nn.RNNCellBase, Generic[S]):
         if self.kind != "lstm":
             carry = self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
             return carry
+        # A projection changes the number of features of h, not of c.
         widths = (self.features, self.projection or self.features)
         keys = jax.random.split(rng)
         carry = tuple(
@@ -170,9 +181,12 @@ class _Cell(nn.RNNCellBase, Generic[S]):
 
     @property
     def num_feature_axes(self) -> int:
+        """Return the number of feature axes of the inputs, which Flax's RNN asks for."""
         return 1
 
 
+# The gates in the order in which their weights are concatenated, as Flax's layers name
+# them.
 FLAX_GATES: dict[str, tuple[str, ...]] = {
     "lstm": ("i", "f", "g", "o"),
     "gru": ("r", "z", "n"),
@@ -272,6 +286,8 @@ class LayerNormSimpleCell(_Cell[jax.Array]):
 
 
 class _CallOptions(CallOptions, total=False):
+    """Keyword arguments of the call of a layer."""
+
     init_key: jax.Array | None
 
 
@@ -364,6 +380,8 @@ class _Layer(nn.Module):
             for directions in direction_names(self.num_layers, self.bidirectional)
         ]
         carries = list_carries(self.kind, initial_carry, self.num_layers, self.bidirectional)
+        # The outputs of a layer are the inputs of the next: their width is known one by
+        # one.
         width, layers = inputs.shape[-1], []
         for i, directions in enumerate(cells):
             layers.append(
@@ -372,6 +390,8 @@ class _Layer(nn.Module):
                     for d, cell in enumerate(directions)
                 ]
             )
+            # Recurrent weights have a row for each feature of h, which may be
+            # projected.
             width = sum(len(params["recurrent_kernel"]) for params in layers[-1])
         call = module_call(
             self,
@@ -384,6 +404,7 @@ class _Layer(nn.Module):
             return_carry=return_carry,
         )
         random = self._is_random(deterministic)
+        # run_layers starts from zeros by itself.
         if carries is None and self.carry_init is not initializers.zeros:
             carries = self._initial_carries(cells, inputs, call.time_major, init_key)
         dropout = nn.Dropout(
@@ -406,12 +427,15 @@ class _Layer(nn.Module):
         return self.cell.kind
 
     def _make_cell(self, name: str) -> _Cell:
+        """Return a cell with the fields that it shares with the layer."""
         names = {field.name for field in fields(self.cell)} - {"features", "parent", "name"}
         return self.cell(
             self.features, name=name, **{field: getattr(self, field) for field in names}
         )
 
     def _is_random(self, deterministic: bool | None) -> bool:
+        """Return whether the call draws random numbers."""
+        # Without dropout and zoneout, deterministic may be left out altogether.
         if not self.dropout and not any(
             self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
         ):
@@ -421,6 +445,7 @@ class _Layer(nn.Module):
     def _initial_carries(
         self, cells: list[list[_Cell]], inputs: jax.Array, time_major: bool, key: jax.Array | None
     ) -> list[list[Carry]]:
+        """Return the initial carries by ``carry_init``, with a key of its own for each cell."""
         shape = inputs.shape[1:] if time_major else (*inputs.shape[:-2], inputs.shape[-1])
         keys = iter(
             jax.random.split(jax.random.key(0) if key is None else key, sum(map(len, cells)))

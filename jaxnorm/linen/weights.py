@@ -126,6 +126,8 @@ class SpectralNorm(nn.SpectralNorm):
                 f"Input is {value.ndim}D but error_on_non_matrix is True: {path} has shape "
                 f"{value.shape}."
             )
+        # apply() of a trained model need not have an rng, so a key is drawn for a new
+        # vector only.
         missing = not self.has_variable(self.collection_name, f"{path}/u")
         key = self.make_rng("params") if missing else None
         u = self.variable(
@@ -137,6 +139,7 @@ class SpectralNorm(nn.SpectralNorm):
             self.param_dtype,
         )
         sigma = self.variable(self.collection_name, f"{path}/sigma", jnp.ones, (), self.param_dtype)
+        # Flax iterates in the dtype to which weight and vector promote.
         wide = value.astype(promoted(None, value, u.value))
         kernel, new_u, new_sigma = spectral_norm(
             wide, u.value, n_steps=self.n_steps, epsilon=self.epsilon
@@ -158,6 +161,8 @@ def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any]
 
         return jax.tree_util.tree_map_with_path(leaf, variables)
 
+    # While the model is initialized, the layer must create its parameters before they
+    # are mapped.
     call = nn.map_variables(
         lambda layer: layer(*args, **kwargs),
         trans_in_fn=trans_in,

@@ -64,5 +64,6 @@ __all__ = [
 ]
 __all__ += [*layers.__all__, *groups.__all__, *graphs.__all__]
 
+# Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:
     known_fields(_module)

@@ -43,6 +43,8 @@ def with_keywords_of(function: Callable, other: Callable) -> Signature:
 
 
 def _is_evaluating(module: Any, at_call: bool | None) -> bool:
+    # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
+    # be given.
     for choice in (at_call, module.use_running_average):
         if choice is not None:
             return flag("use_running_average", choice)
@@ -71,6 +73,7 @@ def _update(module: Any, batch: Moments) -> None:
         unbiased=module.unbiased,
         skip_constant=module.skip_constant,
     )
+    # Running statistics are state, so no gradient flows into them.
     assign(module, *jax.lax.stop_gradient(new))
 
 
@@ -80,6 +83,8 @@ def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
     The mean of complex numbers is complex, so a variable may change its dtype.
     """
     for variable, value in ((module.mean, mean), (module.var, var)):
+        # Assignment by index casts to the dtype of the variable, and drops an imaginary
+        # part.
         if value.dtype == variable[...].dtype:
             variable[...] = value
         else:
@@ -154,8 +159,10 @@ class BatchNorm(nnx.BatchNorm):
         super().__init__(num_features, **options)
         self.unbiased, self.skip_constant = unbiased, skip_constant
 
-    unbiased = skip_constant = False  # for modules pickled before these attributes existed
+    # for modules that were pickled before these attributes existed
+    unbiased = skip_constant = False
 
+    # The installed Flax decides which other arguments the constructor takes.
     __init__.__signature__ = with_keywords_of(__init__, nnx.BatchNorm.__init__)  # type: ignore[attr-defined]
 
     @known_keywords
@@ -178,12 +185,16 @@ class BatchNorm(nnx.BatchNorm):
           The normalized array, of the shape of ``x``.
         """
         features = canonical_axes(self.axis, x.ndim, "axis")
+        # A promotion rule of the user's own sees the running statistics in training
+        # too.
         stats = (self.mean[...], self.var[...])
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         if _is_evaluating(self, use_running_average):
             sizes = tuple(x.shape[axis] for axis in features)
             running = as_moments(mean.reshape(sizes), var.reshape(sizes))
             return with_running(x, running, features, **options)
+        # As in Flax, no axis need be left to reduce. The function batch_norm refuses
+        # that.
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
         call = prepare(x, reduction, features, axis_name=across(self), **options)
         y, batch = run_with_moments(call)
@@ -283,6 +294,7 @@ class SwitchableNorm(nnx.Module):
         def create(init: Initializer, size: int, metadata: Metadata = NO_METADATA) -> nnx.Param:
             return nnx.Param(init(rngs.params(), (size,), param_dtype), **metadata)
 
+        # Flax's norms too hold the None of an absent parameter as data.
         self.scale = (
             create(scale_init, num_features, scale_metadata) if use_scale else nnx.data(None)
         )
@@ -325,6 +337,8 @@ class SwitchableNorm(nnx.Module):
             self.var_logits[...],
             running=as_moments(mean.reshape(sizes), var.reshape(sizes)) if evaluating else None,
             feature_axes=features,
+            # Instance and layer statistics stay on their device, and running ones need
+            # no axis.
             axis_name=None if evaluating else across(self),
             **options,
         )

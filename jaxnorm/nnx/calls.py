@@ -21,14 +21,19 @@ def inputs(
 
     A promotion rule of the user's own may have cast any of them.
     """
+    # RMSNorm has no bias, and Flax calls its promotion rule with two arrays.
     params = (module.scale, module.bias) if hasattr(module, "bias") else (module.scale,)
     arrays: tuple[Any, ...] = (x, *stats, *(None if p is None else p[...] for p in params))
-    if own_rule := flax_versions.promotion(module):  # Flax's own rule would round x too early
+    # Flax's own rule would round x before its statistics are computed, so it is not
+    # called.
+    if own_rule := flax_versions.promotion(module):
         arrays = own_rule(arrays, dtype=module.dtype)
     x, *running, scale, bias = arrays if len(params) == 2 else (*arrays, None)
+    # Before Flax 0.12.1 the running statistics have no say in the dtype of the output.
     deciding = arrays if flax_versions.RUNNING_PROMOTE else (x, scale, bias)
     dtype, sizes = promoted(module.dtype, *deciding), tuple(x.shape[axis] for axis in features)
     check_features(module, x, sizes, *running, scale, bias)
+    # Flax stores parameters flat, (num_features,), also for several feature axes.
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
     options = Options(
         scale=scale,

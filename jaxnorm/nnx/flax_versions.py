@@ -48,8 +48,9 @@ except ImportError:
     SpectralNorm = WeightNorm = Absent  # type: ignore[misc, assignment]
 
 
-# Whether the running statistics of a BatchNorm take part in the promotion of its output dtype. They
-# do since Flax 0.12.1, which also gave modules a promotion rule of the user's choice.
+# Whether the running statistics of a BatchNorm take part in the promotion of its output
+# dtype. They do since Flax 0.12.1, which also gave modules a promotion rule of the
+# user's choice.
 RUNNING_PROMOTE = "promote_dtype" in inspect.signature(nnx.BatchNorm.__init__).parameters
 
 

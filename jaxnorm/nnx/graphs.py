@@ -16,6 +16,7 @@ from jaxnorm.norms.graphs import graph_norm, pair_norm
 __all__ = ["GraphNorm", "PairNorm"]
 
 
+# Flax has no norms of graphs. The constructor of its InstanceNorm makes scale and bias.
 class GraphNorm(flax_versions.InstanceNorm):
     """Graph normalization (Cai et al. 2020, arXiv 2009.03294) of the nodes of each graph.
 
@@ -52,6 +53,7 @@ class GraphNorm(flax_versions.InstanceNorm):
         **options,
     ):
         super().__init__(num_features, epsilon=epsilon, **options)
+        # Drawn last, so that scale and bias equal InstanceNorm's for the same rngs.
         self.mean_scale = nnx.Param(
             mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype)
         )

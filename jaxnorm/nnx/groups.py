@@ -145,6 +145,7 @@ class GroupNorm(nnx.GroupNorm):
         group_size: int | None = None,
         **options,
     ) -> None:
+        # Flax's constructor gets the number of groups, whichever of the two is given.
         super().__init__(num_features, group_count(num_groups, group_size, num_features), **options)
 
     @known_keywords
@@ -159,6 +160,7 @@ class GroupNorm(nnx.GroupNorm):
         Returns:
           The normalized array, of the shape of ``x``.
         """
+        # Groups lie along the last axis. Flax lets scale and bias lie along another.
         features = canonical_axes(self.feature_axis, x.ndim, "feature_axis")
         reduction = in_groups(
             x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, self.num_groups

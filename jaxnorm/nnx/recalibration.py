@@ -108,10 +108,13 @@ def population(
         another model; ``only`` names no norm.
     """
 
+    # chosen before the norms change their mode, which tells frozen norms from others
     taken = _chosen(model, only)
 
     @nnx.jit
     def step(model, seen: Seen, batch) -> Seen:
+        # Moments are an argument and the result, so that progress can keep them after
+        # each batch.
         for path, norm in _norms(model, taken).items():
             set_value(norm.batch_moments, Collected(seen[path], *_stats(norm)))
         model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
@@ -217,6 +220,7 @@ def _collecting(model: nnx.Module, paths: set[str]):
         for path, (mode, mean, var, seen) in before.items():
             norm = norms[path]
             norm.use_running_average = mode
+            # The calls have moved the running statistics as well.
             assign(norm, mean, var)
             if path in paths:
                 del norm.batch_moments

@@ -32,7 +32,8 @@ class _Cell(RNNCellBase, Generic[S]):
     """The common base of the cells: parameters, one step and the carry."""
 
     kind: ClassVar[str]
-    dense_i: nnx.Linear  # only with norm=None, named as in Flax's cells
+    # Only with norm=None. The names are those of Flax's cells, so that checkpoints fit.
+    dense_i: nnx.Linear
     dense_h: nnx.Linear
 
     def __init__(
@@ -52,6 +53,8 @@ class _Cell(RNNCellBase, Generic[S]):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
+        # The parameter is named projection, so the attribute for its size has another
+        # name.
         self.in_features, self.hidden_features, self.out_features = (
             in_features,
             hidden_features,
@@ -69,8 +72,8 @@ class _Cell(RNNCellBase, Generic[S]):
                 ("dense_i", shapes["input_kernel"], kernel_init, self.kind != "lstm"),
                 ("dense_h", shapes["recurrent_kernel"], recurrent_kernel_init, self.kind == "lstm"),
             ]
-            # Flax's cells draw in this order and draw each kernel as a whole. Doing likewise gives
-            # the same parameters for the same rngs.
+            # Flax's cells draw in this order and draw each kernel as a whole. Doing
+            # likewise gives the same parameters for the same rngs.
             for name, shape, draw, use_bias in linears[:: -1 if self.kind == "rnn" else 1]:
                 options: dict[str, Any] = {
                     "kernel_init": draw,
@@ -91,6 +94,8 @@ class _Cell(RNNCellBase, Generic[S]):
     def parameters(self) -> dict[str, jax.Array]:
         """Return the parameters in the form that :mod:`jaxnorm.recurrent` takes."""
         params = {name: getattr(self, name)[...] for name in self.leaves}
+        # Flax's LSTM has its bias in the recurrent layer, the other cells in the input
+        # layer.
         if self.norm is None:
             bias: Any = (self.dense_h if self.kind == "lstm" else self.dense_i).bias
             matrices = {
@@ -134,6 +139,7 @@ class _Cell(RNNCellBase, Generic[S]):
         """
         make = initializers.zeros if carry_init is None else carry_init
         stream = rngs.carry if isinstance(rngs, nnx.Rngs) else rngs
+        # The default carry, zeros, draws nothing, so rngs may be left out.
         key = (lambda: jax.random.key(0)) if stream is None else stream
         h = make(key(), (*input_shape[:-1], self.out_features), self.param_dtype)
         carry: Any = (
@@ -145,6 +151,7 @@ class _Cell(RNNCellBase, Generic[S]):
 
     @property
     def num_feature_axes(self) -> int:
+        """Return the number of feature axes of the inputs, which Flax's RNN asks for."""
         return 1
 
 
@@ -244,6 +251,8 @@ class LayerNormSimpleCell(_Cell[jax.Array]):
 
 
 class _CellOptions(TypedDict, total=False):
+    """Keyword arguments of a layer's constructor that only its cells use."""
+
     scale: float | None
     forget_bias: float | None
     kernel_init: Initializer
@@ -251,6 +260,8 @@ class _CellOptions(TypedDict, total=False):
 
 
 class _CallOptions(CallOptions, total=False):
+    """Keyword arguments of the call of a layer."""
+
     rngs: Random
 
 
@@ -313,13 +324,15 @@ class _Layer(nnx.Module):
             "dtype": dtype,
             "param_dtype": param_dtype,
         }
+        # Both directions of a layer see the same inputs, and their outputs are
+        # concatenated.
         width, options = in_features, {**cell, **shared, "projection": projection}
         for directions in direction_names(num_layers, bidirectional):
             for name in directions:
                 setattr(self, name, self.cell_type(width, hidden_features, rngs=rngs, **options))
             width = len(directions) * (projection or hidden_features)
-        # Fork only after drawing the parameters: with one stream for all, they then equal Flax's.
-        # Where nothing is random there is no stream.
+        # Fork only after drawing the parameters: with one stream for all, they then
+        # equal Flax's. Where nothing is random there is no stream.
         dropout = validation.number("dropout", dropout, 1)
         self.between = nnx.Dropout(
             dropout, deterministic=deterministic, rngs=rngs if dropout else None
@@ -392,6 +405,7 @@ class _Layer(nnx.Module):
         ]
         layers = [[cell.parameters() for cell in directions] for directions in cells]
         carries = list_carries(self.kind, initial_carry, self.num_layers, self.bidirectional)
+        # Random numbers of the call come before the module's own, as in Flax's Dropout.
         stream = self.rngs if rngs is None else rngs.dropout if isinstance(rngs, nnx.Rngs) else rngs
         dropout = partial(self.between, deterministic=deterministic, rngs=rngs)
         make_key = None if deterministic or stream is None else stream

@@ -28,6 +28,8 @@ def _replaced(
         for path, param in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
             value = param[...]
             before.append((param, value))
+            # Replaced whole, not by index: a bfloat16 weight may be float32 during the
+            # call.
             set_value(param, transform(path, value))
         yield
     finally:
@@ -76,6 +78,8 @@ class WeightNorm(flax_versions.WeightNorm):
     """
 
     def _normalized(self, path: tuple, value: jax.Array) -> jax.Array:
+        # Filters of nnx may ask for the type of the variable, so the value comes in
+        # one.
         if not self.variable_filter(path, nnx.Param(value)):
             return value
         if self.scales is not None and path not in self.scales:
@@ -160,6 +164,7 @@ class SpectralNorm(flax_versions.SpectralNorm):
                     "Wrap the layer anew."
                 )
             u, sigma = self.batch_stats[(*path, "u")], self.batch_stats[(*path, "sigma")]
+            # Flax iterates in the dtype to which weight and vector promote.
             wide = value.astype(promoted(None, value, u[...]))
             kernel, new_u, new_sigma = spectral_norm(
                 wide, u[...], n_steps=self.n_steps, epsilon=self.epsilon

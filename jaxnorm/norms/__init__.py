@@ -1,1 +1,1 @@
-"""The named norms: choices of axes, and of what becomes of the statistics."""
+"""The named norms: by a choice of axes, or by statistics that are changed or blended."""

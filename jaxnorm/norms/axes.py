@@ -1,13 +1,13 @@
-"""The named norms: each is a choice of axes.
+"""The named norms that differ in their axes alone.
 
     batch      "[n h w] c"          instance   "n [h w] c"
     layer      "n h w [c]"          group      "n [h w] (g [c])"
     rms        layer, not centered  positional "n h w [c]", with its Moments
     switchable a blend of instance, layer and batch (switchable.py)
 
-Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the shape of
-the feature axes, in the order in which ``x`` has them, wherever those stand; or the rank of ``x``,
-against which they then broadcast (adaptive norms: a scale ``(n, 1, 1, c)``).
+Channels come last unless ``feature_axes`` says otherwise. ``scale`` and ``bias`` have the
+shape of the feature axes, in the order of the axes of ``x``. Or they have the rank of ``x``
+and broadcast against it, for adaptive norms: a scale ``(n, 1, 1, c)``.
 """
 
 from typing import Unpack
@@ -39,21 +39,20 @@ def batch_norm(
     """Normalize each feature over everything else (Ioffe & Szegedy 2015, arXiv 1502.03167).
 
     Batch normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend
-    the returned Moments into a running average with :func:`ema`; in evaluation, where the features
+    the returned Moments into a running average with :func:`ema`. In evaluation, where the features
     come last, call ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one
     element gives ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
-      feature_axes: the axes that are not reduced; their order does not matter, ``scale`` has that
-        of ``x``.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
+      feature_axes: the axes that are not reduced, in any order.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       The output, of the shape of ``x``, and the Moments of the batch, whose reduced axes have size
@@ -71,6 +70,7 @@ def batch_norm(
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
     reduced = other_axes(features, x.ndim)
+    # With an axis_name the batch may lie on the devices alone.
     if not reduced and options.get("axis_name") is None:
         raise ValueError(
             f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, "
@@ -112,21 +112,21 @@ def layer_norm(
 
     Args:
       x: floating array ``(..., C)``.
-      axes: the reduction axes, which are the feature axes too: several of them have one gain and
-        bias per element (PyTorch's and Paddle's ``normalized_shape``).
-      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      axes: the reduction axes, which are the feature axes too. Several axes have one gain
+        and one bias for each element, like ``normalized_shape`` in PyTorch and Paddle.
+      scale: gain of the shape of the reduction axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
       correction: 1 divides by n - 1 in the variance.
       epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
-      segments: ids along the first of the axes, see :func:`moments`: with ``axes=(-2, -1)``
-        statistics are those of the positions and channels of each document of a packed sequence, or
-        of each graph. Scale and bias have the shape of the other axes.
-      num_segments: how many segments there are.
-      **options: those of every norm, see :class:`NormOptions`.
+      segments: ids along the first of the axes, see :func:`moments`. With ``axes=(-2, -1)``
+        each document of a packed sequence, or each graph, is normalized over its positions
+        and channels. Scale and bias have the shape of the other axes.
+      num_segments: the number of segments.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``. A single feature gives ``bias``.
@@ -141,6 +141,7 @@ def layer_norm(
     """
     x = validation.floating(x)
     reduced = resolve(axes, x.shape).axes
+    # Segments may have any length, so no parameter can have the shape of their axis.
     features = reduced if segments is None else reduced[1:]
     call = prepare(
         x,
@@ -174,20 +175,20 @@ def positional_norm(
     """Normalize each position over its channels (Li et al. 2019, arXiv 1907.04312).
 
     Positional normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. The Moments
-    ``m`` are for a later layer of the same positions (moment shortcut):
-    ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives its output z the mean and standard deviation of
-    ``x``.
+    ``m`` serve a later layer with the same positions (moment shortcut). The formula
+    ``z * jnp.sqrt(m.var + epsilon) + m.mean`` gives the output z of that layer the mean and
+    the standard deviation of ``x``.
 
     Args:
       x: floating array, for example ``(N, H, W, C)``.
       feature_axes: the axes of the channels, which are reduced.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       The output, of the shape of ``x``, and the Moments of each position, whose reduction axes have
@@ -204,6 +205,7 @@ def positional_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
+    # The channels are reduced and have the parameters, as in layer norm.
     call = prepare(
         x,
         unsplit(x.shape, features),
@@ -237,13 +239,13 @@ def rms_norm(
     Args:
       x: floating array ``(..., C)``.
       axes: the reduction axes, which are the feature axes too.
-      scale: gain of the shape of the reduction axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain of the shape of the reduction axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -294,18 +296,18 @@ def instance_norm(
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch
         is axis 0.
-      feature_axes: the axes that, beside the batch, are not reduced.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      feature_axes: the axes that, besides the batch, are not reduced.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      segments: ids along the first axis between batch and features, see :func:`moments`: statistics
-        are those of the positions of each document of a packed sequence. ``x`` may then be ``(N,
-        C)``, without a batch, for example the nodes of graphs.
-      num_segments: how many segments there are.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      segments: ids along the first axis between batch and features, see :func:`moments`.
+        Each document of a packed sequence is then normalized over its positions. ``x`` may be
+        ``(N, C)``, without a batch, for example the nodes of graphs.
+      num_segments: the number of segments.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -361,16 +363,18 @@ def group_norm(
     norm over all but the batch, one channel per group is instance norm.
 
     Args:
-      x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has none.
+      x: floating array ``(N, ..., C)``; the batch is axis 0. One example ``(C,)`` has no
+        batch axis.
       num_groups: the number of equal groups of neighbouring channels.
       feature_axes: the one axis of channels.
       axes: the other reduction axes; all but the batch by default.
-      scale: gain ``(C,)``, of any floating dtype, cast to that of the statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain ``(C,)``, of any floating dtype. It is cast to the dtype of the
+        statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -385,12 +389,14 @@ def group_norm(
     """
     x = validation.floating(x)
     features = canonical_axes(feature_axes, x.ndim, "feature_axes")
+    # Under vmap one example (C,) comes without a batch: its axis 0 holds the channels.
     if len(features) != 1 or (features[0] == 0 and x.ndim > 1):
         raise ValueError(
             "group norm must have one axis of channels, behind the batch axis 0: got "
             f"feature_axes={feature_axes} for shape {x.shape}."
         )
     num_groups = checked_divisor("num_groups", num_groups, x.shape[features[0]])
+    # canonical_axes refuses (), which here means that only the channels are reduced.
     reduced = (
         other_axes((0, *features), x.ndim)
         if axes is None

@@ -1,5 +1,7 @@
-"""Norms of graphs: of the nodes of each graph, whose statistics are changed before they are
-applied.
+"""Norms of the nodes of each graph.
+
+Both norms change the statistics of a graph before they are applied. :class:`Spec` calls the
+function that does so ``adjust``.
 """
 
 from typing import Unpack
@@ -39,25 +41,25 @@ def graph_norm(
 
     Graph normalization subtracts a learned part of the mean.
 
-    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Where all
-    nodes are alike, as in regular graphs, the mean is what tells the graphs apart.
+    ``d = x - mean_scale * mean``, ``y = d / sqrt(mean(d**2) + epsilon) * scale + bias``. Where
+    all nodes are alike, as in regular graphs, only the mean tells the graphs apart.
 
     Args:
-      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B,
-        N, C)``, a batch of such arrays.
-      mean_scale: how much of the mean is subtracted, of the shape of the feature axes; 1 is
-        instance norm.
-      segments: ids that say which graph each node is of, see :func:`moments`; without them the
-        nodes of an ``x`` are one graph.
-      num_segments: how many graphs there are.
+      x: floating array ``(N, C)``: the nodes of all graphs, one after the other or mixed.
+        Or a batch ``(B, N, C)`` of such arrays.
+      mean_scale: the part of the mean that is subtracted, of the shape of the feature axes;
+        1 is instance norm.
+      segments: the id of the graph of each node, see :func:`moments`. Without ids all nodes
+        of ``x``, or of each example of a batch, are one graph.
+      num_segments: the number of graphs.
       feature_axes: the axes of the channels.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -75,6 +77,7 @@ def graph_norm(
     [1.0, 1.0]
     """
     x = validation.floating(x)
+    # The nodes of all graphs may lie along axis 0, without a batch.
     features, nodes = spatial_axes(x.shape, feature_axes, "graph norm", packed=True)
     mean_scale = (validation.floating if jnp.iscomplexobj(x) else validation.real)(
         mean_scale, "mean_scale"
@@ -83,6 +86,7 @@ def graph_norm(
         raise ValueError(
             f"mean_scale must have the shape of the feature axes, {sizes}: got {mean_scale.shape}."
         )
+    # In bfloat16 the difference 1 - mean_scale would be rounded to 8 bits.
     dtype = np.promote_types(compute_dtype(x.dtype), compute_dtype(mean_scale.dtype))
     (remaining,) = aligned(x.shape, features, mean_scale=1 - mean_scale.astype(dtype))
     call = prepare(
@@ -121,25 +125,25 @@ def pair_norm(
 
     Pair normalization keeps the sum of all distances the same from layer to layer.
 
-    ``d = x - mean``, the mean of each channel over the nodes of each graph;
-    ``y = length * d / sqrt(mean(|d|**2) + epsilon)``, of the squared lengths of nodes: the sum over
-    all channels.
+    ``d = x - mean``, ``y = length * d / sqrt(mean(|d|**2) + epsilon)``. The mean of ``x`` is
+    taken for each channel over the nodes of each graph. ``|d|**2`` is the squared length of a
+    node: the sum of squares over all channels.
 
     Args:
-      x: floating array ``(N, C)``, the nodes of all graphs, one after the other or mixed, or ``(B,
-        N, C)``, a batch of such arrays.
-      length: the root mean square of the lengths of nodes in the output, the paper's s.
-      segments: ids that say which graph each node is of, see :func:`moments`; without them the
-        nodes of an ``x`` are one graph.
-      num_segments: how many graphs there are.
+      x: floating array ``(N, C)``: the nodes of all graphs, one after the other or mixed.
+        Or a batch ``(B, N, C)`` of such arrays.
+      length: the root mean square length of the nodes in the output, the paper's s.
+      segments: the id of the graph of each node, see :func:`moments`. Without ids all nodes
+        of ``x``, or of each example of a batch, are one graph.
+      num_segments: the number of graphs.
       feature_axes: the axes of the channels.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the mean square.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`.
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``x``.
@@ -163,6 +167,8 @@ def pair_norm(
     length = jnp.asarray(
         validation.number_or_traced("length", length), real_dtype(compute_dtype(x.dtype))
     )
+    # The length, which may be traced, becomes part of the gain: one factor fewer at
+    # each element.
     gain = (
         jnp.ones([x.shape[axis] for axis in features], length.dtype)
         if scale is None
@@ -187,9 +193,11 @@ def pair_norm(
 
 
 def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Stats:
-    """Change statistics so that a part of the mean remains.
+    """Change statistics so that a part of the mean remains in the output.
 
-    The mean less that part is subtracted, and its square belongs to the mean square.
+    With m the mean, r the remaining part of it, and d = x - (m - r m)::
+
+        mean(d) = r m,   mean(d**2) = var + |r m|**2
     """
     scaling, low_mean, var = stats
     mean = remaining.astype(low_mean.dtype) * (scaling.shift + low_mean)
@@ -197,8 +205,9 @@ def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Sta
 
 
 def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
-    """Sum the variances over channels: the squared lengths of nodes.
+    """Return the mean squared length of the nodes as the variance of each channel.
 
-    All channels have one power of two, so the sum is one of equal units.
+    It is the sum of the variances over channels. ``power_axes`` gives all channels of a graph
+    the same power of two, because only variances with one unit can be added.
     """
     return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.exponent_axes))

@@ -1,5 +1,7 @@
-"""Switchable norm: a learned blend of the statistics of instance, layer and batch norm, which are
-merged from the first.
+"""Switchable norm: a learned blend of the statistics of instance, layer and batch norm.
+
+Only the instance statistics are computed from ``x``. Merging them over the channels gives the
+layer statistics, and merging them over the batch gives the batch statistics.
 """
 
 from dataclasses import replace
@@ -53,28 +55,28 @@ def switchable_norm(
 
     ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. Means are blended with
     ``softmax(mean_logits)``, variances with ``softmax(var_logits)``. The layer statistics are the
-    instance statistics merged over the channels, the batch statistics are those merged over the
-    batch.
+    instance statistics merged over the channels. The batch statistics are the instance
+    statistics merged over the batch.
 
     Args:
       x: floating array ``(N, ..., C)`` with at least one axis between batch and features; the batch
         is axis 0.
       mean_logits: ``(3,)``, in the order instance, layer, batch.
       var_logits: ``(3,)``, in the same order.
-      running: Moments that stand in for those of the batch (evaluation).
+      running: Moments that replace the batch statistics, in evaluation.
       feature_axes: the axes of the features.
-      scale: gain of the shape of the feature axes, of any floating dtype, cast to that of the
-        statistics: float32 at least.
-      bias: shift of the same shape and dtypes.
+      scale: gain of the shape of the feature axes, of any floating dtype. It is cast to the
+        dtype of the statistics, which is float32 at least.
+      bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
-      where: boolean mask or float weights that broadcast against ``x``; what is masked out counts
-        for nothing and outputs 0.
-      **options: those of every norm, see :class:`NormOptions`; the batch extends over
+      where: boolean mask or float weights that broadcast against ``x``. Elements where it
+        is 0 do not count, even if they are NaN, and their outputs are 0.
+      **options: the options of every norm, see :class:`NormOptions`; the batch extends over
         ``axis_name``.
 
     Returns:
-      The output, of the shape of ``x``, and the Moments of the batch (``running`` where that is
-      given).
+      The output, of the shape of ``x``, and the Moments of the batch, or ``running`` if it is
+      given.
 
     Raises:
       TypeError: integer ``x``, complex logits; ``running`` that are no Moments, or complex ones for
@@ -116,6 +118,7 @@ def switchable_norm(
     if running is not None:
         running = applicable("running", running, x)
         running = like_batch(running, x.shape, features)
+    # None because no kernel computes a blend.
     selected = select(call.implementation, None, x).implementation
     y, batch = _switchable(selected, call.spec, features, spatial, *logits, running, call.operands)
     return y, batch if running is None else running
@@ -132,6 +135,10 @@ def _switchable(
     running,
     operands: Operands,
 ):
+    """Return the output and the Moments of the batch, for arguments that have been checked.
+
+    The backward pass computes the blend again, so that its residuals are the arguments.
+    """
     x, where, scale, bias, *_ = split_operands(spec, operands)
     x = mask_fill_split(spec, x, where)
     loops = loops_for(spec, implementation, where)
@@ -154,11 +161,15 @@ def _blended(
     bias,
     where,
 ):
-    """Normalize by blended statistics, as an instance norm whose scale and bias make up for it.
+    """Normalize by blended statistics.
 
-    (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift, of whatever e.
-    Means are blended as differences from their mean, so that no digits are lost to what all have in
-    common.
+    The blend is applied as an instance norm with another gain and shift. For every e::
+
+        (u - mean) * rstd = (u - instance.mean) / sqrt(instance.var + e) * gain + shift
+        gain = sqrt(instance.var + e) * rstd,   shift = (instance.mean - mean) * rstd
+
+    Means are blended relative to their common origin, so that a large common part of the means
+    costs no digits.
     """
     spec = loops.spec
     u, own = elements(loops, x, scaling), Spec(unsplit(x.shape, spatial))
@@ -185,7 +196,8 @@ def _blended(
         weight * part.var
         for weight, part in zip(var_weights, (instance, layer, batch), strict=True)
     )
-    # as a step from one of the means: weights that add up to 1 + 1e-7 then do no harm
+    # The blended mean is a step from the instance mean. In this form weights that add
+    # up to 1 + 1e-7 do no harm.
     step = sum(
         weight.astype(u.dtype) * (instance.mean - part.mean)
         for weight, part in zip(mean_weights[1:], (layer, batch), strict=True)

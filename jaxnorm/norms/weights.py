@@ -1,4 +1,4 @@
-"""Norms of kernels: weight norm and spectral norm."""
+"""Norms of learned matrices: weight norm and spectral norm."""
 
 import math
 from collections.abc import Sequence
@@ -36,19 +36,20 @@ def weight_norm(
 ) -> jax.Array:
     """Normalize the weights of each feature to a length (Salimans & Kingma 2016, arXiv 1602.07868).
 
-    ``kernel / sqrt(sum(kernel**2) + epsilon) * scale``, the sum over all axes but the features.
+    ``kernel / sqrt(sum(kernel**2) + epsilon) * scale``. The sum runs over all axes except the
+    feature axes.
 
     Args:
-      kernel: floating array, for example ``(..., in, out)``, whose elements are below 1e17 in
-        float32: squares of larger ones, and their gradients, leave its range, unless
-        ``full_range``.
-      scale: length of each feature's weights, of the shape of the feature axes and of any floating
-        dtype, cast to that of the sums: float32 at least.
+      kernel: floating array, for example ``(..., in, out)``. In float32 its elements must be
+        below 1e17 unless ``full_range`` is True: squares of larger elements, and their
+        gradients, leave the range of the dtype.
+      scale: length of each feature's weights, of the shape of the feature axes and of any
+        floating dtype. It is cast to the dtype of the sums, which is float32 at least.
       feature_axes: the axes that are not reduced; None or () reduces all.
       epsilon: added to the sum of squares.
-      dtype: dtype of the result; that of ``kernel`` by default.
+      dtype: dtype of the result; by default the dtype of ``kernel``.
       full_range: as in every norm, see :class:`NormOptions`.
-      implementation: as in every norm.
+      implementation: as in every norm, see :class:`NormOptions`.
 
     Returns:
       An array of the shape of ``kernel``.
@@ -64,10 +65,12 @@ def weight_norm(
     kernel = validation.floating(kernel, "kernel")
     features = kernel_features(feature_axes, kernel.ndim)
     reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
+    # An empty kernel has groups of no elements.
     size = max(reduction.group_size, 1)
     (factor,) = aligned(kernel.shape, features, scale=scale)
-    # sum(k**2) = size * mean(k**2): root mean square norm, with the root of the size moved into the
-    # gain
+    # Weight norm is RMS norm with another gain and epsilon, because
+    # sum(k**2) + e = size * (mean(k**2) + e / size).
+    # A traced epsilon may be half precision, in which e / size would be rounded.
     epsilon = validation.number_or_traced("epsilon", epsilon)
     epsilon = (
         epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon
@@ -87,7 +90,7 @@ def weight_norm(
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """The feature axes of a kernel; None and () both say that it has none."""
+    """Return the feature axes of a kernel, none of them for None and for ()."""
     return (
         ()
         if feature_axes is None or np.size(feature_axes) == 0
@@ -101,19 +104,20 @@ def spectral_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Divide weights by their largest singular value (Miyato et al. 2018, arXiv 1802.05957).
 
-    ``kernel / sigma``, sigma by power iteration.
+    ``kernel / sigma``. Sigma is the largest singular value, estimated by power iteration.
 
     Args:
-      kernel: real floating array of rank 2 or more, with elements of any size but subnormal ones,
-        which count as 0 on a CPU; the last axis is the output, the others are flattened.
+      kernel: real floating array of rank 2 or more. The last axis is the output; the other
+        axes are flattened. Elements may have any size, but subnormal ones count as 0 on a CPU.
       u: ``(1, out)``, the left vector of the last call, or random.
-      n_steps: power iterations in this call, at least 1.
-      epsilon: added to sums of squares, of a kernel whose largest element is between 1/2 and 1.
+      n_steps: the number of power iterations in this call, at least 1.
+      epsilon: added to sums of squares, after the kernel was divided by a power of two so that
+        its largest element is between 1/2 and 1.
 
     Returns:
       The kernel divided by sigma (by 1 where sigma is 0), the new ``u``, and ``sigma``, the last
-      two in float32 at least. The vectors are constants under differentiation, sigma is not. Of a
-      kernel that is 0 or not finite the ``u`` is the old one.
+      two in float32 at least. The vectors are constants under differentiation, sigma is not. A
+      kernel that is 0 or not finite leaves ``u`` as it was.
 
     Raises:
       TypeError: integer or complex ``kernel``, complex ``u``.
@@ -139,6 +143,7 @@ def spectral_norm(
         raise TypeError(f"u must be real: got {jnp.result_type(u)}.")
     u = jnp.asarray(u, compute_dtype(kernel.dtype))
     run = partial(_by_largest_singular_value, n_steps, epsilon)
+    # The vector and sigma belong to the whole kernel, so they are not sharded.
     whole = unsharded(kernel)
     return sharded_by_compiler(run, (jax.typeof(kernel).sharding, whole, whole))(kernel, u)
 
@@ -151,13 +156,18 @@ def _by_largest_singular_value(
     exponent = scale_exponent(
         jnp.abs(lax.stop_gradient(matrix)).max(initial=0), jnp.finfo(matrix.dtype).minexp
     )
-    matrix = scale_down(matrix, exponent)  # so that no square leaves the range
+    # With the largest element between 1/2 and 1 no sum of squares leaves the range.
+    matrix = scale_down(matrix, exponent)
+    # A zero vector stays zero in every step of the iteration, so start elsewhere.
     u = jnp.where((u != 0).any(), u, 1)
+    # At convergence the derivative of sigma = v A u' by A is v' u, so the singular
+    # vectors may be constants.
     constant, new = lax.stop_gradient((matrix, u))
     for _ in range(n_steps):
         v = weight_norm(new @ constant.T, feature_axes=0, epsilon=epsilon)
         new = weight_norm(v @ constant, feature_axes=0, epsilon=epsilon)
     sigma = (v @ matrix @ new.T)[0, 0]
+    # Division by this one undoes the power of two, where sigma is 0.
     one = scale_down(jnp.ones((), matrix.dtype), exponent)
     normalized = (
         (matrix / jnp.where(sigma != 0, sigma, one)).astype(kernel.dtype).reshape(kernel.shape)
