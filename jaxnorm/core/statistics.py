@@ -18,11 +18,11 @@ from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.arguments.keywords import out_of_sizes, with_hint
 from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.plan import find_stats, select, usual_loops
-from jaxnorm.engine.collectives import across, number_of_devices, vary, varying_axes
+from jaxnorm.engine.collectives import across, vary, varying_axes
+from jaxnorm.engine.counts import low_parts_of_count
 from jaxnorm.engine.groups import (
     Scaling,
     broadcast_stats,
-    count_elements,
     in_segments,
     mask_fill,
     mask_fill_split,
@@ -271,7 +271,7 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
     """
     scaling, low_mean, var = stats
     count = jnp.full_like(var, total_weight(spec, scaling))
-    low_count = _low_parts_of_count(spec, scaling, count)
+    low_count = low_parts_of_count(usual_loops(spec), scaling.where, scaling.scatter_indices, count)
     mean, rest = (
         (low_mean, jnp.zeros_like(low_mean))
         if scaling.shift is None
@@ -282,27 +282,6 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
     found = Moments(count, scale_down(mean, up), scale_down(scale_down(var, up), up), low)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, var.shape).reshape(spec.stats_shape), found
-    )
-
-
-def _low_parts_of_count(spec: Spec, scaling: Scaling, count: jax.Array) -> tuple:
-    """Return the low parts of a count; 0 for weights, whose sum is rounded anyway."""
-    where = scaling.where
-    if where is not None and where.dtype != jnp.bool_:
-        return (np.zeros((), count.dtype),) * 2
-    if where is None and scaling.scatter_indices is None:
-        size = spec.reduction.group_size * number_of_devices(spec.axis_name)
-        rest = size - int(np.asarray(size, count.dtype)) if isinstance(size, int) else 0
-        return np.asarray(rest, count.dtype), np.zeros((), count.dtype)
-    return low_parts(
-        sum_parts(
-            parts_of_count(
-                count_elements(usual_loops(spec), where, scaling.scatter_indices), (), count.dtype
-            ),
-            (),
-            spec.axis_name,
-        ),
-        count,
     )
 
 

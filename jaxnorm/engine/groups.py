@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
+from jaxnorm.engine.counts import group_weight
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.spec import Operands, Spec
@@ -117,35 +118,6 @@ def total_weight(spec: Spec, scaling: "Scaling") -> jax.Array | float:
     return float(found) if isinstance(found, int) else jnp.asarray(found, float)
 
 
-def count_elements(
-    loops: PlainLoops, where: jax.Array | None, scatter_indices: ScatterIndices | None
-) -> jax.Array:
-    """Count the elements of each group on this device, without the masked ones."""
-    if where is None:
-        ones = jnp.ones((1,) * len(loops.spec.reduction.split_shape), jnp.int32)
-        return over_mask(loops, ones, scatter_indices)
-    return over_mask(loops, where.astype(jnp.int32), scatter_indices)
-
-
-def over_mask(
-    loops: PlainLoops, where: jax.Array, scatter_indices: ScatterIndices | None
-) -> jax.Array:
-    """Sum a mask or weights over each group, in their dtype, without a loop over x."""
-    spec = loops.spec
-    # an axis of size one is broadcast: multiply by its length instead of a loop over it
-    repeated = [
-        spec.reduction.split_shape[axis] for axis in spec.whole_axes if where.shape[axis] == 1
-    ]
-    by = partial(jnp.sum, dtype=where.dtype)
-    sums = loops.reduce_axes(where, spec.whole_axes, by)
-    sums = (
-        sums
-        if scatter_indices is None
-        else spec.segments.reduce(sums, scatter_indices, jax.ops.segment_sum)
-    )
-    return sums * jnp.asarray(math.prod(repeated), where.dtype)
-
-
 def total(loops: PlainLoops, values: jax.Array, scaling: "Scaling") -> jax.Array:
     """Sum values over each group, by weight; masked values must be 0 already."""
     where = scaling.where
@@ -198,7 +170,7 @@ def find_scaling(
     x, lowest = lax.stop_gradient(x), loops.spec.lowest_exponent(x.dtype, epsilon)
     scaling = Scaling(None, None, None, where, scatter_indices)
     if where is not None or scatter_indices is not None:
-        weight = _weight(loops, where, scatter_indices, real_dtype(compute_dtype(x.dtype)))
+        weight = group_weight(loops, where, scatter_indices, real_dtype(compute_dtype(x.dtype)))
         scaling = scaling._replace(n=weight)
     if lowest is not None:
         scaling = scaling._replace(exponent=_find_exponent(loops, x, scatter_indices, lowest))
@@ -207,16 +179,6 @@ def find_scaling(
     # without a shift yet, the elements are x / 2**exponent
     sums = total(loops, elements(loops, x, scaling), scaling)
     return scaling._replace(shift=loops.divide(sums, total_weight(loops.spec, scaling), sums))
-
-
-def _weight(
-    loops: PlainLoops, where: jax.Array | None, scatter_indices: ScatterIndices | None, dtype
-) -> jax.Array:
-    if where is None or where.dtype == jnp.bool_:
-        weight = count_elements(loops, where, scatter_indices).astype(dtype)
-    else:
-        weight = over_mask(loops, where.astype(dtype), scatter_indices)
-    return across(lax.psum, weight, loops.spec.axis_name)
 
 
 def _find_exponent(

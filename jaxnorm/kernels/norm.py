@@ -17,8 +17,9 @@ import numpy as np
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.engine import reference
+from jaxnorm.engine.counts import count_elements
 from jaxnorm.engine.derivatives import CLOSED_FORM
-from jaxnorm.engine.groups import Scaling, count_elements, mask_fill
+from jaxnorm.engine.groups import Scaling, mask_fill
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
