@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+from reach import ROOT, reached
 from selection import of_each
+
+TESTS = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/*/test_*.py"))]
 
 
 def row(test: str, *params: str, slow: bool = False, **values):
@@ -35,3 +39,30 @@ def test_a_row_by_each_implementation_of_cases_not_met_before():
     ]
     assert len(once) + len(rest) == len(rows)
     assert of_each(rows, 2) == (rows, [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "among", "not_among"),
+    [
+        ("jaxnorm/data/files.py", "data/test_fit.py", "laws/test_masks.py"),
+        ("jaxnorm/nnx/batch.py", "modules/test_nnx.py", "laws/test_masks.py"),
+        ("jaxnorm/experiments/runs.py", "project/test_runs.py", "modules/test_nnx.py"),
+        ("tests/recurrent_cases.py", "recurrent/test_ragged.py", "laws/test_masks.py"),
+        ("tests/laws/test_masks.py", "laws/test_masks.py", "laws/test_groups.py"),
+    ],
+)
+def test_tests_that_a_change_can_reach(changed, among, not_among):
+    found = reached(TESTS, [changed])
+    assert f"tests/{among}" in found
+    assert f"tests/{not_among}" not in found
+
+
+@pytest.mark.parametrize(
+    "changed", ["jaxnorm/kernels/cpu/forward.cc", "jaxnorm/__init__.py", "tests/conftest.py"]
+)
+def test_what_all_tests_depend_on_reaches_them_all(changed):
+    assert reached(TESTS, ["README.md", changed]) == TESTS
+
+
+def test_documents_need_no_sweeps():
+    assert reached(TESTS, ["README.md", "docs/guides/speed.md", "bench/speed.py"]) == []
