@@ -66,13 +66,13 @@ def backward_of_row(spec, x, shift, low_mean, var, dy, scale, dlow_mean, dvar, d
     dscale[...] = dy[...] * deviation * r
 
 
-def forward(static, arguments):
+def run_forward(static, arguments):
     x, scale, bias, _ = arguments
     run = partial(forward_of_row, static.spec)
     return Found(*rows(run, x, (scale, bias), (x.shape[-1], 1, 1, 1)), exponent=None)
 
 
-def backward(static, residuals, cotangents):
+def run_backward(static, residuals, cotangents):
     (x, shift, low_mean, var, _, scale, _), (dy, dlow_mean, dvar) = residuals, cotangents
     zero = lambda a: jnp.zeros_like(var) if a is None else a
     others = (shift, low_mean, var, dy, scale, zero(dlow_mean), zero(dvar))
@@ -80,5 +80,5 @@ def backward(static, residuals, cotangents):
     return dx, *(summed_like(static.loops, scale, values) for values in (dscale, dy))
 
 
-kernels = NormKernels("toy_rows", forward={"cpu": forward}, backward={"cpu": backward})
+kernels = NormKernels("toy_rows", forward={"cpu": run_forward}, backward={"cpu": run_backward})
 forward, derivative = kernels.forward, kernels.derivative

@@ -1,4 +1,4 @@
-"""The one door to every norm: arguments are prepared once, and run.
+"""Prepare the arguments of a norm once, then run it.
 
 call = prepare(x, reduction, features, scale=scale, bias=bias, epsilon=epsilon, where=where)
 y = run(call)
@@ -29,7 +29,7 @@ class Call:
     """A norm and its arguments, all of them checked.
 
     Attributes:
-      spec: what is static.
+      spec: the static arguments.
       operands: the arrays.
       implementation: the name that the caller asks for; None for the rule of core/plan.py.
     """
@@ -38,7 +38,7 @@ class Call:
     operands: Operands
     implementation: str | None = None
 
-    def plan(self) -> Plan:
+    def select(self) -> Plan:
         """Return which implementation runs.
 
         Raises:
@@ -47,12 +47,12 @@ class Call:
         operation = "norm" if self.spec.ordinary else None
         return select(self.implementation, operation, self.operands.x, self.spec, self.operands)
 
-    def explain(self) -> Plan:
+    def plan(self) -> Plan:
         """Return the plan, which also says how gradients are computed.
 
         Nothing is computed for it.
         """
-        found = self.plan()
+        found = self.select()
         types = jax.eval_shape(partial(split_operands, self.spec), self.operands)
         return replace(
             found, derivative=describe_derivative(found.implementation, self.spec, types)
@@ -95,7 +95,7 @@ def prepare(
       where: boolean mask or float weights.
       mask_name: what errors call ``where``.
       centered: whether the mean is subtracted.
-      correction: what the count is reduced by in the variance.
+      correction: number that is subtracted from the count in the variance.
       epsilon_in: whether epsilon is added to the variance or to its root.
       axis_name: device or vmap axes that are reduced as well.
       full_range: whether each group is divided by a power of two first.
@@ -103,8 +103,8 @@ def prepare(
       dtype: of the output.
       segments: ids along the first reduction axis.
       num_segments: how many segments there are.
-      adjust: what becomes of the statistics before they are applied, see :class:`Spec`.
-      param: what ``adjust`` takes.
+      adjust: function that changes the statistics before they are applied, see :class:`Spec`.
+      param: the last argument of ``adjust``.
       exponent_axes: the axes along which all groups have one scale exponent.
 
     Raises:
@@ -203,28 +203,28 @@ def _spec(
     epsilon = validation.number("epsilon", epsilon)
     return Spec(
         reduction,
-        axis_name,
-        centered,
-        epsilon,
-        correction,
-        epsilon_in,
-        output,
-        full_range,
-        segments,
-        adjust,
-        exponent_axes,
+        axis_name=axis_name,
+        centered=centered,
+        epsilon=epsilon,
+        correction=correction,
+        epsilon_in=epsilon_in,
+        dtype=output,
+        full_range=full_range,
+        segments=segments,
+        adjust=adjust,
+        exponent_axes=exponent_axes,
     )
 
 
 def run(call: Call) -> jax.Array:
     """Return the output of a prepared call."""
-    implementation = call.plan().implementation
+    implementation = call.select().implementation
     return _run(call.spec, implementation, call.operands)
 
 
 def run_with_moments(call: Call) -> tuple[jax.Array, Moments]:
     """Return the output of a prepared call, and the Moments of its groups."""
-    implementation = call.plan().implementation
+    implementation = call.select().implementation
     return _run_with_moments(call.spec, implementation, call.operands)
 
 

@@ -244,7 +244,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.plan(jnp.ones((4, 3)), "n [c]", implementation="xla")
     xla
-      gradients by the closed form, in plain JAX, which recomputes the statistics
+      gradients: a formula in plain JAX, which recomputes the statistics
       not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
     """
@@ -255,7 +255,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     given.arguments.update(out_of_sizes(sizes, axes, **named))
     x = validation.floating(x)
     reduction = with_hint(OF_STANDARDIZE, resolve, axes, x.shape, sizes)
-    return prepare(x, reduction, **given.arguments).explain()
+    return prepare(x, reduction, **given.arguments).plan()
 
 
 OF_NORMALIZE, OF_STANDARDIZE = (

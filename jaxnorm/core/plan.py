@@ -16,12 +16,13 @@ from jaxnorm.engine.xla import XlaCpuLoops
 from jaxnorm.kernels import PLAIN, Family
 from jaxnorm.kernels.placement import known
 
-# The module of plain JAX, loaded when it first runs: of "reference", and of "xla", which puts
-# barriers between passes, merges axes and recomputes statistics.
+# The module of both implementations in plain JAX, loaded when it first runs. "xla" adds
+# optimization barriers, merged axes and recomputed statistics.
 PLAIN_JAX = "jaxnorm.engine.derivatives"
 VARIABLE = "JAXNORM_IMPLEMENTATION"
 # From so many rows on, XLA's CPU back-end makes one loop of everything that is done with a row.
 MANY_GROUPS = 4096
+SLOWER = "it takes as long or longer, for the same result"
 NOUNS: dict[str | None, str] = {"moments": "statistics alone", "lstm": "this network"}
 # Elements of a group: with fewer, storing the low part of the mean costs more than recomputing
 # it.
@@ -47,7 +48,7 @@ class Plan:
         return "\n".join(
             [
                 self.implementation,
-                *([f"  gradients by {self.derivative}"] if self.derivative else []),
+                *([f"  gradients: {self.derivative}"] if self.derivative else []),
                 *(f"  not {name}: {reason}" for name, reason in self.others.items()),
             ]
         )
@@ -73,25 +74,40 @@ def select(requested: str | None, operation: str | None, x: jax.Array, *argument
         raise ValueError(
             f"implementation must be None, {listed} or {names[-1]!r}: got {requested!r}."
         )
+    # most programs do not set the variable, and this is asked at every call
     named = requested or (from_environment() if os.environ.get(VARIABLE) else None)
+    if named is None:
+        return _by_rule(operation, x, arguments)
+    asked = f"implementation={named!r} is asked for"
+    why = asked if requested else f"{VARIABLE}={named} asks for {named}"
+    others = {other: why for other in names if other != named}
     if named in PLAIN:
-        asked = f"implementation={named!r} is asked for"
-        why = asked if requested else f"{VARIABLE}={named} asks for {named}"
-        return Plan(named, {other: why for other in names if other != named})
+        return Plan(named, others)
+    reason = _obstacle(kernels.TABLE[named], operation, x, arguments)
+    if reason is None:
+        return Plan(named, others)
+    if requested:
+        raise ValueError(f"implementation={named!r} {reason}. Leave implementation out.")
+    others = {name: each for name, each in others.items() if name not in PLAIN}
+    return Plan("xla", {"reference": SLOWER, **others, named: reason})
+
+
+def _by_rule(operation: str | None, x: jax.Array, arguments: tuple) -> Plan:
+    """Return the first kernels of the table that take these arguments, or plain JAX."""
     reasons: dict[str, str] = {}
-    considered: tuple[str, ...] = tuple(kernels.TABLE) if named is None else (named,)
-    for name in considered:
-        family = kernels.TABLE[name]
-        reason = (named is None and _left_aside(family, x)) or _obstacle(
-            family, operation, x, arguments
-        )
-        if not reason:
-            takes = "a kernel takes these arguments"
-            return Plan(name, {**{other: takes for other in names if other != name}, **reasons})
-        if requested:
-            raise ValueError(f"implementation={name!r} {reason}. Leave implementation out.")
-        reasons[name] = reason
-    return Plan("xla", {"reference": "it takes as long or longer, for the same result", **reasons})
+    chosen = None
+    for name, family in kernels.TABLE.items():
+        reason = _left_aside(family, x)
+        if reason is None and chosen is not None:
+            reason = f"{chosen} comes first in the table of kernels"
+        reason = reason or _obstacle(family, operation, x, arguments)
+        if reason is None:
+            chosen = name
+        else:
+            reasons[name] = reason
+    if chosen is None:
+        return Plan("xla", {"reference": SLOWER, **reasons})
+    return Plan(chosen, {**dict.fromkeys(PLAIN, "a kernel takes these arguments"), **reasons})
 
 
 def _left_aside(family: Family, x: jax.Array) -> str | None:
@@ -138,7 +154,7 @@ def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> 
 
 
 def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) -> Any:
-    """Return the Stats, by what :func:`select` names; of segments, if there are places."""
+    """Return the Stats, by what :func:`select` names; of segments, if scatter indices are given."""
     if implementation not in PLAIN:
         module = import_module(kernels.TABLE[implementation].modules["moments"])
         return module.statistics(usual_loops(spec), x, where)
@@ -152,12 +168,15 @@ def usual_loops(spec: Spec) -> PlainLoops:
 
 
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:
-    """Return the loops that plain JAX takes: for "reference", and for segments, the usual ones.
+    """Return the loops that plain JAX takes.
 
-    On a CPU backward recomputes, in a fused loop for each gradient, for rows whose scale and bias
-    are absent or differ at every element. XLA fuses the passes by itself over MANY_GROUPS rows or
-    more without a mask within rows; all others have optimization barriers between them. A split
-    last axis of other groups is merged, for loops as fast as the loops of instance norm.
+    "reference" and segments take the usual loops. On a CPU, "xla" takes loops that
+
+    - recompute statistics in backward, in a fused loop for each gradient, for rows whose scale and
+      bias are absent or differ at every element;
+    - have optimization barriers between passes, but for MANY_GROUPS rows or more without a mask
+      within rows, whose passes XLA fuses by itself;
+    - merge a split last axis, but for rows: group norm then takes as long as instance norm.
     """
     loops = usual_loops(spec)
     if implementation == "reference" or spec.segments is not None:
@@ -171,7 +190,7 @@ def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> 
     recompute = spec.reduces_trailing_axes and (scale is bias is None or alike <= 1)
     in_one_loop = (
         spec.reduces_trailing_axes
-        and spec.is_of_groups(where)
+        and spec.treats_groups_alike(where)
         and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
     )
     merge_last_axis = not spec.reduces_trailing_axes and len(reduction.parts[-1]) > 1

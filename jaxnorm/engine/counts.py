@@ -60,7 +60,7 @@ def low_parts_of_count(
     scatter_indices: ScatterIndices | None,
     count: jax.Array,
 ) -> tuple:
-    """Return what a count lacks by rounding, in two parts.
+    """Return the rounding error of a count, in two parts.
 
     They are 0 for weights, whose sum is rounded anyway.
     """

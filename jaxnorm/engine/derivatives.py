@@ -33,7 +33,7 @@ from jaxnorm.engine.spec import Operands, Spec
 
 __all__ = ["describe", "forward", "statistics"]  # the entry points of core/plan.py
 
-CLOSED_FORM = "the closed form, in plain JAX"
+CLOSED_FORM = "a formula in plain JAX"
 
 
 def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
@@ -44,14 +44,14 @@ def forward(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
 def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, Stats]:
     """Run :func:`forward` for x that is already 0 where it is masked out."""
     x, where, scale, bias, *_ = operands
-    if reason_for_steps(loops.spec, operands) is not None:
+    if why_in_steps(loops.spec, operands) is not None:
         return forward_in_steps(loops, operands)
     scaling = find_scaling(loops, x, where)
     y, low_mean, var = normalized(loops, x, scaling, scale, bias)
     return y, Stats(scaling, low_mean, var)
 
 
-def reason_for_steps(spec: Spec, operands: Operands) -> str | None:
+def why_in_steps(spec: Spec, operands: Operands) -> str | None:
     """Say why statistics and output are steps with a derivative each; None if they are one."""
     if spec.segments is not None:
         return "groups are segments"
@@ -60,7 +60,7 @@ def reason_for_steps(spec: Spec, operands: Operands) -> str | None:
     return None if operands.epsilon is None else "epsilon is traced"
 
 
-def reason_for_jax(spec: Spec) -> str | None:
+def why_transposed_by_jax(spec: Spec) -> str | None:
     """Say why JAX transposes the tangent; None if the closed form is its transpose."""
     if spec.axis_name is not None:
         return "groups extend over devices"
@@ -71,7 +71,7 @@ def reason_for_jax(spec: Spec) -> str | None:
 
 def describe(loops: PlainLoops, operands: Operands) -> str:
     """Say in words how reverse mode computes the gradients."""
-    if reason := reason_for_steps(loops.spec, operands) or reason_for_jax(loops.spec):
+    if reason := why_in_steps(loops.spec, operands) or why_transposed_by_jax(loops.spec):
         return f"JAX's transpose of the formulas, since {reason}"
     return CLOSED_FORM + (", which recomputes the statistics" if loops.recompute else "")
 
@@ -129,7 +129,7 @@ def _normalized_jvp(loops, primals, tangents):
     if kinds[0] == kinds[1]:
         bias = scale  # only its shape and dtype are read: store one array
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
-    if reason_for_jax(loops.spec) is not None:
+    if why_transposed_by_jax(loops.spec) is not None:
         return (y, low_mean, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
     return (y, low_mean, var), _linear(loops.recompute)(loops, residuals, inputs)
 
@@ -169,17 +169,17 @@ def backward_of_rows(loops: PlainLoops, residuals: Residuals, gradients: tuple) 
     # barrier, or XLA would write shared values to memory.
     (x, stats, scale, bias), (dy, *dstats) = residuals, gradients
     dtype = compute_dtype(x.dtype)
-    own_x, own_dy, own_scale = loops.alone(x, dy, scale)
+    own_x, own_dy, own_scale = loops.always_isolate(x, dy, scale)
     own_dy = times(split(loops, own_dy, dtype), own_scale)
     dx = backward(loops, Residuals(own_x, stats, None, None), (own_dy, *dstats)).x
     dscale = dbias = None
     if scale is not None:
-        own_x, own_dy = loops.alone(x, dy)
+        own_x, own_dy = loops.always_isolate(x, dy)
         wide = loops.of(replace(loops.spec, dtype=dtype))
         y, _ = reference.forward(wide, own_x, stats.scaling.where, None, None)
         values = split(loops, own_dy, dtype) * split(loops, y, dtype)
         dscale = summed_like(loops, scale, values)
     if bias is not None:
-        (own_dy,) = loops.alone(dy)
+        (own_dy,) = loops.always_isolate(dy)
         dbias = summed_like(loops, bias, split(loops, own_dy, dtype))
     return Inputs(dx, dscale, dbias)

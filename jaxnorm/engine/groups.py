@@ -71,16 +71,16 @@ def apply_weights(loops: PlainLoops, values: jax.Array, where: jax.Array | None)
     """
     spec = loops.spec
     if where is None or (
-        where.dtype == jnp.bool_ and spec.axis_name is None and spec.is_of_groups(where)
+        where.dtype == jnp.bool_ and spec.axis_name is None and spec.treats_groups_alike(where)
     ):
         return values
     return values * loops.broadcast_to_elements(loops.as_factor(where)).astype(values.dtype)
 
 
 def mask_fill_split(spec: Spec, values: jax.Array, where: jax.Array | None) -> jax.Array:
-    """Apply :func:`hide` to an array of the shape of x.
+    """Apply :func:`mask_fill` to an array of the shape of x.
 
-    Its residual is the mask as it was given.
+    The backward pass stores the mask as it was given, and not as large as x.
     """
     if where is None:
         return values
@@ -132,7 +132,7 @@ def mean(
 ) -> jax.Array:
     """Return the mean over each group, by weight; it is 0 for an empty group.
 
-    With ``nonconstant`` the mean of a constant is exact, see :meth:`XlaCpuLoops.divide`.
+    ``nonconstant`` keeps the compiler from rounding the division, see :meth:`XlaCpuLoops.divide`.
     """
     weight = total_weight(loops.spec, scaling)
     return loops.divide(total(loops, values, scaling), weight, nonconstant)
@@ -189,7 +189,7 @@ def _find_exponent(
     Dividing by 2**exponent is exact, and leaves the elements below 4.
     """
     spec = loops.spec
-    (own_x,) = loops.alone(x)
+    (own_x,) = loops.always_isolate(x)
     values = split(loops, own_x, compute_dtype(x.dtype))
     size = (
         jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag))
@@ -222,14 +222,14 @@ def elements(
         broadcast_stats(loops, a, scaling.scatter_indices)
         for a in (exponent, scaling.shift, low_mean)
     ]
-    x, scale, shift, low_mean = loops.own(loops.split(x), *stats)
+    x, scale, shift, low_mean = loops.isolate(loops.split(x), *stats)
     u = scaled(loops, x, scale)
     u = u if shift is None else u - shift
     return u if low_mean is None else u - low_mean
 
 
 def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Multiply x, split for loops, by an :func:`inverse_power`."""
+    """Multiply x, split for loops, by an :func:`inverse_scale`."""
     u = split(loops, x, compute_dtype(x.dtype))
     return u if scale is None else u * scale.astype(u.dtype)
 
@@ -247,7 +247,7 @@ def inverse_scale(loops: PlainLoops, exponent: jax.Array | None, dtype) -> jax.A
     """Return ``1 / 2**exponent``, for a loop over x."""
     if exponent is None:
         return None
-    return loops.before_own(power_of_two(-exponent.astype(jnp.int32), dtype))
+    return loops.compute_first_if_isolated(power_of_two(-exponent.astype(jnp.int32), dtype))
 
 
 def power_of_two(exponent: jax.Array, dtype) -> jax.Array:

@@ -38,12 +38,12 @@ class PlainLoops:
         """Return the loops over an array with one more axis in front."""
         return self.of(self.spec.batched(size))
 
-    def own(self, *arrays: jax.Array | None) -> tuple:
-        """Return the arrays for a loop of their own, which shares nothing with the next."""
+    def isolate(self, *arrays: jax.Array | None) -> tuple:
+        """Return the arrays so that the compiler shares nothing made of them with other loops."""
         return arrays
 
-    def alone(self, *arrays: jax.Array | None) -> tuple:
-        """Return the arrays as :meth:`own` does, whatever the other loops share."""
+    def always_isolate(self, *arrays: jax.Array | None) -> tuple:
+        """Return the arrays as :meth:`isolate` does, also where loops are fused."""
         return arrays
 
     def split(self, values: jax.Array) -> jax.Array:
@@ -77,12 +77,12 @@ class PlainLoops:
         """Return ``function`` of numbers and arrays with one element for each group."""
         return function
 
-    def before(self, values: jax.Array) -> jax.Array:
-        """Return values with one element for each group, for loops that come after."""
+    def compute_first(self, values: jax.Array) -> jax.Array:
+        """Return one value for each group, so that no loop over elements computes it again."""
         return values
 
-    def before_own(self, values: jax.Array) -> jax.Array:
-        """Return the values as :meth:`before` does, where loops have own arrays."""
+    def compute_first_if_isolated(self, values: jax.Array) -> jax.Array:
+        """Return the values as :meth:`compute_first` does, where :meth:`isolate` isolates."""
         return values
 
     def as_factor(self, where: jax.Array) -> jax.Array:

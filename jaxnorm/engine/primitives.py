@@ -72,14 +72,14 @@ def linear(
     ad.primitive_transposes[backward] = partial(_transpose, forward, math.inf)
 
     def call(static, residuals, arguments):
-        stored, given = jax.tree.flatten(residuals)
-        leaves, taken = jax.tree.flatten(arguments)
+        stored, residual_tree = jax.tree.flatten(residuals)
+        leaves, argument_tree = jax.tree.flatten(arguments)
         varying = frozenset().union(*map(varying_axes, (*stored, *leaves)))
         trees = {
             "static": static,
-            "given": given,
-            "taken": taken,
-            "made": jax.tree.structure((0,) * results),
+            "residual_tree": residual_tree,
+            "argument_tree": argument_tree,
+            "result_tree": jax.tree.structure((0,) * results),
         }
         return tuple(forward.bind(*stored, *(vary(a, varying) for a in leaves), **trees))
 
@@ -138,27 +138,30 @@ def differentiable(
     by_platform = {platform: adapted(kernel) for platform, kernel in kernels.items()}
     _define(primitive, adapted(function), batched, adapted(results_like), by_platform)
 
-    def jvp(primals, tangents, *, static, taken, **trees):
+    def jvp(primals, tangents, *, static, argument_tree, **trees):
         filled = [
             _zero(p) if isinstance(t, ad.Zero) else t
             for p, t in zip(primals, tangents, strict=True)
         ]
         return tuple(
-            map(jax.tree.leaves, tangent(static, taken.unflatten(primals), taken.unflatten(filled)))
+            map(
+                jax.tree.leaves,
+                tangent(static, argument_tree.unflatten(primals), argument_tree.unflatten(filled)),
+            )
         )
 
     ad.primitive_jvps[primitive] = jvp
 
     def call(static, arguments):
-        leaves, taken = jax.tree.flatten(arguments)
+        leaves, argument_tree = jax.tree.flatten(arguments)
         none = jax.tree.structure(())
         return tuple(
             primitive.bind(
                 *leaves,
                 static=static,
-                given=none,
-                taken=taken,
-                made=jax.tree.structure((0,) * results),
+                residual_tree=none,
+                argument_tree=argument_tree,
+                result_tree=jax.tree.structure((0,) * results),
             )
         )
 
@@ -166,7 +169,7 @@ def differentiable(
 
 
 # the static arguments of a norm, and the trees of residuals, arguments and results
-STATIC = ("static", "given", "taken", "made")
+STATIC = ("static", "residual_tree", "argument_tree", "result_tree")
 
 
 def zeros(shape: tuple[int, ...], dtype, *arrays: jax.Array) -> jax.Array:
@@ -182,11 +185,11 @@ def _define(primitive, function, batched, results_like=None, kernels: Kernels = 
     primitive.def_impl(jax.disable_jit(False)(bind if kernels else plain))
     typed = flat(results_like) if results_like else plain
     primitive.def_abstract_eval(partial(_types, typed))
-    elsewhere = mlir.lower_fun(plain, multiple_results=True)
-    mlir.register_lowering(primitive, elsewhere)
+    plain_lowering = mlir.lower_fun(plain, multiple_results=True)
+    mlir.register_lowering(primitive, plain_lowering)
     for platform, kernel in kernels.items():
-        there = mlir.lower_fun(flat(kernel), multiple_results=True)
-        lowering = partial(_unless_exported, there, elsewhere)
+        kernel_lowering = mlir.lower_fun(flat(kernel), multiple_results=True)
+        lowering = partial(_unless_exported, kernel_lowering, plain_lowering)
         mlir.register_lowering(primitive, lowering, platform=platform)
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
@@ -194,21 +197,24 @@ def _define(primitive, function, batched, results_like=None, kernels: Kernels = 
 def _unless_exported(kernel, plain, context, *arrays, **trees):
     """Lower to the kernel, or to plain JAX where a program is exported.
 
-    An exported program may run where there are no kernels, and JAX exports no calls of any.
+    JAX cannot export the call of a kernel, and where the program runs there may be none.
     """
     exported = context.module_context.lowering_parameters.for_export
     return (plain if exported else kernel)(context, *arrays, **trees)
 
 
-def _flat(function, *leaves, static, given, taken, made):
+def _flat(function, *leaves, static, residual_tree, argument_tree, result_tree):
     residuals, arguments = (
-        given.unflatten(leaves[: given.num_leaves]),
-        taken.unflatten(leaves[given.num_leaves :]),
+        residual_tree.unflatten(leaves[: residual_tree.num_leaves]),
+        argument_tree.unflatten(leaves[residual_tree.num_leaves :]),
     )
-    results, places = function(static, residuals, arguments), made.unflatten(range(made.num_leaves))
+    results, indices = (
+        function(static, residuals, arguments),
+        result_tree.unflatten(range(result_tree.num_leaves)),
+    )
     shown = jax.tree.map(
-        lambda place, result: None if place is None else result,
-        places,
+        lambda index, result: None if index is None else result,
+        indices,
         results,
         is_leaf=lambda a: a is None,
     )
@@ -230,7 +236,7 @@ def _zero(a):
 def _jvp(primitive, plain, primals, tangents, **trees):
     # f(residuals, arguments) is linear in the arguments: without tangents of the residuals its
     # tangent is f(residuals, tangents)
-    count = trees["given"].num_leaves
+    count = trees["residual_tree"].num_leaves
     results = primitive.bind(*primals, **trees)
     filled = [
         _zero(p) if isinstance(t, ad.Zero) else t for p, t in zip(primals, tangents, strict=True)
@@ -240,23 +246,35 @@ def _jvp(primitive, plain, primals, tangents, **trees):
     return results, jax.jvp(partial(plain, **trees), primals, tuple(filled))[1]
 
 
-def _transpose(other, needed, cotangents, *leaves, static, given, taken, made):
+def _transpose(
+    other, needed, cotangents, *leaves, static, residual_tree, argument_tree, result_tree
+):
     """Run the other primitive on the cotangents.
 
     A cotangent that is zero is passed as None, except for the first ``needed`` ones, which must be
     arrays.
     """
     filled = [
-        (None if place >= needed else jnp.zeros(c.aval.shape, c.aval.dtype))
+        (None if index >= needed else jnp.zeros(c.aval.shape, c.aval.dtype))
         if isinstance(c, ad.Zero)
         else c
-        for place, c in enumerate(cotangents)
+        for index, c in enumerate(cotangents)
     ]
-    residuals, (shown, made) = leaves[: given.num_leaves], jax.tree.flatten(made.unflatten(filled))
+    residuals, (shown, result_tree) = (
+        leaves[: residual_tree.num_leaves],
+        jax.tree.flatten(result_tree.unflatten(filled)),
+    )
     varying = frozenset().union(*map(varying_axes, (*residuals, *shown)))
     shown = [vary(c, varying) for c in shown]
-    return [None] * given.num_leaves + list(
-        other.bind(*residuals, *shown, static=static, given=given, taken=made, made=taken)
+    return [None] * residual_tree.num_leaves + list(
+        other.bind(
+            *residuals,
+            *shown,
+            static=static,
+            residual_tree=residual_tree,
+            argument_tree=result_tree,
+            result_tree=argument_tree,
+        )
     )
 
 

@@ -112,7 +112,7 @@ def estimate(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> tuple[jax.Arr
         square = mean(loops, abs_squared(elements(loops, x, scaling)), scaling)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
     low_mean = find_low_mean(loops, x, scaling)
-    (own_x,), (own_low_mean,) = loops.own(x), loops.own(low_mean)
+    (own_x,), (own_low_mean,) = loops.isolate(x), loops.isolate(low_mean)
     square = mean(
         loops, abs_squared(elements_that_count(loops, own_x, scaling)), scaling, scaling.shift
     )
@@ -180,7 +180,7 @@ def apply(
 ) -> jax.Array:
     """Normalize, scale and shift the elements.
 
-    Where ``known`` is false, statistics that were given are not known, and the output is the bias.
+    Where ``known`` is false the statistics are ignored, and the output is the bias.
     """
     scaling, low_mean, var = stats
     r = rstd(loops, scaling, var)
@@ -294,14 +294,14 @@ def backward(loops: PlainLoops, residuals: Residuals, gradients: tuple) -> Input
     shared = spec.shared_axes(scale, bias)
     rest = tuple(axis for axis in spec.axes if axis not in shared)
     as_values = partial(split, loops, dtype=r.dtype)
-    own_x, own_dy = loops.own(x, dy)
-    sum_dy = loops.reduce(as_values(*loops.own(dy)), shared)
+    own_x, own_dy = loops.isolate(x, dy)
+    sum_dy = loops.reduce(as_values(*loops.isolate(dy)), shared)
     sum_dy_u = loops.reduce(as_values(own_dy) * elements(loops, own_x, scaling), shared)
     # from the sums: most elements would lose a low_mean smaller than their last digit
     sum_dy_u = sum_dy_u - low_mean * sum_dy
     (dvar_of_y,) = rstd_vjp(loops.reduce_axes(gain * sum_dy_u, rest))
     slope = 2 * loops.divide(dvar_of_y if dvar is None else dvar_of_y + dvar, weight, r)
-    own_x, slope = loops.own(x, loops.broadcast_to_elements(slope))
+    own_x, slope = loops.isolate(x, loops.broadcast_to_elements(slope))
     dx_of_stats = slope * elements(loops, own_x, scaling, low_mean)
     if spec.centered:
         intercept = -r * loops.reduce_axes(gain * sum_dy, rest)

@@ -100,7 +100,7 @@ class Spec:
         return self.segments is None and self.adjust is None
 
     def scatter_indices(self, ids: jax.Array | None) -> ScatterIndices | None:
-        """Return the :meth:`Segments.places` of these ids; None without ids."""
+        """Return the :meth:`Segments.scatter_indices` of these ids; None without ids."""
         return None if ids is None else self.segments.scatter_indices(ids)
 
     @property
@@ -152,7 +152,7 @@ class Spec:
             axis for axis in self.axes if all(a is None or a.shape[axis] == 1 for a in params)
         )
 
-    def is_of_groups(self, where: jax.Array | None) -> bool:
+    def treats_groups_alike(self, where: jax.Array | None) -> bool:
         """Return whether a split mask treats all elements of a group alike.
 
         Only elements on this device count. The mask may be weights.

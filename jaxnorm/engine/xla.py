@@ -148,10 +148,10 @@ class XlaCpuLoops(PlainLoops):
             return reduction.split_shape
         return (*reduction.split_shape[: -len(reduction.parts[-1])], reduction.shape[-1])
 
-    def own(self, *arrays: jax.Array | None) -> tuple:
+    def isolate(self, *arrays: jax.Array | None) -> tuple:
         return barrier_on_cpu(*arrays) if self.barriers else arrays
 
-    def alone(self, *arrays: jax.Array | None) -> tuple:
+    def always_isolate(self, *arrays: jax.Array | None) -> tuple:
         return barrier_on_cpu(*arrays)
 
     def split(self, values: jax.Array) -> jax.Array:
@@ -187,14 +187,14 @@ class XlaCpuLoops(PlainLoops):
         A compiler replaces division by a constant with multiplication by the rounded reciprocal.
         The count of a mask that it knows is such a constant. A zero that is computed from
         ``nonconstant`` keeps the divisor from being one. The mean is also computed before the loop
-        over x that reads it, see :meth:`before`.
+        over x that reads it, see :meth:`compute_first`.
         """
         return _divide(total, count, nonconstant)
 
     def per_group(self, function: Callable) -> Callable:
         return without_trailing_ones(function)
 
-    def before(self, values: jax.Array) -> jax.Array:
+    def compute_first(self, values: jax.Array) -> jax.Array:
         """Compute values before the loop over x that reads them.
 
         XLA's CPU back-end moves an operation that costs less than a division into a loop that reads
@@ -203,8 +203,8 @@ class XlaCpuLoops(PlainLoops):
         """
         return _divide(values, 1.0, values)
 
-    def before_own(self, values: jax.Array) -> jax.Array:
-        return self.before(values) if self.barriers else values
+    def compute_first_if_isolated(self, values: jax.Array) -> jax.Array:
+        return self.compute_first(values) if self.barriers else values
 
     def as_factor(self, where: jax.Array) -> jax.Array:
         """Return a mask as int8 in a fused loop over rows; weights stay as they are.

@@ -6,6 +6,7 @@ devices their part. Forward mode and derivatives of higher order come from the f
 engine/reference.py. These formulas also run where a platform has no kernel, or none may be called.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -66,7 +67,8 @@ def _layout_of(
         return "takes no traced epsilon"
     given = dict.fromkeys((str(kind.dtype), str(spec.dtype)))
     if not given.keys() <= set(dtypes):
-        return f"takes and gives {' and '.join(dtypes)}: got {', '.join(given)}"
+        took = f"got {kind.dtype} and an output of {spec.dtype}"
+        return f"takes and gives {' and '.join(dtypes)}: {took}"
     params = [param for param in (scale, bias) if param is not None]
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for _, dtype in params):
         return "takes no complex scale or bias"
@@ -74,10 +76,18 @@ def _layout_of(
         return found
     reduction, sizes = on_device(spec.reduction, kind), spec.reduction.split_shape
     if reduction is None:
-        spread = kind.sharding.spec
-        return f"reduces no axes that devices share: {spec.axes} of {sizes}, sharded {spread}"
+        return (
+            f"reduces no axes that are sharded over devices: {spec.axes} of {sizes}, sharded "
+            f"{kind.sharding.spec}"
+        )
     shapes = [spec.reduction.fit(shape) for shape, _ in params]
     layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
+    if layout is None and find(reduction) is not None:
+        given_shapes = " and ".join(str(shape) for shape, _ in params)
+        return (
+            f"takes no scale or bias of shape {given_shapes} where {spec.axes} of {sizes} are "
+            "reduced"
+        )
     if layout is None:
         return f"reduces no such axes: {spec.axes} of {sizes}"
     if where is not None:
@@ -99,7 +109,7 @@ class Static:
       rank: rank of x, without axes that it is mapped over.
       loops: the loops of plain JAX over the elements. Their spec has epsilon, correction and other
         options. Its reduction is not used, since the layout says where the groups lie.
-      lowest_power: the least scale exponent; None where x needs no scaling.
+      lowest_exponent: the least scale exponent; None where x needs no scaling.
       moments: whether the statistics are asked for.
       recompute: ``recompute(static, x)`` says whether backward recomputes the statistics.
     """
@@ -176,7 +186,7 @@ class Found(NamedTuple):
 
 
 def always_keep(static: Static, x: jax.Array) -> bool:
-    """Never recompute the statistics in backward."""
+    """Return False: no backward kernel recomputes the statistics."""
     return False
 
 
@@ -329,8 +339,27 @@ def _of_kernel(kernel: Callable, static: Static, arguments):
     x = static.arranged(given)
     y, *found = kernel(static, (x, *params))
     shape = static.stats_shape(x)
+    check_result(kernel, "y", y, x.shape, static.spec.dtype)
+    for name, a in zip(Found._fields[1:], found, strict=True):
+        check_result(kernel, name, a, shape, jnp.float32)
     zero = lambda a: zeros(shape, jnp.float32, *jax.tree.leaves(arguments)) if a is None else a
     return y.reshape(given.shape), *map(zero, found)
+
+
+def check_result(kernel: Callable, name: str, a: jax.Array | None, shape: tuple, dtype) -> None:
+    """Raise a TypeError where a kernel returns an array of a wrong size, rank or dtype.
+
+    The output and the gradient of x may have any shape of the right size.
+    """
+    if a is None:
+        return
+    fits = a.size == math.prod(shape) if name in ("y", "dx") else a.shape == shape
+    if not fits or a.dtype != dtype:
+        where = f"{kernel.__module__}.{getattr(kernel, '__qualname__', kernel)}"
+        raise TypeError(
+            f"kernel {where} must return {name} of shape {shape} and dtype {jnp.dtype(dtype)}: "
+            f"got {a.shape} and {a.dtype}."
+        )
 
 
 def _plain(static: Static, arguments):
@@ -382,6 +411,9 @@ def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents)
     (x, *rest), (dy, *dstats) = residuals, cotangents
     arranged = (static.arranged(x), *rest)
     dx, *dparams = kernel(static, arranged, (static.arranged(dy), *dstats))
+    check_result(kernel, "dx", dx, x.shape, x.dtype)
+    for name, a in zip(("dscale", "dbias"), dparams, strict=True):
+        check_result(kernel, name, a, rest[-2].shape, rest[-2].dtype)
     return dx.reshape(x.shape), *dparams
 
 

@@ -209,7 +209,8 @@ def _blended(
     )
     own = replace(own, dtype=spec.dtype)
     scale, bias = map(
-        loops.before, (times(scale_of_instance, scale), plus(times(bias_of_instance, scale), bias))
+        loops.compute_first,
+        (times(scale_of_instance, scale), plus(times(bias_of_instance, scale), bias)),
     )
     y = run(Call(own, Operands(u, where, scale, bias), implementation))
     of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))

@@ -227,7 +227,8 @@ def test_what_explicit_sharding_forbids_is_told(name, rng):
     if name == "layer":
         with pytest.raises(
             ValueError,
-            match=r"reduces no axes that devices share: \(2,\) of \(8, 4, 6\), sharded .*'model'",
+            match=r"reduces no axes that are sharded over devices: \(2,\) of \(8, 4, 6\), "
+            r"sharded .*'model'",
         ):
             jn.standardize(x, 2, implementation="native")
     else:

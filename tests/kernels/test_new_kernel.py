@@ -1,18 +1,27 @@
 """Test kernels that are registered from outside: toy_rows.py, as CONTRIBUTING.md says."""
 
 import re
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_rows
 from cases import BY_NAME
 
 import jaxnorm as jn
 from jaxnorm import kernels
+from jaxnorm.arguments.axes import resolve
+from jaxnorm.engine import reference
+from jaxnorm.engine.loops import PlainLoops
+from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.cpu import loading
+from jaxnorm.kernels.norm import NormKernels
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 LAYER, RMS = BY_NAME["layer"], BY_NAME["rms"]
@@ -123,7 +132,79 @@ def test_the_plan_says_why_it_does_not_run(monkeypatch):
 
 def test_the_environment_variable_names_it(monkeypatch):
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "toy")
-    assert jn.plan(jnp.ones((4, 6)), "n [c]").implementation == "toy"
+    plan = jn.plan(jnp.ones((4, 6)), "n [c]")
+    assert (plan.implementation, plan.derivative) == ("toy", "a kernel")
+    assert set(plan.others.values()) == {"JAXNORM_IMPLEMENTATION=toy asks for toy"}
+
+
+def test_kernels_that_are_not_reached_have_a_reason_of_their_own(monkeypatch):
+    taking = replace(kernels.TABLE["toy"], only_by_name="")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    monkeypatch.setattr(
+        kernels, "TABLE", {"first": taking, "second": taking, "toy": kernels.TABLE["toy"]}
+    )
+    assert jn.plan(jnp.ones((4, 6)), "n [c]").others == {
+        "reference": "a kernel takes these arguments",
+        "xla": "a kernel takes these arguments",
+        "second": "first comes first in the table of kernels",
+        "toy": "it runs only where it is named",
+    }
+
+
+def test_statistics_by_a_kernel(monkeypatch, rng):
+    """A kernel of "moments" takes the loops, whose spec has the options."""
+    asked = []
+
+    def statistics(loops, x, where):
+        asked.append((loops.spec.axes, loops.spec.centered, where))
+        return reference.statistics(loops, x, where)
+
+    module = ModuleType("moments_alone")
+    module.obstacle = lambda x, spec, operands: None if spec.centered else "takes no RMS"
+    module.statistics = statistics
+    monkeypatch.setitem(sys.modules, "moments_alone", module)
+    family = kernels.Family(("cpu",), {"moments": "moments_alone"})
+    monkeypatch.setattr(kernels, "TABLE", {"alone": family})
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    x = rng.normal(5, 2, (4, 23)).astype(np.float32)
+    found = jn.moments(x, "n [c]")
+    assert asked == [((1,), True, None)]
+    np.testing.assert_allclose(found.mean[:, 0], x.astype(float).mean(1), rtol=2e-7)
+    np.testing.assert_allclose(found.var[:, 0], x.astype(float).var(1), rtol=1e-6)
+    jn.moments(x, "n [c]", centered=False)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("y", lambda y: y[..., :1], "must return y of shape (4, 1, 1, 6) and dtype float32: got "),
+        ("y", lambda y: y.astype("bfloat16"), "got (4, 1, 1, 6) and bfloat16"),
+        ("var", lambda var: var[0], "must return var of shape (4, 1, 1, 1)"),
+        ("dscale", lambda dscale: dscale * jnp.ones((4, 1, 1, 1)), "must return dscale of shape"),
+        ("dx", lambda dx: dx[:1], "must return dx of shape (4, 6)"),
+    ],
+)
+def test_results_of_a_wrong_shape_name_the_kernel(name, wrong, words):
+    """With the shape that is wanted, whether the output or the gradients are wrong."""
+
+    def forward(static, given):
+        found = toy_rows.run_forward(static, given)
+        return found._replace(**{name: wrong(getattr(found, name))}) if name in "y var" else found
+
+    def backward(static, *given):
+        found = dict(
+            zip(("dx", "dscale", "dbias"), toy_rows.run_backward(static, *given), strict=True)
+        )
+        return (found | {name: wrong(found[name])}).values() if name in found else found.values()
+
+    family = NormKernels(f"wrong_{name}", forward={"cpu": forward}, backward={"cpu": backward})
+    x, spec = jnp.ones((4, 6)), Spec(resolve("n [c]", (4, 6)), dtype=jnp.dtype("float32"))
+    norm = lambda x, scale: family.forward(
+        PlainLoops(spec), Operands(x, scale=scale), moments=False
+    )[0].sum()
+    with pytest.raises(TypeError, match=f"kernel .*{re.escape(words)}"):
+        jax.grad(norm, (0, 1))(x, jnp.ones((1, 6)))
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said", "transposes"),
     [
-        ({}, "the closed form, in plain JAX, which recomputes the statistics", "normalize_rows"),
-        ({"axes": "[n] c"}, "the closed form, in plain JAX", "normalize"),
+        ({}, "a formula in plain JAX, which recomputes the statistics", "normalize_rows"),
+        ({"axes": "[n] c"}, "a formula in plain JAX", "normalize"),
         (
             {"axis_name": "i"},
             "JAX's transpose of the formulas, since groups extend over devices",
@@ -78,7 +78,7 @@ def test_the_plan_says_which_derivative_runs(options, said, transposes):
     options |= {} if "segments" in options else {"implementation": "xla"}
     x = jnp.ones((4, 6), complex if options.pop("dtype", None) else jnp.float32)
     plan = jn.plan(x, **options)
-    assert (plan.derivative, repr(plan).splitlines()[1]) == (said, f"  gradients by {said}")
+    assert (plan.derivative, repr(plan).splitlines()[1]) == (said, f"  gradients: {said}")
 
     @partial(jax.vmap, axis_name="i")
     def gradient(x):
