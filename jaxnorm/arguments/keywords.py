@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 Arguments = ParamSpec("Arguments")
@@ -182,6 +182,17 @@ def known_fields(module: type) -> None:
     parameters = signature(make).parameters
     if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         module.__init__ = _checked(make, [name for name in parameters if name != "self"])  # type: ignore[misc]
+
+
+def with_keywords_of(function: Callable, other: Callable, *, without: str = "") -> Signature:
+    """Return the signature of a function that passes ``**options`` on to another function.
+
+    It has the parameters of the other function, but one, and the function's own keywords.
+    """
+    own = {p.name: p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    parameters = signature(other).parameters.items()
+    passed = [p for name, p in parameters if name not in own and name != without]
+    return Signature([*passed, *own.values()])
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -23,6 +23,8 @@ from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import by_compiler, split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
+OF_CORRECTION = " 0 divides by n, 1 by n - 1."
+
 
 @dataclass(frozen=True)
 class Call:
@@ -163,7 +165,8 @@ def make_spec(
     traced: Any = None
     if isinstance(epsilon, jax.core.Tracer):
         traced, epsilon = validation.number_or_traced("epsilon", epsilon), 0.0
-        if correction or epsilon_in == "std":
+        correction = validation.number("correction", correction, remedy=OF_CORRECTION)
+        if correction or validation.epsilon_in(epsilon_in) == "std":
             raise TypeError(
                 "epsilon must be a static number beside correction and epsilon_in='std': got a "
                 "traced value."
@@ -197,7 +200,7 @@ def _spec(
     """Return the spec. Arguments are checked when they come for the first time."""
     names = ("x", "scale", "bias")
     given = {name: each for name, each in zip(names, dtypes, strict=True) if each is not None}
-    correction = validation.number("correction", correction, remedy=" 0 divides by n, 1 by n - 1.")
+    correction = validation.number("correction", correction, remedy=OF_CORRECTION)
     output = validation.output_dtype(dtype, **given)
     epsilon_in = validation.epsilon_in(epsilon_in)
     epsilon = validation.number("epsilon", epsilon)

@@ -127,7 +127,13 @@ def _obstacle(family: Family, operation: str | None, x: jax.Array, arguments: tu
         return f"has no kernel for {NOUNS.get(operation, 'this norm')}"
     if not is_static(x.shape):
         return f"takes no symbolic sizes: got {x.shape}"
-    return family.load() or import_module(family.modules[operation]).obstacle(x, *arguments)
+    if reason := family.load():
+        return reason
+    try:
+        module = import_module(family.modules[operation])
+    except ImportError as error:
+        return f"cannot be imported: {error}"
+    return module.obstacle(x, *arguments)
 
 
 def forward(

@@ -87,8 +87,8 @@ def flag(name: str, value: Any) -> Any:
         return value
     kind = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
     raise TypeError(
-        f"{name} must be True or False: got {kind}. Masks are passed as mask=, and linen infers "
-        "the number of features."
+        f"{name} must be True or False: got {kind}. Masks are passed as mask=; the number of "
+        "features is an argument of nnx's constructors alone."
     )
 
 

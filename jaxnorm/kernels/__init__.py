@@ -94,7 +94,7 @@ def register(
       only_by_name: a clause that says why they are not selected by themselves, see :class:`Family`.
 
     Raises:
-      TypeError: platforms is not a tuple of names, or a module is not a name.
+      TypeError: name, a platform or a module is not a string, or ``load`` is not a function.
       ValueError: the name is taken, a platform is unknown, or no module is given.
 
     >>> from jaxnorm import kernels
@@ -108,7 +108,12 @@ def register(
     for operation, module in given.items():
         if not isinstance(module, str):
             raise TypeError(f"{operation} must be the name of a module: got {module!r}.")
-    if isinstance(platforms, str) or not all(isinstance(each, str) for each in platforms):
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError(f"name must be a word: got {name!r}.")
+    if not callable(load):
+        raise TypeError(f"load must be a function: got {load!r}.")
+    listed = isinstance(platforms, tuple | list)
+    if not listed or not all(isinstance(each, str) for each in platforms):
         raise TypeError(f"platforms must be a tuple of names: got {platforms!r}.")
     if not platforms or not set(platforms) <= set(PLATFORMS):
         known = ", ".join(map(repr, PLATFORMS))

@@ -1,7 +1,6 @@
 """Norms with running statistics: batch norm and switchable norm."""
 
-from collections.abc import Callable, Mapping
-from inspect import Signature, signature
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +12,7 @@ from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
 from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
-from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.core.call import prepare, run_with_moments
 from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow
@@ -31,15 +30,6 @@ NO_METADATA: Metadata = MappingProxyType({})
 
 class BatchMoments(nnx.Variable):
     """The Moments of the microbatches so far; only :func:`accumulate` makes this variable."""
-
-
-def with_keywords_of(function: Callable, other: Callable) -> Signature:
-    """Return the signature of a function that passes ``**options`` on to another function.
-
-    It has the parameters of the other function, and then the function's own keywords.
-    """
-    own = [p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return Signature([*signature(other).parameters.values(), *own])
 
 
 def _is_evaluating(module: Any, at_call: bool | None) -> bool:

@@ -5,7 +5,7 @@ from flax import nnx
 from jax.nn import initializers
 
 from jaxnorm.arguments.axes import canonical_axes
-from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.arguments.options import Param
 from jaxnorm.flax_common.arguments import across
 from jaxnorm.flax_common.calls import apply_norm
@@ -57,6 +57,11 @@ class GraphNorm(flax_versions.InstanceNorm):
         self.mean_scale = nnx.Param(
             mean_scale_init(options["rngs"].params(), (num_features,), self.param_dtype)
         )
+
+    # InstanceNorm's constructor takes what LayerNorm's takes, in every version of Flax, but these.
+    __init__.__signature__ = with_keywords_of(  # type: ignore[attr-defined]
+        __init__, nnx.LayerNorm.__init__, without="reduction_axes"
+    )
 
     @known_keywords
     def __call__(
@@ -139,6 +144,11 @@ class PairNorm(flax_versions.InstanceNorm):
             num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options
         )
         self.length = length
+
+    # InstanceNorm's constructor takes what LayerNorm's takes, in every version of Flax, but these.
+    __init__.__signature__ = with_keywords_of(  # type: ignore[attr-defined]
+        __init__, nnx.LayerNorm.__init__, without="reduction_axes"
+    )
 
     @known_keywords
     def __call__(

@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from jaxnorm.arguments.axes import unsplit
-from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.arguments.options import Param
 from jaxnorm.core.call import run, run_with_moments
 from jaxnorm.core.normalization import takes_arguments_of
@@ -182,6 +182,9 @@ class PositionalNorm(nnx.LayerNorm):
         super().__init__(
             num_features, epsilon=epsilon, use_bias=use_bias, use_scale=use_scale, **options
         )
+
+    # what the installed Flax's LayerNorm takes
+    __init__.__signature__ = with_keywords_of(__init__, nnx.LayerNorm.__init__)  # type: ignore[attr-defined]
 
     @known_keywords
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> tuple[jax.Array, Moments]:

@@ -108,11 +108,11 @@ def update(
             f"rewards must have the shape of one step, {shape}, or time in front of it: got "
             f"{rewards.shape}."
         )
-    if done.shape != rewards.shape or done.dtype != jnp.bool_:
-        found = f"{done.dtype}, {done.shape}"
-        raise TypeError(
-            f"done must be booleans of the shape of the rewards, {rewards.shape}: got {found}. "
-            "Cast it, .astype(bool)."
+    if done.dtype != jnp.bool_:
+        raise TypeError(f"done must be booleans: got {done.dtype}. Cast it, .astype(bool).")
+    if done.shape != rewards.shape:
+        raise ValueError(
+            f"done must have the shape of the rewards, {rewards.shape}: got {done.shape}."
         )
     weights = jnp.ones(rewards.shape, bool) if weights is None else _weights(weights, rewards.shape)
     dtype = state.current.dtype

@@ -207,6 +207,16 @@ def test_results_of_a_wrong_shape_name_the_kernel(name, wrong, words):
         jax.grad(norm, (0, 1))(x, jnp.ones((1, 6)))
 
 
+def test_a_module_that_cannot_be_imported_is_a_reason(monkeypatch):
+    """Plain JAX runs, unless the kernels are asked for by name."""
+    kernels.register("absent", platforms=("cpu",), norm="no_such_module")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    x, cannot = jnp.ones((4, 6)), "cannot be imported: No module named 'no_such_module'"
+    assert jn.plan(x, 1, dtype="float16").others["absent"] == cannot
+    with pytest.raises(ValueError, match=f"implementation='absent' {cannot}"):
+        jn.layer_norm(x, implementation="absent")
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
@@ -215,6 +225,11 @@ def test_results_of_a_wrong_shape_name_the_kernel(name, wrong, words):
         ({"platforms": "cpu"}, TypeError, "platforms must be a tuple of names: got 'cpu'."),
         ({"platforms": ("cuda",)}, ValueError, "platforms must be some of 'cpu', 'gpu', 'tpu'"),
         ({"platforms": ()}, ValueError, "platforms must be some of"),
+        ({"platforms": None}, TypeError, "platforms must be a tuple of names: got None."),
+        ({"name": 3}, TypeError, "name must be a word: got 3."),
+        ({"name": ["a"]}, TypeError, "name must be a word: got ['a']."),
+        ({"name": " "}, TypeError, "name must be a word: got ' '."),
+        ({"load": 3}, TypeError, "load must be a function: got 3."),
         ({"norm": None}, ValueError, "norm, moments or lstm must name a module"),
         ({"norm": jn}, TypeError, "norm must be the name of a module"),
     ],

@@ -199,6 +199,21 @@ WRONG = [
     (lambda: linen.BatchNorm(affine=False), TypeError, "Did you mean use_scale?"),
     (lambda: linen.LSTM(hidden_size=4), TypeError, "Did you mean features?"),
     (
+        lambda: nnx.GraphNorm(6, eps=1e-5, rngs=RNGS),
+        TypeError,
+        "eps must be an argument of GraphNorm, which takes num_features, ",
+    ),
+    (
+        lambda: nnx.PairNorm(6, foo=1, rngs=RNGS),
+        TypeError,
+        "foo must be an argument of PairNorm, which takes num_features, ",
+    ),
+    (
+        lambda: nnx.PositionalNorm(6, eps=1e-5, rngs=RNGS),
+        TypeError,
+        "eps must be an argument of PositionalNorm, which takes num_features, ",
+    ),
+    (
         lambda: nnx.BatchNorm(6, eps=1e-5, rngs=RNGS),
         TypeError,
         "eps must be an argument of BatchNorm, which takes num_features, ",
@@ -211,7 +226,7 @@ WRONG = [
     (
         lambda: init(linen.BatchNorm(6)),
         TypeError,
-        "use_running_average must be True or False: got 6. Masks are passed as mask=,",
+        "use_running_average must be True or False: got 6. Masks are passed as mask=;",
     ),
     (
         lambda: init(linen.BatchNorm("no")),
@@ -654,6 +669,16 @@ WRONG = [
         lambda: jax.jit(lambda c: jn.layer_norm(X, correction=c))(1.0),
         TypeError,
         "correction must be a static number: got a traced value.",
+    ),
+    (
+        lambda: jax.jit(lambda e, c: jn.layer_norm(X, epsilon=e, correction=c))(1e-5, 1.0),
+        TypeError,
+        "correction must be a static number: got a traced value.",
+    ),
+    (
+        lambda: jax.jit(lambda e: jn.layer_norm(X, epsilon=e, correction="1"))(1e-5),
+        TypeError,
+        "correction must be a number: got '1' (str).",
     ),
     (
         lambda: jn.layer_norm(X, dtype=jnp.int32),

@@ -351,7 +351,14 @@ def test_clipping_complex_numbers_has_gradients_at_0_and_an_end_beyond_the_range
         (
             lambda s: returns.update(returns.init(jnp.zeros(2)), jnp.zeros(2), jnp.zeros(2)),
             TypeError,
-            r"done must be booleans .* Cast it, \.astype\(bool\)\.",
+            r"done must be booleans: got float32\. Cast it, \.astype\(bool\)\.",
+        ),
+        (
+            lambda s: returns.update(
+                returns.init(jnp.zeros(3)), jnp.zeros((7, 3)), jnp.zeros(3, bool)
+            ),
+            ValueError,
+            r"done must have the shape of the rewards, \(7, 3\): got \(3,\)\.",
         ),
         (
             lambda s: returns.update(returns.init(0.0), 0.0, True, gamma=2),
