@@ -77,7 +77,7 @@ def spatial_axes(
     reduced = other_axes((0, *features), len(shape))
     if not reduced:
         raise ValueError(
-            f"{name} must have an axis to reduce beside batch and features: x has shape {shape}. "
+            f"{name} must have an axis to reduce besides batch and features: x has shape {shape}. "
             "Use layer_norm for plain features."
         )
     return features, reduced

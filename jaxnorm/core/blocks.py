@@ -1,5 +1,7 @@
-"""The shapes of Moments beside that of the array that they are applied to: an axis of g of them
-belongs to g blocks.
+"""Match the shapes of Moments to the array that they normalize.
+
+Where Moments have size g along an axis and the array has size C, the axis of the array
+is cut into g equal blocks, and each element of the Moments serves one block.
 """
 
 from dataclasses import replace

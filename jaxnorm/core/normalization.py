@@ -152,7 +152,7 @@ def standardize(
         statistics: float32 at least.
       bias: summand that broadcasts against ``x``, of the same dtypes.
       epsilon: added to the variance; 0 is allowed: a group of equal elements then gives ``bias``,
-        and gradient 0, but not beside float weights, whose sums are rounded. With any other epsilon
+        and gradient 0, but not with float weights, whose sums are rounded. With any other epsilon
         the gradient of such a group is multiplied by 1 / sqrt(epsilon), but by less where epsilon
         is below 1.2e-38, the smallest normal float32, or below 1.2e-38 times the square of the
         largest element.
@@ -258,6 +258,9 @@ def plan(*arguments: Any, **options: Any) -> Plan:
     return prepare(x, reduction, **given.arguments).plan()
 
 
+# help() then shows the arguments by name.
+plan.__signature__ = signature(standardize).replace(return_annotation=Plan)  # type: ignore[attr-defined]
+
 OF_NORMALIZE, OF_STANDARDIZE = (
     [name for name in signature(function).parameters if name not in ("x", "sizes")]
     for function in (normalize, standardize)
@@ -278,7 +281,7 @@ def with_running(
 ) -> jax.Array:
     """Normalize by running statistics, as batch norm does in evaluation.
 
-    Statistics and parameters have the shape of the feature axes.
+    Running statistics and parameters have the shape of the feature axes.
     """
     moments = like_batch(applicable("moments", running, x), x.shape, features)
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)

@@ -1,4 +1,4 @@
-"""Running statistics: Moments that follow those of the batches, by a blend or by a merge."""
+"""Update running statistics with the Moments of each batch, by a blend or by a merge."""
 
 from functools import partial
 
@@ -24,10 +24,11 @@ def ema(
     """Return the exponential moving average ``momentum * running + (1 - momentum) * batch``.
 
     A blend, not a merge: old values fade. Where a group of the batch is empty (count 0) or holds
-    anything that is not finite, that group of ``running`` stays as it was. What is finite enters,
-    outliers too: after one element of 1e17 the variance is 1e31 and more for a thousand steps. Mask
-    such elements out in the norm, ``where=abs(x) <= limit``, or such a batch from the average: a
-    batch whose ``count`` is 0 leaves it as it was.
+    anything that is not finite, that group of ``running`` stays as it was. Finite outliers are
+    averaged like all other elements: after one element of 1e17 the variance is 1e31 and more for
+    a thousand steps. To leave such elements out, mask them in the norm:
+    ``where=abs(x) <= limit``. To leave a whole batch out, set its ``count`` to 0: ``running`` then
+    stays as it was.
 
     Args:
       running: the old values; the result has their dtype, so float32 state stays float32.
@@ -35,20 +36,22 @@ def ema(
       momentum: weight of the old value, in [0, 1], as in Flax and Keras. PyTorch's ``momentum`` is
         one minus this.
       unbiased: average ``var * n / (n - 1)``, as PyTorch does; Flax and Keras average the biased
-        variance. Of a single element it is unknown, and leaves ``running`` as it was.
-      skip_constant: leave ``running`` as it was where the variance of the batch is 0: of one
-        element, of one that a mask leaves, and of equal elements. They say nothing about the spread
-        of the data, and would wear the running variance down: from 3.75 to 0.16 in 30 updates with
-        momentum 0.9. A feature that is constant in all data then keeps its first values.
+        variance. A single element has no unbiased variance, and leaves ``running`` as it was.
+      skip_constant: leave ``running`` as it was where the variance of the batch is 0. A group has
+        variance 0 if all its elements are equal, or if it holds a single element, for example
+        because a mask leaves no other. Such groups say nothing about the spread of the data, and
+        would wear the running variance down: from 3.75 to 0.16 in 30 updates with momentum 0.9.
+        With this option a feature that is constant in all data keeps its first values.
 
     Returns:
-      Moments of the shapes of ``running``. An update too small for the dtype moves the value by its
-      last bit, so that the average reaches what it follows instead of stopping short of it.
+      Moments of the shapes of ``running``. An update that is too small for the dtype moves a value
+      to the next number of the dtype. The average therefore reaches the value that it follows,
+      instead of stopping short of it.
 
     Raises:
       TypeError: arguments that are no Moments.
       ValueError: momentum outside [0, 1], shapes that differ, a count of ``running`` that is
-        neither one number nor one for each group.
+        neither one number nor one number for each group.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> old = jn.Moments(count=jnp.array(8.0), mean=jnp.array(0.0), var=jnp.array(1.0))
@@ -77,7 +80,7 @@ def follow(
 ) -> tuple[jax.Array, jax.Array]:
     """Return a running mean and variance, moved towards the batch as :func:`ema` does.
 
-    Arguments but momentum are taken to be right.
+    Only momentum is checked; the other arguments must be right.
     """
     momentum = validation.momentum(momentum)
     return _follow(bool(unbiased), bool(skip_constant), mean, var, batch, momentum, 1 - momentum)
@@ -91,10 +94,10 @@ def _follow(
     var: jax.Array,
     batch: Moments,
     momentum: ArrayLike,
-    weight: ArrayLike,
+    new_weight: ArrayLike,
 ) -> tuple[jax.Array, jax.Array]:
     running = Moments(jnp.ones((), jnp.float32), mean, var)
-    new = _ema(unbiased, skip_constant, running, batch, momentum, weight)
+    new = _ema(unbiased, skip_constant, running, batch, momentum, new_weight)
     return new.mean, new.var
 
 
@@ -105,18 +108,18 @@ def _ema(
     running: Moments,
     batch: Moments,
     momentum: ArrayLike,
-    weight: ArrayLike,
+    new_weight: ArrayLike,
 ) -> Moments:
     count, mean, var = (jnp.asarray(leaf) for leaf in (batch.count, batch.mean, batch.var))
-    spread = var > 0 if skip_constant else True
+    varies = var > 0 if skip_constant else True
     if unbiased:
         n = count.astype(var.dtype)
         var = jnp.where(n > 1, var * (n / jnp.where(n > 1, n - 1, 1)), jnp.nan)
-    known = spread & (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
+    known = varies & (count > 0) & jnp.isfinite(mean) & jnp.isfinite(var)
     fresh = (jnp.broadcast_to(count, known.shape), mean, var)
     old = map(jnp.asarray, (running.count, running.mean, running.var))
     count, mean, var = (
-        _blend(a, b, momentum, weight, known) for a, b in zip(old, fresh, strict=True)
+        _blend(a, b, momentum, new_weight, known) for a, b in zip(old, fresh, strict=True)
     )
     return Moments(count, mean, var)
 
@@ -139,26 +142,29 @@ def _same_shape(running: Moments, batch: Moments) -> None:
 
 
 def _blend(
-    old: jax.Array, new: jax.Array, momentum: ArrayLike, weight: ArrayLike, known: jax.Array
+    old: jax.Array, new: jax.Array, momentum: ArrayLike, new_weight: ArrayLike, known: jax.Array
 ) -> jax.Array:
-    if old.size == 1 and known.size != 1:  # one count for all groups
+    # running statistics of a module have one count for all groups
+    if old.size == 1 and known.size != 1:
         new, known = jnp.max(new, where=known, initial=0), jnp.any(known)
     new, known = (sharded_as(old, a.reshape(old.shape)) for a in (new, known))
     dtype = old.dtype if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
     if jnp.iscomplexobj(new):
         dtype = new.dtype
     old, new = old.astype(dtype), jnp.where(known, new, 0).astype(dtype)
-    momentum, weight = (jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, weight))
+    momentum, new_weight = (
+        jnp.asarray(value, jnp.finfo(dtype).dtype) for value in (momentum, new_weight)
+    )
     step = new - old
     # in this form a value equal to the batch stays what it is
-    result = old + weight.astype(dtype) * step
-    # -3e38 and 3e38
+    result = old + new_weight.astype(dtype) * step
+    # the difference of -3e38 and 3e38 overflows, but their weighted sum does not
     result = jnp.where(
-        jnp.isfinite(step), result, momentum.astype(dtype) * old + weight.astype(dtype) * new
+        jnp.isfinite(step), result, momentum.astype(dtype) * old + new_weight.astype(dtype) * new
     )
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         held, aim = lax.stop_gradient((old, new))
-        # by the last bit
+        # a step that rounding swallows becomes a step to the next number of the dtype
         result = result + jnp.where(result == old, jnp.nextafter(held, aim) - held, 0)
     result = jnp.where(momentum == 0, new, jnp.where(momentum == 1, old, result))
     return jnp.where(known, result, old)
@@ -166,9 +172,9 @@ def _blend(
 
 @jax.jit
 def merged_into(old: Moments, parts: Moments) -> Moments:
-    """Merge parts, along a further first axis, into ``old``.
+    """Merge ``parts``, which are stacked along one more axis in front, into ``old``.
 
-    Where the result would not be finite, ``old`` stays.
+    A group of ``old`` whose merged mean or variance is not finite stays as it was.
     """
     stacked = jax.tree.map(
         lambda state, part: jnp.concatenate([state[None], sharded_as(state[None], part)]),

@@ -1,4 +1,4 @@
-"""Count, mean and variance of groups of elements, and merging them."""
+"""Compute Moments, the count, mean and variance of groups of elements, and merge them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -30,8 +30,10 @@ from jaxnorm.engine.groups import (
     scale_down,
     total_weight,
 )
-from jaxnorm.engine.parts import low_parts, parts_of_count, sum_parts, two_sum
+from jaxnorm.engine.loops import PlainLoops
+from jaxnorm.engine.parts import Parts, low_parts, parts_of_count, sum_parts, two_sum
 from jaxnorm.engine.reference import Stats, abs_squared
+from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import prevent_folding
@@ -41,7 +43,7 @@ OF_MOMENTS = ("axes", "where", "centered", "axis_name", "segments", "num_segment
 
 
 class Low(NamedTuple):
-    """The low parts of the numbers of :class:`Moments`, which these lose by rounding.
+    """The low parts of the numbers of :class:`Moments`: what each number loses by rounding.
 
     Attributes:
       count: two low parts: ``count + low.count[0] + low.count[1]`` is exact for up to 2**56
@@ -66,12 +68,12 @@ class Moments:
       count: how many elements (or how much weight) each group holds; 0 for an empty one.
       mean: the mean of each group, 0 for an empty one.
       var: the biased variance of each group, 0 for an empty one.
-      low: the low parts of these, a :class:`Low`: 0 unless given. It lets merges in turn
-        count beyond 2**24 elements and go on beyond the digits of float32, and :func:`normalize`
-        subtract a mean that is no float32 number.
+      low: a :class:`Low`, the low parts of count, mean and variance; 0 unless given. With them
+        one merge after another counts more than 2**24 elements and keeps more digits than float32
+        has, and :func:`normalize` subtracts a mean that is no float32 number.
 
-    Laws: merging is associative and commutative, an empty Moments is its identity, and the Moments
-    of a whole equal the merged Moments of its parts, however it is cut.
+    Laws: merging is associative and commutative. An empty Moments is its identity. However data
+    are cut into parts, the merged Moments of the parts equal the Moments of all data.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> x = jnp.arange(24.0).reshape(2, 3, 4)
@@ -107,7 +109,7 @@ class Moments:
           axes: ints or a pattern over the shape of ``mean``; with ``axis_name`` it may be ().
           axis_name: device or vmap axes to reduce over as well.
           segments: ids along the first reduction axis, as in :func:`moments`.
-          num_segments: how many segments there are.
+          num_segments: the number of segments.
           **sizes: sizes of split axes in a pattern.
 
         Raises:
@@ -116,7 +118,7 @@ class Moments:
         """
         if sizes:
             (segments,) = out_of_sizes(sizes, axes, segments=segments).values()
-        check_moments("what is merged", self)
+        check_moments("the merged value", self)
         mean = validation.floating(self.mean, "mean")
         shape = shape_of(self)
         reduction = (
@@ -138,7 +140,7 @@ jax.export.register_pytree_node_serialization(
 
 
 def _float_parts(count: Any) -> tuple[Any, Any, Any]:
-    """Split a count into three parts: the count, and two low parts, which it loses by rounding.
+    """Split a count into three parts: the rounded count, and the two low parts that it loses.
 
     An integer that does not fit in the 32 bits that JAX would give it becomes three floats.
     """
@@ -187,29 +189,31 @@ def moments(
     Args:
       x: floating or complex array of any shape.
       axes: the reduction axes: an int, ints, or a pattern such as ``"n [h w] c"``.
-      where: boolean mask or float weights that broadcast against ``x``. What is masked out counts
-        for nothing, even NaN, and gets gradient 0. Weights are constants under differentiation.
+      where: boolean mask or float weights that broadcast against ``x``. Masked elements count
+        for nothing, even if they are NaN, and get gradient 0. Weights are constants under
+        differentiation.
       centered: False takes the mean as 0, so that ``var`` is the mean square.
       axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
-      segments: integers, in any order, from 0 to ``num_segments - 1``: which positions along the
-        first reduction axis form a group, for example the nodes of a graph or the tokens of a
-        document. Of the shape ``(n,)`` of that axis or, where each row has its own, of the shape of
-        the axes of ``x`` up to it: ``(b, t)`` for ``"b [t] c"``. Further reduction axes are reduced
-        whole.
-      num_segments: how many segments there are, static; one that no id names is an empty group.
+      segments: an id for each position along the first reduction axis, an integer from 0 to
+        ``num_segments - 1``. Positions with the same id form a group, for example the nodes of a
+        graph or the tokens of a document. Ids may come in any order. The shape is ``(n,)`` for
+        ``"[n] c"``. If each row has its own ids, it is the shape of ``x`` up to that axis:
+        ``(b, t)`` for ``"b [t] c"``. Further reduction axes are reduced whole.
+      num_segments: the number of segments, static. A segment without any id is an empty group.
       **sizes: sizes of split axes in a pattern.
 
     Returns:
-      Moments whose reduced axes have size one, or ``num_segments`` (a split axis ``(g [c])`` has
-      size g), of the dtype of ``x`` and at least float32. The variance is biased, and computed from
-      deviations from the mean, corrected for its rounding: an offset of 1e7 standard deviations
-      costs no accuracy. Of complex numbers it is the variance of the absolute value.
+      Moments in the dtype of ``x``, in float32 at least. Reduced axes have size one; the first of
+      them has size ``num_segments`` if there are segments, and a split axis ``(g [c])`` has size
+      g. The variance is biased. It is computed from deviations from the mean, and corrected for
+      the rounding of the mean: an offset of 1e7 standard deviations costs no accuracy. For complex
+      ``x`` it is the mean of ``abs(x - mean) ** 2``.
 
     Raises:
       TypeError: integer or boolean ``x``; a mask that is neither boolean nor float; ids that are no
         integers.
-      ValueError: axes, pattern, mask or ids that do not fit ``x``; ids out of range (in ``jit``
-        found under checkify; otherwise their positions count for nothing).
+      ValueError: axes, pattern, mask or ids that do not fit ``x``; ids out of range. In ``jit``
+        such ids are errors under checkify only; otherwise their positions count for nothing.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> jn.moments(jnp.array([[1.0, 3.0], [5.0, 9.0]]), "n [c]").var.tolist()
@@ -230,9 +234,9 @@ def moments(
 def merge(first: Moments, *others: Moments) -> Moments:
     """Merge the Moments of several collections into the Moments of all of them.
 
-    Associative and commutative; an empty Moments (count 0) is the identity. Counts are exact, and
-    means and variances, of float32 at least, have a high and a low part each, so that merging in
-    turn loses nothing: see :class:`Low`.
+    Merging is associative and commutative; an empty Moments (count 0) is the identity. Counts are
+    exact. Each mean and variance, of float32 at least, has a high and a low part, so that one merge
+    after another loses nothing: see :class:`Low`.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> parts = [jn.moments(jnp.array(part), 0) for part in ([1.0, 2.0], [6.0])]
@@ -265,7 +269,7 @@ def _stacked(shape: tuple[int, ...], parts: tuple[Moments, ...]) -> Moments:
 
 
 def from_stats(spec: Spec, stats: Stats) -> Moments:
-    """Return the Moments of what the engine found, in the units of x.
+    """Return the Stats of the engine as Moments, in the units of x.
 
     The mean has a high part, which is rounded, and a low part, which is the rest.
     """
@@ -286,6 +290,11 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
 
 
 def shape_of(moments: Moments) -> tuple[int, ...]:
+    """Return the shape to which count, mean and variance broadcast.
+
+    Raises:
+      ValueError: they do not broadcast.
+    """
     shapes = {name: jnp.shape(getattr(moments, name)) for name in ("count", "mean", "var")}
     try:
         return jnp.broadcast_shapes(*shapes.values())
@@ -297,6 +306,12 @@ def shape_of(moments: Moments) -> tuple[int, ...]:
 
 
 def check_moments(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is Moments whose leaves may be arrays.
+
+    Args:
+      name: what errors call the value.
+      value: the value of an argument.
+    """
     if not isinstance(value, Moments):
         kind = (
             f"those of {type(value).__module__}"
@@ -316,7 +331,7 @@ def check_moments(name: str, value: Any) -> None:
 
 
 def applicable(name: str, value: Any, x: jax.Array) -> Moments:
-    """Return Moments that x can be normalized by, checked."""
+    """Check Moments by which x is normalized, and return them."""
     check_moments(name, value)
     if jnp.iscomplexobj(value.mean) and not jnp.iscomplexobj(x):
         raise TypeError(
@@ -360,7 +375,7 @@ def in_units_of(moments: Moments, scaling: Scaling) -> Moments:
 def moments_of(
     spec: Spec, x: jax.Array, where: jax.Array | None, ids: jax.Array | None = None
 ) -> Moments:
-    """Return the Moments, of arguments that have been checked."""
+    """Return the Moments of x, for arguments that have been checked."""
     operation = "moments" if spec.ordinary else None
     plan = select(None, operation, x, spec, Operands(x, where, ids=ids))
     return _moments_of(spec, plan.implementation, x, where, ids)
@@ -401,9 +416,45 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
 
     With n the counts, N their sum, and p one number near the mean, which keeps digits::
 
-    mean = p + sum(n / N (mean_i - p)),   var = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
+        mean = p + sum(n / N (mean_i - p))
+        var  = sum(n / N var_i) + sum(n / N (mean_i - mean)**2)
     """
-    reduction, scatter_indices = spec.reduction, spec.scatter_indices(ids)
+    loops, scatter_indices = usual_loops(spec), spec.scatter_indices(ids)
+    parts, counts = _split(spec, parts)
+    totals = _total_counts(spec, counts, scatter_indices)
+    to_elements = partial(broadcast_stats, loops, scatter_indices=scatter_indices)
+    weight, n = in_segments(spec, counts[0], scatter_indices), to_elements(totals[0])
+    # the weight is divided before the product, so that an empty part changes no bit
+    share = weight / jnp.where(n > 0, n, 1)
+    average = partial(_averages, loops, scatter_indices, weight, share)
+    shifts = lax.stop_gradient(average(parts.mean, parts.var))
+    lows: tuple[jax.Array, ...] = parts.low[1:]
+    # Over devices or by ids a shift may be unknown until the program runs. Where the parts
+    # are constants, XLA would then add low to a first, and the sum loses low.
+    if spec.axis_name is not None or scatter_indices is not None:
+        lows = tuple(map(prevent_folding, lows))
+    shifted = [
+        mask_fill(a - to_elements(shift) + low, weight)
+        for a, shift, low in zip((parts.mean, parts.var), shifts, lows, strict=True)
+    ]
+    remainders = average(*shifted)
+    rest = [a - to_elements(mean) for a, mean in zip(shifted, remainders, strict=True)]
+    # the remainders are rounded too, and their errors would add up over merges
+    between, *corrections = average(abs_squared(rest[0]), *rest)
+    (mean, low_mean), (var, low_var) = map(
+        two_sum, shifts, (remainders[0], remainders[1] + between)
+    )
+    low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
+    low = lax.stop_gradient(Low(low_parts(totals, totals[0]), low_mean, low_var))
+    merged = Moments(totals[0], mean, jnp.maximum(var, 0), low)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged
+    )
+
+
+def _split(spec: Spec, parts: Moments) -> tuple[Moments, Parts]:
+    """Return Moments of the split shape, and the three parts of their counts."""
+    reduction = spec.reduction
     parts = jax.tree.map(
         lambda leaf: jnp.reshape(leaf, reduction.fit(leaf.shape)), _with_count_parts(parts)
     )
@@ -411,59 +462,45 @@ def _merge(spec: Spec, parts: Moments, ids: jax.Array | None = None) -> Moments:
     summed = tuple(
         size if axis in spec.axes else 1 for axis, size in enumerate(reduction.split_shape)
     )
-    # of size one along other axes, where all groups hold as many
+    # along other axes the counts keep size one where all groups hold as many elements
     shape = jnp.broadcast_shapes(summed, *map(jnp.shape, counts))
     counts = jax.tree.map(lambda count: jnp.broadcast_to(count, shape), counts)
-    parts = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts)
-    loops = usual_loops(spec)
-    to_elements = partial(broadcast_stats, loops, scatter_indices=scatter_indices)
-    whole = sum_parts(
-        counts,
-        spec.whole_axes,
-        spec.axis_name,
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, reduction.split_shape), parts), counts
+
+
+def _total_counts(spec: Spec, counts: Parts, scatter_indices: ScatterIndices | None) -> Parts:
+    """Return the sum of the counts of each group, exactly, as three parts."""
+    reduce = (
         None
         if scatter_indices is None
-        else partial(spec.segments.reduce, scatter_indices=scatter_indices),
+        else partial(spec.segments.reduce, scatter_indices=scatter_indices)
     )
-    weight, n = in_segments(spec, counts[0], scatter_indices), to_elements(whole[0])
-    share = weight / jnp.where(n > 0, n, 1)  # before the product: an empty part changes no bit
+    return sum_parts(counts, spec.whole_axes, spec.axis_name, reduce)
 
-    def averages(*values: jax.Array) -> list[jax.Array]:
-        return across(
-            lax.psum,
-            [
-                over_groups(loops, mask_fill(a, weight) * share.astype(a.dtype), scatter_indices)
-                for a in values
-            ],
-            spec.axis_name,
-        )
 
-    shifts = lax.stop_gradient(averages(parts.mean, parts.var))
-    lows: tuple[jax.Array, ...] = parts.low[1:]
-    # the shifts may then be no constants of the program, though the parts are
-    if spec.axis_name is not None or scatter_indices is not None:
-        lows = tuple(map(prevent_folding, lows))
-    shifted = [
-        mask_fill(a - to_elements(shift) + low, weight)
-        for a, shift, low in zip((parts.mean, parts.var), shifts, lows, strict=True)
-    ]
-    remainders = averages(*shifted)
-    rest = [a - to_elements(mean) for a, mean in zip(shifted, remainders, strict=True)]
-    # the remainders are rounded too, and their errors would add up over merges
-    between, *corrections = averages(abs_squared(rest[0]), *rest)
-    (mean, low_mean), (var, low_var) = map(
-        two_sum, shifts, (remainders[0], remainders[1] + between)
-    )
-    low_mean, low_var = low_mean + corrections[0], low_var + corrections[1]
-    low = lax.stop_gradient(Low(low_parts(whole, whole[0]), low_mean, low_var))
-    merged = Moments(whole[0], mean, jnp.maximum(var, 0), low)
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, mean.shape).reshape(spec.stats_shape), merged
+def _averages(
+    loops: PlainLoops,
+    scatter_indices: ScatterIndices | None,
+    weight: jax.Array,
+    share: jax.Array,
+    *values: jax.Array,
+) -> list[jax.Array]:
+    """Return averages over each group: ``sum(share * value)`` without values of weight 0."""
+    return across(
+        lax.psum,
+        [
+            over_groups(loops, mask_fill(a, weight) * share.astype(a.dtype), scatter_indices)
+            for a in values
+        ],
+        loops.spec.axis_name,
     )
 
 
 def _with_count_parts(parts: Moments) -> Moments:
-    """Return Moments in float32 at least, the count as three parts of the dtype of the mean."""
+    """Return Moments in float32 at least.
+
+    The count has three parts, of the real dtype that belongs to the dtype of the mean.
+    """
     mean, var, *low = (
         a.astype(compute_dtype(a.dtype))
         for a in (parts.mean, parts.var, parts.low.mean, parts.low.var)

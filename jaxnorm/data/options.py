@@ -22,8 +22,8 @@ def parser() -> argparse.ArgumentParser:
     new = argparse.ArgumentParser(
         prog="jaxnorm fit",
         description=(
-            "Fits mean, deviation, minimum and maximum of the features of a data set larger than "
-            "memory, in one pass."
+            "Fits mean, standard deviation, minimum and maximum of the features of a data set "
+            "larger than memory, in one pass."
         ),
         epilog=(
             "Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' "
@@ -38,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
         help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
     )
     help_pattern = (
-        "reduction axes in [ ]: of all arrays, or KEY=PATTERN, once for each that is fitted; "
-        "by default the first axis"
+        "reduction axes in [ ], for all arrays; or KEY=PATTERN for one array: repeat it for each "
+        "array to fit; by default the first axis of all arrays"
     )
     add("--pattern", action="append", default=[], metavar="PATTERN", help=help_pattern)
     add(
@@ -63,13 +63,16 @@ def parser() -> argparse.ArgumentParser:
         help=help_where,
     )
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
-    add("--engine", default="local", choices=ENGINES, help="local by default")
+    help_engine = (
+        "where to compute: in this process (local, the default), or with Dask, Beam or Ray"
+    )
+    add("--engine", default="local", choices=ENGINES, help=help_engine)
     add(
         "--out",
         default=Path("stats.safetensors"),
         type=Path,
         metavar="FILE",
-        help=".safetensors or .json; stats.safetensors by default",
+        help="file to write the statistics to, .safetensors or .json; stats.safetensors by default",
     )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
     return new

@@ -1,4 +1,4 @@
-"""Calls of norms by linen and nnx modules."""
+"""Prepare and run the norms that linen and nnx modules call."""
 
 from collections.abc import Callable
 from inspect import unwrap
@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxnorm.arguments.axes import Reduction, unsplit
 from jaxnorm.arguments.options import Param
+from jaxnorm.core.call import Call, prepare
+from jaxnorm.flax_common.arguments import across, module_axes
 
 Result = TypeVar("Result")
 
@@ -31,6 +34,58 @@ class Options(TypedDict):
     where: Param
     mask_name: str
     dtype: jnp.dtype
+
+
+def over(
+    inputs: Callable[..., tuple[Any, ...]],
+    module: Any,
+    x: jax.Array,
+    reduction: Reduction,
+    features: tuple[int, ...],
+    mask: Param,
+    *,
+    centered: bool = True,
+    segments: Param = None,
+    num_segments: int | None = None,
+) -> Call:
+    """Prepare the normalization of ``x`` by a module.
+
+    Args:
+      inputs: the function ``inputs`` of linen/calls.py or nnx/calls.py. It returns ``x``
+        as floats and the :class:`Options`; nnx adds the running statistics.
+      module: the Flax module.
+      x: the array to normalize.
+      reduction: the axes to reduce.
+      features: the feature axes.
+      mask: the mask of the call, not yet checked.
+      centered: whether the norm subtracts the mean.
+      segments: ids along the first reduction axis.
+      num_segments: the number of segments.
+    """
+    x, options, *_ = inputs(module, x, features, mask)
+    return prepare(
+        x,
+        reduction,
+        features,
+        centered=centered,
+        axis_name=across(module),
+        segments=segments,
+        num_segments=num_segments,
+        **options,
+    )
+
+
+def over_axes(
+    inputs: Callable[..., tuple[Any, ...]],
+    module: Any,
+    x: jax.Array,
+    mask: Param,
+    *,
+    centered: bool = True,
+) -> Call:
+    """Prepare the normalization of ``x`` over a module's reduction axes, as :func:`over` does."""
+    features, reduced = module_axes(module, x.ndim)
+    return over(inputs, module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
 
 
 def apply_norm(norm: Callable[..., Result], x: jax.Array, *params: Any, **options: Any) -> Result:

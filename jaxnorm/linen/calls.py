@@ -1,20 +1,19 @@
-"""The arguments that a linen module passes to its norm: parameters, dtypes, device axes."""
+"""The arguments that a linen module passes to its norm: parameters, mask, dtype."""
 
+from functools import partial
 from typing import Any
 
 import jax
 
-from jaxnorm.arguments.axes import Reduction, unsplit
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import Call, prepare
-from jaxnorm.flax_common.arguments import across, inexact, module_axes
-from jaxnorm.flax_common.calls import Options
+from jaxnorm.flax_common import calls
+from jaxnorm.flax_common.arguments import inexact
 
 
 def inputs(
     module: Any, x: jax.Array, features: tuple[int, ...], mask: Param
-) -> tuple[jax.Array, Options]:
+) -> tuple[jax.Array, calls.Options]:
     """Return ``x`` as floats, and the options of its norm.
 
     Scale and bias are created on first use.
@@ -30,7 +29,7 @@ def inputs(
     # Only the output gets this dtype. Casting x before its statistics are computed
     # would round it.
     dtype = promoted(module.dtype, x, scale, bias)
-    return inexact(x, dtype), Options(
+    return inexact(x, dtype), calls.Options(
         scale=scale,
         bias=bias,
         epsilon=module.epsilon,
@@ -40,32 +39,4 @@ def inputs(
     )
 
 
-def over(
-    module: Any,
-    x: jax.Array,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    mask: Param,
-    *,
-    centered: bool = True,
-    segments: Param = None,
-    num_segments: int | None = None,
-) -> Call:
-    """Prepare the normalization of ``x`` by a module."""
-    x, options = inputs(module, x, features, mask)
-    return prepare(
-        x,
-        reduction,
-        features,
-        centered=centered,
-        axis_name=across(module),
-        segments=segments,
-        num_segments=num_segments,
-        **options,
-    )
-
-
-def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) -> Call:
-    """Prepare the normalization of ``x`` over a module's reduction axes."""
-    features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
+over, over_axes = partial(calls.over, inputs), partial(calls.over_axes, inputs)

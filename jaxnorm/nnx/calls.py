@@ -1,22 +1,21 @@
-"""The arguments that an nnx module passes to its norm: parameters, dtypes, device axes."""
+"""The arguments that an nnx module passes to its norm: parameters, mask, dtype."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 
-from jaxnorm.arguments.axes import Reduction, unsplit
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import Call, prepare
-from jaxnorm.flax_common.arguments import across, inexact, module_axes
-from jaxnorm.flax_common.calls import Options
+from jaxnorm.flax_common import calls
+from jaxnorm.flax_common.arguments import inexact
 from jaxnorm.nnx import flax_versions
 
 
 def inputs(
     module: Any, x: jax.Array, features: tuple[int, ...], mask: Param, *stats: jax.Array
-) -> tuple[jax.Array, Options, list[jax.Array]]:
+) -> tuple[jax.Array, calls.Options, list[jax.Array]]:
     """Return ``x`` as floats, the options of its norm, and the running statistics.
 
     A promotion rule of the user's own may have cast any of them.
@@ -35,7 +34,7 @@ def inputs(
     check_features(module, x, sizes, *running, scale, bias)
     # Flax stores parameters flat, (num_features,), also for several feature axes.
     scale, bias = (None if p is None else p.reshape(sizes) for p in (scale, bias))
-    options = Options(
+    options = calls.Options(
         scale=scale,
         bias=bias,
         epsilon=module.epsilon,
@@ -58,32 +57,4 @@ def check_features(
         )
 
 
-def over(
-    module: Any,
-    x: jax.Array,
-    reduction: Reduction,
-    features: tuple[int, ...],
-    mask: Param,
-    *,
-    centered: bool = True,
-    segments: Param = None,
-    num_segments: int | None = None,
-) -> Call:
-    """Prepare the normalization of ``x`` by a module."""
-    x, options, _ = inputs(module, x, features, mask)
-    return prepare(
-        x,
-        reduction,
-        features,
-        centered=centered,
-        axis_name=across(module),
-        segments=segments,
-        num_segments=num_segments,
-        **options,
-    )
-
-
-def over_axes(module: Any, x: jax.Array, mask: Param, *, centered: bool = True) -> Call:
-    """Prepare the normalization of ``x`` over a module's reduction axes."""
-    features, reduced = module_axes(module, x.ndim)
-    return over(module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
+over, over_axes = partial(calls.over, inputs), partial(calls.over_axes, inputs)

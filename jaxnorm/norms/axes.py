@@ -40,8 +40,8 @@ def batch_norm(
 
     Batch normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``. In training, blend
     the returned Moments into a running average with :func:`ema`. In evaluation, where the features
-    come last, call ``normalize(x, running, scale=scale, bias=bias)``. In training a batch of one
-    element gives ``bias``.
+    come last, call ``normalize(x, running, scale=scale, bias=bias)``. For a batch of one element
+    the output in training is ``bias``.
 
     Args:
       x: floating array, for example ``(N, C)`` or ``(N, H, W, C)``.
@@ -73,7 +73,7 @@ def batch_norm(
     # With an axis_name the batch may lie on the devices alone.
     if not reduced and options.get("axis_name") is None:
         raise ValueError(
-            f"batch norm must have an axis to reduce beside the features: x has shape {x.shape}, "
+            f"batch norm must have an axis to reduce besides the features: x has shape {x.shape}, "
             f"feature_axes={feature_axes}."
         )
     call = prepare(
@@ -129,7 +129,7 @@ def layer_norm(
       **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
-      An array of the shape of ``x``. A single feature gives ``bias``.
+      An array of the shape of ``x``. For a single feature the output is ``bias``.
 
     Raises:
       TypeError: integer ``x``.
@@ -405,7 +405,7 @@ def group_norm(
         else canonical_axes(axes, x.ndim)
     )
     if features[0] in reduced:
-        raise ValueError(f"axes must leave out that of the channels, {features[0]}: got {axes}.")
+        raise ValueError(f"axes must not include the channel axis, {features[0]}: got {axes}.")
     reduction = in_groups(x.shape, reduced, features[0], num_groups)
     call = prepare(
         x,

@@ -1,7 +1,7 @@
 """Norms of the nodes of each graph.
 
-Both norms change the statistics of a graph before they are applied. :class:`Spec` calls the
-function that does so ``adjust``.
+Both norms change the statistics of a graph before they are applied. The function that does
+so is the ``adjust`` of :class:`jaxnorm.engine.spec.Spec`.
 """
 
 from typing import Unpack
@@ -207,7 +207,7 @@ def _leave_of_mean(loops: PlainLoops, stats: Stats, remaining: jax.Array) -> Sta
 def _sum_over_channels(loops: PlainLoops, stats: Stats, _: None) -> Stats:
     """Return the mean squared length of the nodes as the variance of each channel.
 
-    It is the sum of the variances over channels. ``power_axes`` gives all channels of a graph
-    the same power of two, because only variances with one unit can be added.
+    It is the sum of the variances over channels. ``exponent_axes`` gives all channels of a
+    graph the same power of two, because only variances with one unit can be added.
     """
     return stats._replace(var=loops.reduce_axes(stats.var, loops.spec.exponent_axes))

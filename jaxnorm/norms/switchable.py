@@ -92,15 +92,7 @@ def switchable_norm(
     """
     x = validation.floating(x)
     features, spatial = spatial_axes(x.shape, feature_axes, "switchable norm")
-    logits = [
-        validation.real(value, name)
-        for name, value in (("mean_logits", mean_logits), ("var_logits", var_logits))
-    ]
-    for name, value in zip(("mean_logits", "var_logits"), logits, strict=True):
-        if value.shape != (3,):
-            raise ValueError(
-                f"{name} must have shape (3,), for instance, layer and batch: got {value.shape}."
-            )
+    logits = _checked("mean_logits", mean_logits), _checked("var_logits", var_logits)
     everything, epsilon = (
         unsplit(x.shape, tuple(range(x.ndim))),
         validation.number("epsilon", epsilon),
@@ -122,6 +114,16 @@ def switchable_norm(
     selected = select(call.implementation, None, x).implementation
     y, batch = _switchable(selected, call.spec, features, spatial, *logits, running, call.operands)
     return y, batch if running is None else running
+
+
+def _checked(name: str, logits: ArrayLike) -> jax.Array:
+    """Return logits as an array, if there is one for each kind of statistics."""
+    logits = validation.real(logits, name)
+    if logits.shape != (3,):
+        raise ValueError(
+            f"{name} must have shape (3,), for instance, layer and batch: got {logits.shape}."
+        )
+    return logits
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -171,17 +173,17 @@ def _blended(
     Means are blended relative to their common origin, so that a large common part of the means
     costs no digits.
     """
-    spec = loops.spec
-    u, own = elements(loops, x, scaling), Spec(unsplit(x.shape, spatial))
-    own_scaling, low_mean, var = find_stats(own, u, where, implementation)
+    spec, instance_spec = loops.spec, Spec(unsplit(x.shape, spatial))
+    u = elements(loops, x, scaling)
+    instance_scaling, low_mean, var = find_stats(instance_spec, u, where, implementation)
     n, shift = (
-        jnp.asarray(total_weight(own, own_scaling), var.dtype),
-        jnp.asarray(own_scaling.shift),
+        jnp.asarray(total_weight(instance_spec, instance_scaling), var.dtype),
+        jnp.asarray(instance_scaling.shift),
     )
     axis_name = spec.axis_name if running is None else None
-    whole = Spec(unsplit(shift.shape, tuple(range(x.ndim))), axis_name)
+    origin_spec = Spec(unsplit(shift.shape, tuple(range(x.ndim))), axis_name)
     origin = jnp.asarray(
-        find_scaling(usual_loops(whole), shift, None if where is None else n).shift
+        find_scaling(usual_loops(origin_spec), shift, None if where is None else n).shift
     )
     scaling, instance = scaling._replace(shift=origin), Moments(n, shift - origin + low_mean, var)
     running = None if running is None else in_units_of(running, scaling)
@@ -189,6 +191,25 @@ def _blended(
         instance.merge(features),
         instance.merge(0, axis_name=axis_name) if running is None else running,
     )
+    step, var = _blend(mean_logits, var_logits, instance, layer, batch, u.dtype)
+    r = rstd(loops, scaling, var)
+    scale_of_instance, bias_of_instance = (
+        jnp.sqrt(instance.var + instance_spec.epsilon) * r,
+        step * r.astype(u.dtype),
+    )
+    instance_spec = replace(instance_spec, dtype=spec.dtype)
+    scale, bias = map(
+        loops.compute_first,
+        (times(scale_of_instance, scale), plus(times(bias_of_instance, scale), bias)),
+    )
+    y = run(Call(instance_spec, Operands(u, where, scale, bias), implementation))
+    of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
+    scaling = scaling._replace(n=batch.count, shift=jnp.where(batch.count > 0, origin, 0))
+    return y, from_stats(of_batch, Stats(scaling, batch.mean, batch.var))
+
+
+def _blend(mean_logits, var_logits, instance: Moments, layer: Moments, batch: Moments, dtype):
+    """Return the instance mean minus the blended mean, and the blended variance."""
     mean_weights, var_weights = (
         jax.nn.softmax(logits.astype(instance.var.dtype)) for logits in (mean_logits, var_logits)
     )
@@ -196,23 +217,9 @@ def _blended(
         weight * part.var
         for weight, part in zip(var_weights, (instance, layer, batch), strict=True)
     )
-    # The blended mean is a step from the instance mean. In this form weights that add
-    # up to 1 + 1e-7 do no harm.
+    # In this form weights that add up to 1 + 1e-7 do no harm.
     step = sum(
-        weight.astype(u.dtype) * (instance.mean - part.mean)
+        weight.astype(dtype) * (instance.mean - part.mean)
         for weight, part in zip(mean_weights[1:], (layer, batch), strict=True)
     )
-    r = rstd(loops, scaling, var)
-    scale_of_instance, bias_of_instance = (
-        jnp.sqrt(instance.var + own.epsilon) * r,
-        step * r.astype(u.dtype),
-    )
-    own = replace(own, dtype=spec.dtype)
-    scale, bias = map(
-        loops.compute_first,
-        (times(scale_of_instance, scale), plus(times(bias_of_instance, scale), bias)),
-    )
-    y = run(Call(own, Operands(u, where, scale, bias), implementation))
-    of_batch = replace(spec, reduction=unsplit(x.shape, other_axes(features, x.ndim)))
-    scaling = scaling._replace(n=batch.count, shift=jnp.where(batch.count > 0, origin, 0))
-    return y, from_stats(of_batch, Stats(scaling, batch.mean, batch.var))
+    return step, var

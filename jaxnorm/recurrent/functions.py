@@ -91,7 +91,9 @@ def rnn(
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
       return_moments: with ``norm="batch"`` whether to return the Moments of each step,
         too: a dict of ``input`` and ``recurrent``.
-      **options: see :class:`NetworkOptions`.
+      **options: ``lengths``, ``where``, ``segments``, ``reverse``, ``time_major``,
+        ``norm``, ``placement``, ``epsilon``, ``zoneout``, ``key``, ``running``,
+        ``longer`` and ``implementation``, see :class:`NetworkOptions`.
 
     Returns:
       ``(h, outputs)``, or ``(h, outputs, moments)`` with ``return_moments``. h is the
@@ -170,7 +172,9 @@ def gru(
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
       return_moments: with ``norm="batch"`` whether to return the Moments of each step,
         too: a dict of ``input`` and ``recurrent``.
-      **options: see :class:`NetworkOptions`.
+      **options: ``lengths``, ``where``, ``segments``, ``reverse``, ``time_major``,
+        ``norm``, ``placement``, ``epsilon``, ``zoneout``, ``key``, ``running``,
+        ``longer`` and ``implementation``, see :class:`NetworkOptions`.
 
     Returns:
       ``(h, outputs)``, or ``(h, outputs, moments)`` with ``return_moments``. h is the
@@ -271,7 +275,9 @@ def lstm(
         by default.
       return_moments: with ``norm="batch"`` whether to return the Moments of each step,
         too: a dict of ``input``, ``recurrent`` and ``cell``.
-      **options: see :class:`NetworkOptions`.
+      **options: ``lengths``, ``where``, ``segments``, ``reverse``, ``time_major``,
+        ``norm``, ``placement``, ``epsilon``, ``zoneout``, ``key``, ``running``,
+        ``longer`` and ``implementation``, see :class:`NetworkOptions`.
 
     Returns:
       ``((h, c), outputs)``, or ``((h, c), outputs, moments)`` with ``return_moments``.

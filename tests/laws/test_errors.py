@@ -79,7 +79,7 @@ WRONG = [
     (
         lambda: jn.batch_norm(X[0]),
         ValueError,
-        "batch norm must have an axis to reduce beside the features: x has shape (6,)",
+        "batch norm must have an axis to reduce besides the features: x has shape (6,)",
     ),
     (
         lambda: jn.layer_norm(X, axes=3),
@@ -419,7 +419,7 @@ WRONG = [
     (
         lambda: jn.group_norm(IMAGES, 3, axes=(1, 2, 3)),
         ValueError,
-        "axes must leave out that of the channels, 3: got (1, 2, 3).",
+        "axes must not include the channel axis, 3: got (1, 2, 3).",
     ),
     # scale, bias, moments
     (
@@ -554,7 +554,7 @@ WRONG = [
     (
         lambda: jn.batch_norm(X[0]),
         ValueError,
-        "batch norm must have an axis to reduce beside the features: x has shape (6,)",
+        "batch norm must have an axis to reduce besides the features: x has shape (6,)",
     ),
     (
         lambda: jn.group_norm(X, 4),
@@ -577,7 +577,7 @@ WRONG = [
     (
         lambda: jn.instance_norm(X),
         ValueError,
-        "instance norm must have an axis to reduce beside batch and features: x has shape (4, 6).",
+        "instance norm must have an axis to reduce besides batch and features: x has shape (4, 6).",
     ),
     (
         lambda: jn.instance_norm(IMAGES, feature_axes=0),
