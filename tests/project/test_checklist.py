@@ -1,9 +1,9 @@
-"""Test that a norm has every place of the checklist in CONTRIBUTING.md."""
+"""Test that each norm is in every file that the checklist of CONTRIBUTING.md names."""
 
 import ast
 import inspect
 import re
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -44,14 +44,15 @@ MODULES = [
     for module in iter_modules(norms.__path__, "jaxnorm.norms.")
     if module.name not in OTHERS
 ]
-NAMES = sorted(
-    name
+# not taken from jaxnorm, which may still lack some of them
+FUNCTIONS = {
+    name: function
     for module in MODULES
-    for name, function in vars(module).items()
+    for name, function in sorted(vars(module).items())
     if name.endswith("_norm")
     and inspect.isfunction(function)
     and function.__module__ == module.__name__
-)
+}
 
 
 def called(case):
@@ -66,6 +67,7 @@ def module_of(package, name):
 
 
 def written(*parts):
+    """The text of a file of the repository."""
     return ROOT.joinpath(*parts).read_text()
 
 
@@ -93,6 +95,12 @@ def called_on_jn(source):
     return {call.removeprefix("jn.") for call in calls if call.startswith("jn.")}
 
 
+@cache
+def lines_of_types():
+    """The functions and classes that tests/typed/use.py calls as jn.name."""
+    return called_on_jn(written("tests", "typed", "use.py"))
+
+
 def section(name):
     """What the gallery has of a norm, from its heading on."""
     return next(
@@ -105,12 +113,10 @@ def section(name):
     )
 
 
-def missing(name):
-    """What is left to do, by file."""
-    parameters, text = (
-        inspect.signature(function := getattr(jaxnorm, name)).parameters,
-        function.__doc__,
-    )
+def of_function(name):
+    """Whether the file of the function says what it must, by place."""
+    function = FUNCTIONS[name]
+    parameters, text = inspect.signature(function).parameters, function.__doc__ or ""
     ours = {
         option
         for option, parameter in parameters.items()
@@ -118,13 +124,8 @@ def missing(name):
     }
     if "options" in parameters and parameters["options"].annotation == Unpack[jaxnorm.NormOptions]:
         ours |= jaxnorm.NormOptions.__annotations__.keys()
-    modules = {package.__name__: module_of(package, name) for package in (linen, nnx)}
-    lines = [
-        name,
-        *(f"{package.removeprefix('jaxnorm.')}.{module}" for package, module in modules.items()),
-    ]
     file = f"{function.__module__.replace('.', '/')}.py"
-    done = {
+    return {
         f"{file}: x is to be positional-only": next(iter(parameters.values())).kind
         is inspect.Parameter.POSITIONAL_ONLY,
         **{f"{file}: option {option}": option in ours for option in sorted(OPTIONS)},
@@ -132,19 +133,48 @@ def missing(name):
         f"{file}: the formula before Args": re.search(
             r"``.*= .*(sqrt|epsilon).*``", text.partition("Args:")[0]
         ),
-        **{
-            f"{package.replace('.', '/')}: a module in __all__": module
-            for package, module in modules.items()
-        },
-        "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
-        "tests/cases.py: a row of TWINS": modules["jaxnorm.nnx"] in dict(TWINS),
+        "jaxnorm/__init__.py: a row of _MODULE_OF": name in jaxnorm.__all__,
         "jaxnorm/__init__.py: an import for type checkers": name in imported_for_types(),
-        **{
-            f"tests/typed/use.py: a line for jn.{called}": called
-            in called_on_jn(written("tests", "typed", "use.py"))
-            for called in lines
-        },
-        "docs/gallery.md: a section": bool(section(name)),
+        "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
+        f"tests/typed/use.py: a line for jn.{name}": name in lines_of_types(),
+        **of_reference("jaxnorm", name),
+    }
+
+
+def of_module(package, name):
+    """Whether a package has a module of the norm, and other files know it, by place."""
+    module, place = module_of(package, name), package.__name__.replace(".", "/")
+    if module is None:
+        # all other places need the module's name
+        return {f"{place}: a module in __all__": False}
+    short = package.__name__.removeprefix("jaxnorm.")
+    return {
+        f"tests/cases.py: a row of TWINS for {module}": module in dict(TWINS),
+        f"tests/typed/use.py: a line for jn.{short}.{module}": f"{short}.{module}"
+        in lines_of_types(),
+        f"README.md: a row of the table of norms with {module}": any(
+            line.startswith("|") and f"`{name}`" in line and f"`{module}`" in line
+            for line in written("README.md").splitlines()
+        ),
+        **of_reference(package.__name__, module),
+    }
+
+
+def of_reference(package, name):
+    """Whether the page of a package's reference has a name twice, by place."""
+    page = f"docs/reference/{package.removeprefix('jaxnorm.')}.md"
+    text = written(*page.split("/"))
+    return {
+        f"{page}: an entry of the table for {name}": f"[{package}.{name}]" in text,
+        f"{page}: a line ::: {package}.{name}": f"::: {package}.{name}\n" in text,
+    }
+
+
+def of_gallery(name):
+    """Whether the gallery has all of its section of the norm, by place."""
+    if not section(name):
+        return {"docs/gallery.md: a section": False}
+    return {
         **{
             f"docs/gallery.md: {part} in it": part in section(name)
             for part in ("```math", "<img ", f"jn.{name}(", "arxiv.org/abs/")
@@ -153,12 +183,22 @@ def missing(name):
             f"docs/{picture}": (ROOT / "docs" / picture).exists()
             for picture in re.findall(r"images/[\w-]+\.svg", section(name))
         },
+    }
+
+
+def missing(name):
+    """What is left to do, by file."""
+    done = {
+        **of_function(name),
+        **of_module(linen, name),
+        **of_module(nnx, name),
+        **of_gallery(name),
         "CHANGELOG.md: a line": f"`{name}`" in written("CHANGELOG.md") or name in FIRST,
     }
     return [place for place, found in done.items() if not found]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_no_place_of_a_norm_is_forgotten(name):
     assert not missing(name), f"{name} lacks " + "; ".join(missing(name))
 
@@ -167,7 +207,7 @@ def test_the_norms_are_those_that_are_public():
     assert {name for name in jaxnorm.__all__ if name.endswith("_norm")} - {
         "weight_norm",
         "spectral_norm",
-    } == set(NAMES)
+    } == set(FUNCTIONS)
 
 
 def test_linen_and_nnx_have_the_same_modules():
