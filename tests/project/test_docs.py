@@ -1,14 +1,21 @@
 """Test the documentation site.
 
 Its pictures equal what the script draws, or are drawn while the site is built. Its
-reference has every public name. Its checks can fail.
+reference has every public name. Its checks can fail. The docstrings of the library name what
+exists.
 """
 
+import contextlib
+import dataclasses
 import importlib.util
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
+from functools import reduce
 from types import SimpleNamespace
+from typing import is_typeddict
 
 import pytest
 from pages import PAGES, ROOT
@@ -150,3 +157,70 @@ def test_docstrings_become_markdown():
         == "  ```pycon\n  >>> 1 + 1\n  2\n  ```\n\nEnd"
     )
     assert as_markdown("==  ==\na   b\n==  ==", "jaxnorm") == "```text\n==  ==\na   b\n==  ==\n```"
+
+
+ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?([\w.]+)`")
+# Those that need a package which is missing, such as Flax or Dask, are skipped.
+MODULES = [
+    "jaxnorm",
+    *(module.name for module in pkgutil.walk_packages(jaxnorm.__path__, "jaxnorm.")),
+]
+
+
+def classes(module):
+    """The classes that a module defines."""
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
+
+
+def fields(value):
+    """The names of the fields of a dataclass, NamedTuple or TypedDict; none for other classes."""
+    if not (dataclasses.is_dataclass(value) or hasattr(value, "_fields") or is_typeddict(value)):
+        return set()
+    return set().union(*(inspect.get_annotations(base) for base in value.__mro__))
+
+
+def has(owner, names):
+    """Whether a module or class has an attribute or field, which has the next one, and so on."""
+    # A field without a default is an attribute of objects alone.
+    member = lambda owner, name: None if name in fields(owner) else getattr(owner, name)
+    try:
+        reduce(member, names, owner)
+    except AttributeError:
+        return False
+    return True
+
+
+def exists(reference, owners):
+    """Whether a dotted name is in a package, or in one of the owners if it names no package."""
+    names = reference.split(".")
+    if names[0] not in ("flax", "jax", "jaxnorm"):
+        return any(has(owner, names) for owner in owners)
+    pytest.importorskip(names[0])
+    for end in range(len(names), 0, -1):
+        with contextlib.suppress(ImportError):
+            return has(importlib.import_module(".".join(names[:end])), names[end:])
+    return False
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings_refer_to_what_exists(name):
+    module = pytest.importorskip(name, exc_type=ImportError)
+    packages = [name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1)]
+    # as a reader would look for a name: in the file, in its classes, in the packages around it
+    owners = [module, *classes(module), *map(importlib.import_module, packages)]
+    found = set(ROLE.findall(inspect.getsource(module)))
+    assert {reference for reference in found if not exists(reference, owners)} == set()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_attributes_of_docstrings_are_fields(name):
+    module = pytest.importorskip(name, exc_type=ImportError)
+    for value in classes(module):
+        _, _, section = inspect.cleandoc(value.__doc__ or "").partition("\nAttributes:\n")
+        named = set(re.findall(r"^  (\w+): ", section.partition("\n\n")[0], re.MULTILINE))
+        if known := fields(value):
+            assert named <= known, value

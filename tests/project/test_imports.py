@@ -198,7 +198,7 @@ def test_public_functions_name_their_options(module):
         ],
     }
     for name in module.__all__:
-        if inspect.isfunction(function := getattr(module, name)) and name != "plan":
+        if inspect.isfunction(function := getattr(module, name)):
             assert inspect.unwrap(function).__code__.co_name == name
             others = [
                 p
@@ -216,9 +216,15 @@ def test_recurrent_functions_take_the_same_options():
     assert list(lstm) == list(gru) == list(rnn)
     # a pair for the LSTM
     assert all(lstm[name] == gru[name] == rnn[name] for name in lstm if name != "initial")
+    for function in (getattr(jaxnorm.recurrent, name) for name in ("lstm", "gru", "rnn")):
+        for option in jaxnorm.recurrent.NetworkOptions.__annotations__:
+            assert f"``{option}``" in function.__doc__.partition("**options:")[2], option
 
 
 def test_plan_takes_what_standardize_does():
+    shown = inspect.signature(jaxnorm.plan)
+    assert shown.parameters == inspect.signature(jaxnorm.standardize).parameters
+    assert shown.return_annotation is jaxnorm.Plan
     x = numpy.ones((4, 3), numpy.float32)
     for name, parameter in inspect.signature(jaxnorm.standardize).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
