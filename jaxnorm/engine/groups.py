@@ -132,7 +132,8 @@ def mean(
 ) -> jax.Array:
     """Return the mean over each group, by weight; it is 0 for an empty group.
 
-    ``nonconstant`` keeps the compiler from rounding the division, see :meth:`XlaCpuLoops.divide`.
+    ``nonconstant`` keeps the compiler from rounding the division, see
+    :meth:`~jaxnorm.engine.xla.XlaCpuLoops.divide`.
     """
     weight = total_weight(loops.spec, scaling)
     return loops.divide(total(loops, values, scaling), weight, nonconstant)
@@ -146,7 +147,8 @@ class Scaling(NamedTuple):
       exponent: the scale exponent; x is divided by 2**exponent.
       shift: a number near the mean, which is subtracted.
       where: mask or weights.
-      scatter_indices: where the positions of segments are added up, see :class:`Segments`.
+      scatter_indices: where the positions of segments are added up, see
+        :class:`~jaxnorm.engine.segments.Segments`.
     """
 
     n: jax.Array | float | None

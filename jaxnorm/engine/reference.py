@@ -263,10 +263,10 @@ def tangent_like(
 
 
 def backward(loops: PlainLoops, residuals: Residuals, gradients: tuple) -> Inputs:
-    """Return the gradients by x, scale and bias: the transpose of :func:`tangent`.
+    """Return the gradients with respect to x, scale and bias: the transpose of :func:`tangent`.
 
-    The gradients by output, low part of the mean and variance are given. The last two may be
-    None, for 0.
+    The gradients with respect to output, low part of the mean and variance are given. The last
+    two may be None, for 0.
     """
     # Let u = x / 2**exponent - shift, and n the total weight of a group. From
     #     y = (u - low_mean) r scale + bias,     var = mean(u**2) - low_mean**2,

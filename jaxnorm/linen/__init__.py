@@ -59,7 +59,9 @@ __all__ = [
     "recalibrate",
     "stop_accumulating",
 ]
-__all__ += [*layers.__all__, *groups.__all__, *graphs.__all__]
+__all__ += layers.__all__
+__all__ += groups.__all__
+__all__ += graphs.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:

@@ -104,7 +104,7 @@ def _applied(static: Static, arguments, found) -> jax.Array:
 
 
 def _backward(static: Static, residuals, cotangents):
-    """Return the gradients by x, scale and bias."""
+    """Return the gradients with respect to x, scale and bias."""
     (x, shift, low_mean, var, exponent, scale, where), (dy, *dstats) = residuals, cotangents
     # The kernel computes the closed form that engine.reference.backward derives.
     dlow_mean, dvar = (ABSENT if a is None else a for a in dstats)
