@@ -30,11 +30,12 @@ class GraphNorm(flax_versions.InstanceNorm):
       epsilon: added to the mean square, inside the root; 1e-5 by default.
       mean_scale_init: initializer of ``mean_scale``, the learned part of the mean that is
         subtracted; ones by default.
-      **options: the other arguments of :class:`InstanceNorm`, with the meanings and defaults they
-        have there: ``dtype``, ``param_dtype``, ``use_bias``, ``use_scale``, ``bias_init``,
-        ``scale_init``, ``feature_axes``, ``axis_name``, ``axis_index_groups``,
-        ``use_fast_variance``, ``promote_dtype``, ``bias_metadata``, ``scale_metadata`` and
-        ``rngs``.
+
+    It also takes the other arguments of :class:`InstanceNorm`, with the meanings
+    and defaults they have there: ``dtype``, ``param_dtype``, ``use_bias``,
+    ``use_scale``, ``bias_init``, ``scale_init``, ``feature_axes``, ``axis_name``,
+    ``axis_index_groups``, ``use_fast_variance``, ``promote_dtype``,
+    ``bias_metadata``, ``scale_metadata`` and ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -117,10 +118,12 @@ class PairNorm(flax_versions.InstanceNorm):
       use_bias: whether to add a learned bias; False by default.
       use_scale: whether to multiply by a learned scale; False by default.
       length: root mean square length of the nodes in the output, the paper's s; 1 by default.
-      **options: the other arguments of :class:`InstanceNorm`, with the meanings and defaults they
-        have there: ``dtype``, ``param_dtype``, ``bias_init``, ``scale_init``, ``feature_axes``,
-        ``axis_name``, ``axis_index_groups``, ``use_fast_variance``, ``promote_dtype``,
-        ``bias_metadata``, ``scale_metadata`` and ``rngs``.
+
+    It also takes the other arguments of :class:`InstanceNorm`, with the meanings
+    and defaults they have there: ``dtype``, ``param_dtype``, ``bias_init``,
+    ``scale_init``, ``feature_axes``, ``axis_name``, ``axis_index_groups``,
+    ``use_fast_variance``, ``promote_dtype``, ``bias_metadata``, ``scale_metadata``
+    and ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

@@ -156,10 +156,12 @@ class PositionalNorm(nnx.LayerNorm):
       epsilon: added to the variance, inside the root; 1e-5 by default.
       use_bias: whether to add a learned bias; False by default.
       use_scale: whether to multiply by a learned scale; False by default.
-      **options: the other arguments of :class:`LayerNorm`, with the meanings and defaults they have
-        there: ``dtype``, ``param_dtype``, ``bias_init``, ``scale_init``, ``reduction_axes``,
-        ``feature_axes``, ``axis_name``, ``axis_index_groups``, ``use_fast_variance``,
-        ``promote_dtype``, ``bias_metadata``, ``scale_metadata`` and ``rngs``.
+
+    It also takes the other arguments of :class:`LayerNorm`, with the meanings and
+    defaults they have there: ``dtype``, ``param_dtype``, ``bias_init``,
+    ``scale_init``, ``reduction_axes``, ``feature_axes``, ``axis_name``,
+    ``axis_index_groups``, ``use_fast_variance``, ``promote_dtype``,
+    ``bias_metadata``, ``scale_metadata`` and ``rngs``.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
