@@ -20,6 +20,7 @@ from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.plan import find_stats, select, usual_loops
 from jaxnorm.engine.collectives import across, vary, varying_axes
 from jaxnorm.engine.counts import low_parts_of_count
+from jaxnorm.engine.exponents import scale_down
 from jaxnorm.engine.groups import (
     Scaling,
     broadcast_stats,
@@ -27,7 +28,6 @@ from jaxnorm.engine.groups import (
     mask_fill,
     mask_fill_split,
     over_groups,
-    scale_down,
     total_weight,
 )
 from jaxnorm.engine.loops import PlainLoops

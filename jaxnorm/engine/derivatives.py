@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jaxnorm.arguments.dtypes import compute_dtype, needs_exponent
 from jaxnorm.engine import reference
-from jaxnorm.engine.groups import Scaling, find_scaling, masked, scale_down, split
+from jaxnorm.engine.exponents import scale_down
+from jaxnorm.engine.groups import Scaling, find_scaling, masked, split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import (
     Inputs,

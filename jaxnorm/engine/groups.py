@@ -8,7 +8,6 @@ differentiation. The reduction axes span a group. With scatter indices, ids name
 along the first of these axes.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from jax import lax
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.counts import group_weight
+from jaxnorm.engine.exponents import inverse_scale, scale_exponent, scaled, scaled_epsilon
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.spec import Operands, Spec
@@ -205,16 +205,6 @@ def _find_exponent(
     return scale_exponent(across(lax.pmax, largest, spec.axis_name), lowest)
 
 
-def scale_exponent(largest: jax.Array, lowest) -> jax.Array:
-    """Return the exponent of the largest element, within the limits of its dtype."""
-    # up to this limit 2**limit and 2**-limit are both normal numbers
-    limit = jnp.finfo(largest.dtype).maxexp - 2
-    exponent = jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0)
-    return jnp.clip(exponent, jnp.maximum(lowest, -limit), limit).astype(
-        jnp.int8 if limit < 128 else jnp.int16
-    )
-
-
 def elements(
     loops: PlainLoops, x: jax.Array, scaling: Scaling, low_mean: jax.Array | None = None
 ) -> jax.Array:
@@ -230,56 +220,11 @@ def elements(
     return u if low_mean is None else u - low_mean
 
 
-def scaled(loops: PlainLoops, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """Multiply x, split for loops, by an :func:`inverse_scale`."""
-    u = split(loops, x, compute_dtype(x.dtype))
-    return u if scale is None else u * scale.astype(u.dtype)
-
-
-def scale_down(u: jax.Array, exponent: jax.Array | None) -> jax.Array:
-    """Return ``u / 2**exponent``."""
-    return (
-        u
-        if exponent is None
-        else u * power_of_two(-exponent.astype(jnp.int32), u.dtype).astype(u.dtype)
-    )
-
-
-def inverse_scale(loops: PlainLoops, exponent: jax.Array | None, dtype) -> jax.Array | None:
-    """Return ``1 / 2**exponent``, for a loop over x."""
-    if exponent is None:
-        return None
-    return loops.compute_first_if_isolated(power_of_two(-exponent.astype(jnp.int32), dtype))
-
-
-def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
-    """Return 2**exponent, where that is a normal number.
-
-    It is made from its bits, so that a loop over x need not compute powers.
-    """
-    info = jnp.finfo(real_dtype(dtype))
-    bits = jnp.int64 if info.bits == 64 else jnp.int32
-    return lax.bitcast_convert_type(
-        (exponent.astype(bits) + (info.maxexp - 1)) << info.nmant, info.dtype
-    )
-
-
 def rstd(loops: PlainLoops, scaling: Scaling, var: jax.Array) -> jax.Array:
     """Return 1 / sqrt(var + epsilon), in the units of the scale exponent."""
     spec = loops.spec
-    epsilon = scaled_epsilon(spec, scaling, var.dtype)
+    epsilon = scaled_epsilon(spec, scaling.exponent, var.dtype)
     return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, scaling))
-
-
-def scaled_epsilon(spec: Spec, scaling: Scaling, dtype) -> jax.Array:
-    """Return epsilon in the units of the scale exponent; it is 0 only if epsilon is 0."""
-    info = jnp.finfo(dtype)
-    if spec.epsilon == 0 or scaling.exponent is None:
-        return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
-    # x / 2**p has var / 2**(2 p) and std / 2**p
-    fraction, exponent = math.frexp(spec.epsilon)
-    exponents = exponent - spec.power_of_epsilon * scaling.exponent.astype(jnp.int32)
-    return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 
 def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "var") -> jax.Array:

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.arguments.dtypes import complex_beside, compute_dtype
+from jaxnorm.engine.exponents import inverse_scale, scaled
 from jaxnorm.engine.groups import (
     Scaling,
     apply_weights,
@@ -35,12 +36,10 @@ from jaxnorm.engine.groups import (
     elements,
     find_scaling,
     in_segments,
-    inverse_scale,
     mask_fill,
     mask_fill_split,
     mean,
     rstd,
-    scaled,
     split,
     total_weight,
 )

@@ -17,7 +17,7 @@ from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
 from jaxnorm.core.call import prepare, run
-from jaxnorm.engine.groups import scale_down, scale_exponent
+from jaxnorm.engine.exponents import scale_down, scale_exponent
 from jaxnorm.engine.reference import times
 from jaxnorm.engine.sharding import sharded_by_compiler, unsharded
 
