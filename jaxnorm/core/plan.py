@@ -170,7 +170,7 @@ def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) 
 
 def usual_loops(spec: Spec) -> PlainLoops:
     """Return the loops of this platform, as they are by default: those that cost no digits."""
-    return XlaCpuLoops(spec) if platform() == "cpu" else PlainLoops(spec)
+    return XlaCpuLoops(spec) if platform() == "cpu" else PlainLoops(spec, coarse=True)
 
 
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:
@@ -200,8 +200,12 @@ def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> 
         and rough_product(*reduction.split_stats_shape) >= MANY_GROUPS
     )
     merge_last_axis = not spec.reduces_trailing_axes and len(reduction.parts[-1]) > 1
-    return XlaCpuLoops(
-        spec, recompute, keep_low_mean, barriers=not in_one_loop, merge_last_axis=merge_last_axis
+    return replace(
+        loops,
+        recompute=recompute,
+        keep_low_mean=keep_low_mean,
+        barriers=not in_one_loop,
+        merge_last_axis=merge_last_axis,
     )
 
 

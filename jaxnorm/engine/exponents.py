@@ -6,14 +6,51 @@ Dividing by a power of two is exact. It keeps squares in the range of their dtyp
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnorm.arguments.axes import rough_product
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
+
+# Coarse loops choose one of these for bfloat16. The largest element of a group is below 2**50, or
+# the exponent leaves it between 2**24 and 2**50. A sum of 2**26 squares then stays in the range.
+COARSE = (0, 26, 52, 78)
+LARGE = 50
+
+
+def is_coarse(loops: PlainLoops) -> bool:
+    """Return whether groups are divided by powers of COARSE, where they are divided at all.
+
+    A GPU fuses reductions of rows into one kernel, with all that comes after, where each reduction
+    takes what the last one left. Integers made of a result, such as an exponent, end the kernel; a
+    choice among constants does not.
+    """
+    spec = loops.spec
+    # statistics alone have no epsilon that hides what squares lose
+    hidden = spec.dtype is not None and spec.epsilon_hides_squares(jnp.float32)
+    return loops.coarse and not spec.full_range and hidden
+
+
+def coarse_exponent(largest: jax.Array) -> jax.Array:
+    """Return the exponent of COARSE for the largest element of each group."""
+    found = jnp.full_like(largest, COARSE[-1])
+    for each in reversed(COARSE[:-1]):
+        found = jnp.where(largest < 2.0 ** (LARGE + each), jnp.asarray(each, found.dtype), found)
+    # NaN and Inf stay what they are, by any exponent
+    return found.astype(jnp.int8)
+
+
+def of_coarse(exponent: jax.Array, value: Callable[[int], float], dtype) -> jax.Array:
+    """Return ``value(exponent)`` by a choice among its values for COARSE."""
+    found = jnp.asarray(value(COARSE[-1]), dtype)
+    for each in reversed(COARSE[:-1]):
+        found = jnp.where(exponent == each, jnp.asarray(value(each), dtype), found)
+    return found
 
 
 def scale_exponent(largest: jax.Array, lowest) -> jax.Array:
@@ -45,6 +82,8 @@ def inverse_scale(loops: PlainLoops, exponent: jax.Array | None, dtype) -> jax.A
     """Return ``1 / 2**exponent``, for a loop over x."""
     if exponent is None:
         return None
+    if is_coarse(loops):
+        return of_coarse(exponent, lambda each: 2.0**-each, real_dtype(dtype))
     return loops.compute_first_if_isolated(power_of_two(-exponent.astype(jnp.int32), dtype))
 
 
@@ -60,12 +99,32 @@ def power_of_two(exponent: jax.Array, dtype) -> jax.Array:
     )
 
 
-def scaled_epsilon(spec: Spec, exponent: jax.Array | None, dtype) -> jax.Array:
+def scaled_epsilon(
+    loops: PlainLoops, exponent: jax.Array | None, where: jax.Array | None, dtype
+) -> jax.Array:
     """Return epsilon in the units of the scale exponent; it is 0 only if epsilon is 0."""
-    info = jnp.finfo(dtype)
+    spec, info = loops.spec, jnp.finfo(dtype)
     if spec.epsilon == 0 or exponent is None:
         return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
+    if is_coarse(loops):
+        return _coarse_epsilon(spec, exponent, where, dtype)
     # x / 2**p has var / 2**(2 p) and std / 2**p
     fraction, own = math.frexp(spec.epsilon)
     exponents = own - spec.power_of_epsilon * exponent.astype(jnp.int32)
     return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
+
+
+def _coarse_epsilon(spec: Spec, exponent: jax.Array, where: jax.Array | None, dtype) -> jax.Array:
+    """Return epsilon in the units of an exponent of COARSE."""
+    # Where the exponent is not 0, the largest element is 2**24 or more in its units. If it is not
+    # alone in size, another differs from it by its last bit, 2**15 at least, so that the variance
+    # of n elements is 2**29 / n at least. An epsilon of 2**5 / n is then less than half a bit of
+    # float32 of it, and may be added in any unit. It does not depend on the largest element
+    # then, which leaves a GPU's kernel whole. Weights may make a deviation count for less.
+    n = rough_product(*(spec.reduction.split_shape[axis] for axis in spec.axes))
+    weighted = where is not None and where.dtype != jnp.bool_
+    if spec.epsilon * n <= 2**5 and spec.epsilon_in == "var" and not weighted:
+        return jnp.asarray(spec.epsilon, dtype)
+    tiny = float(jnp.finfo(dtype).tiny)
+    in_units = lambda each: max(spec.epsilon * 2.0 ** (-spec.power_of_epsilon * each), tiny)
+    return of_coarse(exponent, in_units, dtype)

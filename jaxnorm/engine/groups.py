@@ -19,7 +19,14 @@ from jax import lax
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
 from jaxnorm.engine.counts import group_weight
-from jaxnorm.engine.exponents import inverse_scale, scale_exponent, scaled, scaled_epsilon
+from jaxnorm.engine.exponents import (
+    coarse_exponent,
+    inverse_scale,
+    is_coarse,
+    scale_exponent,
+    scaled,
+    scaled_epsilon,
+)
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.spec import Operands, Spec
@@ -202,7 +209,8 @@ def _find_exponent(
     largest = over_groups(loops, size, scatter_indices, by, jax.ops.segment_max)
     if spec.exponent_axes:
         largest = jnp.max(largest, spec.exponent_axes, keepdims=True, initial=0)
-    return scale_exponent(across(lax.pmax, largest, spec.axis_name), lowest)
+    largest = across(lax.pmax, largest, spec.axis_name)
+    return coarse_exponent(largest) if is_coarse(loops) else scale_exponent(largest, lowest)
 
 
 def elements(
@@ -223,7 +231,7 @@ def elements(
 def rstd(loops: PlainLoops, scaling: Scaling, var: jax.Array) -> jax.Array:
     """Return 1 / sqrt(var + epsilon), in the units of the scale exponent."""
     spec = loops.spec
-    epsilon = scaled_epsilon(spec, scaling.exponent, var.dtype)
+    epsilon = scaled_epsilon(loops, scaling.exponent, scaling.where, var.dtype)
     return loops.per_group(partial(_rstd, spec))(var, epsilon, total_weight(spec, scaling))
 
 

@@ -24,11 +24,14 @@ class PlainLoops:
       spec: the groups that share statistics, and the use of the statistics.
       recompute: whether backward recomputes the statistics instead of keeping them.
       keep_low_mean: whether the low part of the mean is a residual, if statistics are.
+      coarse: whether the power of two that a group is divided by is one of a few constants, see
+        engine/exponents.py.
     """
 
     spec: Spec
     recompute: bool = False
     keep_low_mean: bool = True
+    coarse: bool = False
 
     def of(self, spec: Spec) -> Self:
         """Return loops of this kind over the elements of another spec."""

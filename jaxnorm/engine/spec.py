@@ -119,18 +119,21 @@ class Spec:
         """The power of s that scales epsilon when s scales x."""
         return 2 if self.epsilon_in == "var" else 1
 
+    def epsilon_hides_squares(self, dtype) -> bool:
+        """Return whether epsilon is larger than any square that loses digits in this dtype."""
+        # A square below tiny loses digits. An epsilon of tiny / eps or more hides them.
+        finfo = jnp.finfo(dtype)
+        return self.epsilon >= float(finfo.tiny) / float(finfo.eps)
+
     def lowest_exponent(self, dtype, epsilon: jax.Array | None = None) -> Any:
         """Return the least p of the 2**p that data of this dtype are divided by.
 
         It is None if the data need no scaling. They need it where squares overflow, and where
         squares vanish although epsilon is smaller still.
         """
-        # A square below tiny loses digits. An epsilon of tiny / eps or more hides them.
         finfo = jnp.finfo(compute_dtype(dtype))
         if not (
-            self.full_range
-            or needs_exponent(dtype)
-            or self.epsilon < float(finfo.tiny) / float(finfo.eps)
+            self.full_range or needs_exponent(dtype) or not self.epsilon_hides_squares(finfo.dtype)
         ):
             return None
         # At this p the variance of a group that is smaller still is about 2**-59 of epsilon, so

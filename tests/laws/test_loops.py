@@ -15,14 +15,16 @@ from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import XlaCpuLoops
 
-# of no other test: what has been traced for a CPU is not taken again
 EPSILON = 1.25e-5
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """As on a platform other than the CPU."""
+    """As on a platform other than the CPU, for which nothing has been traced."""
+    jax.clear_caches()
     monkeypatch.setattr(plan, "platform", lambda: "gpu")
+    yield
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -50,8 +52,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     assert fast == XlaCpuLoops(spec, keep_low_mean=False, barriers=True, merge_last_axis=True)
     assert plan.loops_for(spec, "reference", None) == XlaCpuLoops(spec)
     monkeypatch.setattr(plan, "platform", lambda: "tpu")
-    assert plan.usual_loops(spec) == PlainLoops(spec)
-    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_low_mean=False)
+    assert plan.usual_loops(spec) == PlainLoops(spec, coarse=True)
+    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_low_mean=False, coarse=True)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,40 @@ def test_a_traced_epsilon_leaves_the_derivative_to_jax():
     found = []
     jax.jit(lambda epsilon: found.append(said(epsilon)))(1e-5)
     assert found == ["JAX's transpose of the formulas, since epsilon is traced"]
+
+
+# the largest elements around the steps of the scale exponents, and the largest number there is
+SIZES = [1e-30, 1.0, 2.0**49, 2.0**51, 2.0**75, 2.0**77, 2.0**101, 2.0**103, 3e38]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-2, 1e-35])
+@pytest.mark.parametrize("axes", ["n [c]", "[n] c"])
+@pytest.mark.parametrize("centered", [True, False])
+def test_bfloat16_of_any_size(size, epsilon, axes, centered, elsewhere, rng):
+    """Elements that differ from the largest by a factor of 1e3 at most, a row alike, and NaN."""
+    x = rng.uniform(-1, 1, (6, 512)) * np.float32(size)
+    x[1] = size  # alike, in a group of rows
+    x[2] = size * (1 - 2.0**-8 * (np.arange(512) == 7))  # but for one element's last bit
+    x = jnp.asarray(x, jnp.bfloat16)
+    options = {"centered": centered, "epsilon": epsilon, "dtype": jnp.float32}
+    found = jn.standardize(x, axes, **options)
+    exact, axis = np.asarray(x, np.float64), 1 if axes == "n [c]" else 0
+    mean = exact.mean(axis, keepdims=True) * centered
+    var = ((exact - mean) ** 2).mean(axis, keepdims=True)
+    truth = (exact - mean) / np.sqrt(var + epsilon)
+    assert np.abs(found - truth).max() <= 2e-6 * max(1, np.abs(truth).max())
+    if centered and axis == 1:
+        assert np.all(found[1] == 0)
+    wrong = jn.standardize(x.at[0, 0].set(jnp.nan), axes, **options)
+    assert np.isnan(wrong[0]).all() if axis == 1 else np.isnan(wrong[:, 0]).all()
+
+
+@pytest.mark.parametrize("size", SIZES[1:-1])
+def test_gradients_of_bfloat16_of_any_size(size, elsewhere, rng):
+    x, dy = (jnp.asarray(rng.uniform(-1, 1, (4, 64)), jnp.bfloat16) for _ in range(2))
+    large = x * jnp.bfloat16(size)
+    loss = lambda x: (jn.layer_norm(x, epsilon=1e-25) * dy).astype(jnp.float32).sum()
+    found = jax.grad(loss)(large).astype(jnp.float32) * jnp.float32(size)
+    expected = jax.grad(loss)(x).astype(jnp.float32)
+    assert np.abs(found - expected).max() <= 2**-6 * np.abs(expected).max()
