@@ -23,6 +23,7 @@ from jaxnorm.engine.counts import low_parts_of_count
 from jaxnorm.engine.exponents import scale_down
 from jaxnorm.engine.groups import (
     Scaling,
+    abs_squared,
     broadcast_stats,
     in_segments,
     mask_fill,
@@ -32,7 +33,7 @@ from jaxnorm.engine.groups import (
 )
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.parts import Parts, low_parts, parts_of_count, sum_parts, two_sum
-from jaxnorm.engine.reference import Stats, abs_squared
+from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.segments import ScatterIndices
 from jaxnorm.engine.sharding import alongside, sharded_as, sharded_by_compiler, stats_sharding
 from jaxnorm.engine.spec import Operands, Spec
@@ -274,6 +275,9 @@ def from_stats(spec: Spec, stats: Stats) -> Moments:
     The mean has a high part, which is rounded, and a low part, which is the rest.
     """
     scaling, low_mean, var = stats
+    if usual_loops(spec).sample:
+        # one value for both parts of the mean: each may be computed by a loop of its own
+        low_mean = prevent_folding(low_mean)
     count = jnp.full_like(var, total_weight(spec, scaling))
     low_count = low_parts_of_count(usual_loops(spec), scaling.where, scaling.scatter_indices, count)
     mean, rest = (

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxnorm.arguments.dtypes import compute_dtype, needs_exponent
 from jaxnorm.engine import reference
 from jaxnorm.engine.exponents import scale_down
-from jaxnorm.engine.groups import Scaling, find_scaling, masked, split
+from jaxnorm.engine.groups import Scaling, masked, split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import (
     Inputs,
@@ -30,6 +30,7 @@ from jaxnorm.engine.reference import (
     tangent,
     times,
 )
+from jaxnorm.engine.scaling import find_scaling
 from jaxnorm.engine.spec import Operands, Spec
 
 __all__ = ["describe", "forward", "statistics"]  # the entry points of core/plan.py
@@ -49,7 +50,7 @@ def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
         return forward_in_steps(loops, operands)
     scaling = find_scaling(loops, x, where)
     y, low_mean, var = normalized(loops, x, scaling, scale, bias)
-    return y, Stats(scaling, low_mean, var)
+    return y, Stats(scaling._replace(estimates=None), low_mean, var)
 
 
 def why_in_steps(spec: Spec, operands: Operands) -> str | None:
@@ -123,6 +124,7 @@ def _normalized_jvp(loops, primals, tangents):
     # reference.backward is its transpose.
     x, scaling, scale, bias = primals
     y, low_mean, var = normalized(loops, *primals)
+    scaling = scaling._replace(estimates=None)
     stats = Stats(scaling, low_mean if loops.keep_low_mean else None, var)
     if loops.recompute:  # only the mask is stored
         stats = Stats(Scaling(None, None, None, scaling.where), None, None)

@@ -7,6 +7,7 @@ Dividing by a power of two is exact. It keeps squares in the range of their dtyp
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from jax import lax
 from jaxnorm.arguments.axes import rough_product
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.loops import PlainLoops
-from jaxnorm.engine.spec import Spec
 
 # Coarse loops choose one of these for bfloat16. The largest element of a group is below 2**50, or
 # the exponent leaves it between 2**24 and 2**50. A sum of 2**26 squares then stays in the range.
@@ -33,7 +33,7 @@ def is_coarse(loops: PlainLoops) -> bool:
     spec = loops.spec
     # statistics alone have no epsilon that hides what squares lose
     hidden = spec.dtype is not None and spec.epsilon_hides_squares(jnp.float32)
-    return loops.coarse and not spec.full_range and hidden
+    return bool(loops.coarse) and not spec.full_range and hidden
 
 
 def coarse_exponent(largest: jax.Array) -> jax.Array:
@@ -78,10 +78,12 @@ def scale_down(u: jax.Array, exponent: jax.Array | None) -> jax.Array:
     )
 
 
-def inverse_scale(loops: PlainLoops, exponent: jax.Array | None, dtype) -> jax.Array | None:
+def inverse_scale(loops: PlainLoops, exponent: Any, dtype) -> jax.Array | None:
     """Return ``1 / 2**exponent``, for a loop over x."""
     if exponent is None:
         return None
+    if isinstance(exponent, int):
+        return jnp.asarray(2.0**-exponent, real_dtype(dtype))
     if is_coarse(loops):
         return of_coarse(exponent, lambda each: 2.0**-each, real_dtype(dtype))
     return loops.compute_first_if_isolated(power_of_two(-exponent.astype(jnp.int32), dtype))
@@ -107,23 +109,27 @@ def scaled_epsilon(
     if spec.epsilon == 0 or exponent is None:
         return jnp.asarray(max(spec.epsilon, float(info.tiny)) if spec.epsilon else 0, dtype)
     if is_coarse(loops):
-        return _coarse_epsilon(spec, exponent, where, dtype)
+        return _coarse_epsilon(loops, exponent, where, dtype)
     # x / 2**p has var / 2**(2 p) and std / 2**p
     fraction, own = math.frexp(spec.epsilon)
     exponents = own - spec.power_of_epsilon * exponent.astype(jnp.int32)
     return fraction * power_of_two(jnp.maximum(exponents, info.minexp + 1), dtype)
 
 
-def _coarse_epsilon(spec: Spec, exponent: jax.Array, where: jax.Array | None, dtype) -> jax.Array:
+def _coarse_epsilon(
+    loops: PlainLoops, exponent: jax.Array, where: jax.Array | None, dtype
+) -> jax.Array:
     """Return epsilon in the units of an exponent of COARSE."""
     # Where the exponent is not 0, the largest element is 2**24 or more in its units. If it is not
     # alone in size, another differs from it by its last bit, 2**15 at least, so that the variance
     # of n elements is 2**29 / n at least. An epsilon of 2**5 / n is then less than half a bit of
     # float32 of it, and may be added in any unit. It does not depend on the largest element
     # then, which leaves a GPU's kernel whole. Weights may make a deviation count for less.
+    spec = loops.spec
     n = rough_product(*(spec.reduction.split_shape[axis] for axis in spec.axes))
     weighted = where is not None and where.dtype != jnp.bool_
-    if spec.epsilon * n <= 2**5 and spec.epsilon_in == "var" and not weighted:
+    lost = spec.epsilon * n <= 2**5 and spec.epsilon_in == "var" and not weighted
+    if lost and loops.coarse == "largest":
         return jnp.asarray(spec.epsilon, dtype)
     tiny = float(jnp.finfo(dtype).tiny)
     in_units = lambda each: max(spec.epsilon * 2.0 ** (-spec.power_of_epsilon * each), tiny)

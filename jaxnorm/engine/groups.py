@@ -16,14 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.engine.collectives import across, number_of_devices
-from jaxnorm.engine.counts import group_weight
 from jaxnorm.engine.exponents import (
-    coarse_exponent,
     inverse_scale,
-    is_coarse,
-    scale_exponent,
     scaled,
     scaled_epsilon,
 )
@@ -151,66 +147,21 @@ class Scaling(NamedTuple):
 
     Attributes:
       n: total weight; None where every element counts, and no trace makes an array of their number.
-      exponent: the scale exponent; x is divided by 2**exponent.
+      exponent: the scale exponent; x is divided by 2**exponent. It is an int where all groups have
+        one that does not depend on x.
       shift: a number near the mean, which is subtracted.
       where: mask or weights.
       scatter_indices: where the positions of segments are added up, see
         :class:`~jaxnorm.engine.segments.Segments`.
+      estimates: low part of the mean and variance, where they were found with the exponent.
     """
 
     n: jax.Array | float | None
-    exponent: jax.Array | None
+    exponent: Any
     shift: jax.Array | None
     where: jax.Array | None = None
     scatter_indices: ScatterIndices | None = None
-
-
-def find_scaling(
-    loops: PlainLoops,
-    x: jax.Array,
-    where: jax.Array | None,
-    scatter_indices: ScatterIndices | None = None,
-    epsilon: jax.Array | None = None,
-) -> Scaling:
-    """Return the shift and scale exponent that make the elements of each group small.
-
-    In their units a traced epsilon stays in the range, too.
-    """
-    x, lowest = lax.stop_gradient(x), loops.spec.lowest_exponent(x.dtype, epsilon)
-    scaling = Scaling(None, None, None, where, scatter_indices)
-    if where is not None or scatter_indices is not None:
-        weight = group_weight(loops, where, scatter_indices, real_dtype(compute_dtype(x.dtype)))
-        scaling = scaling._replace(n=weight)
-    if lowest is not None:
-        scaling = scaling._replace(exponent=_find_exponent(loops, x, scatter_indices, lowest))
-    if not loops.spec.centered:
-        return scaling
-    # without a shift yet, the elements are x / 2**exponent
-    sums = total(loops, elements(loops, x, scaling), scaling)
-    return scaling._replace(shift=loops.divide(sums, total_weight(loops.spec, scaling), sums))
-
-
-def _find_exponent(
-    loops: PlainLoops, x: jax.Array, scatter_indices: ScatterIndices | None, lowest
-) -> jax.Array:
-    """Return the exponent of the largest element of each group.
-
-    Dividing by 2**exponent is exact, and leaves the elements below 4.
-    """
-    spec = loops.spec
-    (own_x,) = loops.always_isolate(x)
-    values = split(loops, own_x, compute_dtype(x.dtype))
-    size = (
-        jnp.maximum(jnp.abs(values.real), jnp.abs(values.imag))
-        if jnp.iscomplexobj(values)
-        else jnp.abs(values)
-    )
-    by = partial(jnp.max, initial=0)
-    largest = over_groups(loops, size, scatter_indices, by, jax.ops.segment_max)
-    if spec.exponent_axes:
-        largest = jnp.max(largest, spec.exponent_axes, keepdims=True, initial=0)
-    largest = across(lax.pmax, largest, spec.axis_name)
-    return coarse_exponent(largest) if is_coarse(loops) else scale_exponent(largest, lowest)
+    estimates: tuple[jax.Array, jax.Array] | None = None
 
 
 def elements(
@@ -226,6 +177,17 @@ def elements(
     u = scaled(loops, x, scale)
     u = u if shift is None else u - shift
     return u if low_mean is None else u - low_mean
+
+
+def elements_that_count(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> jax.Array:
+    """Return u, with 0 where x is masked out."""
+    u = elements(loops, x, scaling)
+    return u if scaling.where is None else apply_weights(loops, u, scaling.where.astype(bool))
+
+
+def abs_squared(values: jax.Array) -> jax.Array:
+    """Return the squares of absolute values."""
+    return jnp.real(values * jnp.conj(values))
 
 
 def rstd(loops: PlainLoops, scaling: Scaling, var: jax.Array) -> jax.Array:

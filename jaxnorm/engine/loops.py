@@ -7,7 +7,7 @@ needs has loops of its own, such as the ones in engine/xla.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,17 @@ class PlainLoops:
       spec: the groups that share statistics, and the use of the statistics.
       recompute: whether backward recomputes the statistics instead of keeping them.
       keep_low_mean: whether the low part of the mean is a residual, if statistics are.
-      coarse: whether the power of two that a group is divided by is one of a few constants, see
-        engine/exponents.py.
+      coarse: what chooses the power of two that a group is divided by among a few constants: its
+        largest element, or its squares; "" where it may be any, see engine/exponents.py.
+      sample: the shift of a group is the mean of one in so many of its elements, see
+        engine/scaling.py; 0 for the mean of all.
     """
 
     spec: Spec
     recompute: bool = False
     keep_low_mean: bool = True
-    coarse: bool = False
+    coarse: Literal["", "largest", "squares"] = ""
+    sample: int = 0
 
     def of(self, spec: Spec) -> Self:
         """Return loops of this kind over the elements of another spec."""

@@ -31,10 +31,11 @@ from jaxnorm.arguments.dtypes import complex_beside, compute_dtype
 from jaxnorm.engine.exponents import inverse_scale, scaled
 from jaxnorm.engine.groups import (
     Scaling,
+    abs_squared,
     apply_weights,
     broadcast_stats,
     elements,
-    find_scaling,
+    elements_that_count,
     in_segments,
     mask_fill,
     mask_fill_split,
@@ -44,6 +45,7 @@ from jaxnorm.engine.groups import (
     total_weight,
 )
 from jaxnorm.engine.loops import PlainLoops
+from jaxnorm.engine.scaling import find_scaling
 from jaxnorm.engine.segments import ScatterIndices
 
 
@@ -101,12 +103,14 @@ def statistics(
     Shift and scale exponent suit a traced epsilon, too.
     """
     scaling = find_scaling(loops, x, where, scatter_indices, epsilon)
-    return Stats(scaling, *estimate(loops, x, scaling))
+    return Stats(scaling._replace(estimates=None), *estimate(loops, x, scaling))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def estimate(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> tuple[jax.Array, jax.Array]:
     """Return the low part of the mean and the variance of each group."""
+    if scaling.estimates is not None:
+        return scaling.estimates
     if not loops.spec.centered:
         square = mean(loops, abs_squared(elements(loops, x, scaling)), scaling)
         return jnp.zeros_like(square, compute_dtype(x.dtype)), square
@@ -123,16 +127,6 @@ def estimate(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> tuple[jax.Arr
 def find_low_mean(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> jax.Array:
     """Return the low part of the mean of each group: the mean of u."""
     return mean(loops, elements_that_count(loops, x, scaling), scaling, scaling.shift)
-
-
-def elements_that_count(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> jax.Array:
-    """Return u, with 0 where x is masked out."""
-    u = elements(loops, x, scaling)
-    return u if scaling.where is None else apply_weights(loops, u, scaling.where.astype(bool))
-
-
-def abs_squared(values: jax.Array) -> jax.Array:
-    return jnp.real(values * jnp.conj(values))
 
 
 @estimate.defjvp
@@ -221,7 +215,9 @@ def recentered(loops: PlainLoops, stats: Stats) -> Stats:
     The mean, shift + low_mean, and the variance stay as they are.
     """
     scaling, low_mean, _ = stats
-    if scaling.shift is None:
+    # A shift from a sample is exact for a constant already. Its low part is large, so that the
+    # sum is a tie more often, which loops that each compute it for themselves may round apart.
+    if scaling.shift is None or loops.sample:
         return stats
     shift, low_mean = loops.per_group(_moved)(scaling.shift, low_mean)
     return stats._replace(scaling=scaling._replace(shift=shift), low_mean=low_mean)

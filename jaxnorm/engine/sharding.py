@@ -136,6 +136,11 @@ def _along(x: jax.Array, names: Iterable, wanted: Iterable[bool]) -> NamedShardi
     return NamedSharding(jax.typeof(x).sharding.mesh, spec)
 
 
+def is_explicit(x: jax.Array) -> bool:
+    """Return whether the type of an array says how it is sharded."""
+    return bool(_explicit(jax.typeof(x).sharding))
+
+
 def _explicit(sharding: NamedSharding) -> tuple[str, ...]:
     """Return the mesh axes whose sharding types describe."""
     mesh = sharding.mesh

@@ -18,8 +18,9 @@ from jaxnorm.arguments.features import aligned, spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run
+from jaxnorm.engine.groups import abs_squared
 from jaxnorm.engine.loops import PlainLoops
-from jaxnorm.engine.reference import Stats, abs_squared, times
+from jaxnorm.engine.reference import Stats, times
 
 
 @by_keyword

@@ -23,13 +23,13 @@ from jaxnorm.core.statistics import Moments, applicable, from_stats, in_units_of
 from jaxnorm.engine.groups import (
     Scaling,
     elements,
-    find_scaling,
     mask_fill_split,
     rstd,
     total_weight,
 )
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
+from jaxnorm.engine.scaling import find_scaling
 from jaxnorm.engine.sharding import split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
@@ -145,6 +145,7 @@ def _switchable(
     x = mask_fill_split(spec, x, where)
     loops = loops_for(spec, implementation, where)
     scaling = find_scaling(loops.of(replace(spec, centered=False)), x, where)
+    scaling = scaling._replace(estimates=None)
     norm = jax.checkpoint(partial(_blended, implementation, loops, features, spatial))
     return norm(x, scaling, mean_logits, var_logits, running, scale, bias, where)
 

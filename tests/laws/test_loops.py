@@ -1,5 +1,6 @@
 """Test the formulas with plain loops, which run where a platform has none of its own."""
 
+import re
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ from cases import CASES
 import jaxnorm as jn
 from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
+from jaxnorm.engine import scaling
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import XlaCpuLoops
@@ -18,12 +20,13 @@ from jaxnorm.engine.xla import XlaCpuLoops
 EPSILON = 1.25e-5
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """As on a platform other than the CPU, for which nothing has been traced."""
+@pytest.fixture(params=["gpu", "tpu"])
+def elsewhere(monkeypatch, request):
+    """As on another platform, for which nothing has been traced, with samples of short axes."""
     jax.clear_caches()
-    monkeypatch.setattr(plan, "platform", lambda: "gpu")
-    yield
+    monkeypatch.setattr(plan, "platform", lambda: request.param)
+    monkeypatch.setattr(scaling, "LANES", 1)
+    yield request.param
     jax.clear_caches()
 
 
@@ -52,8 +55,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     assert fast == XlaCpuLoops(spec, keep_low_mean=False, barriers=True, merge_last_axis=True)
     assert plan.loops_for(spec, "reference", None) == XlaCpuLoops(spec)
     monkeypatch.setattr(plan, "platform", lambda: "tpu")
-    assert plan.usual_loops(spec) == PlainLoops(spec, coarse=True)
-    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, keep_low_mean=False, coarse=True)
+    assert plan.usual_loops(spec) == PlainLoops(spec, coarse="squares", sample=8)
+    assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, coarse="squares", sample=8)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +138,78 @@ def test_gradients_of_bfloat16_of_any_size(size, elsewhere, rng):
     found = jax.grad(loss)(large).astype(jnp.float32) * jnp.float32(size)
     expected = jax.grad(loss)(x).astype(jnp.float32)
     assert np.abs(found - expected).max() <= 2**-6 * np.abs(expected).max()
+
+
+N = 4096
+NOISE = np.random.default_rng(7).standard_normal(N)
+FEW = np.arange(N) < N // 8  # what a sample takes
+# The error relative to the largest element, of data that are hard for a shift from a sample.
+HARD_FOR_SAMPLES = {
+    "mean 1e2": (NOISE + 1e2, 1e-6),
+    "mean 1e6": (NOISE + 1e6, 1e-6),
+    "mean 1e7": (NOISE + 1e7, 1e-6),
+    "scale 1e15": (NOISE * 1e15, 1e-6),
+    "sorted": (np.sort(NOISE) + 1e4, 1e-6),
+    "ramp": (np.linspace(0, 1e6, N), 1e-6),
+    "outlier in the sample": (NOISE + 1e6 * (np.arange(N) == 0), 2e-6),
+    "outlier beyond it": (NOISE + 1e6 * (np.arange(N) == N - 1), 2e-6),
+    # the worst: the sample alike, and all else alike elsewhere
+    "sample alike": (np.where(FEW, 3.3e5, 1e6 + 0.01 * NOISE), 4e-6),
+    "sample alike, all else near": (np.where(FEW, 1e6, 1e6 + 10 + 1e-2 * NOISE), 4e-6),
+}
+
+
+def error_of(x, where=None):
+    """The largest error of layer norm, relative to the largest element of its output."""
+    x = x.astype(np.float32)
+    y = jn.layer_norm(jnp.asarray(x)[None], epsilon=1e-6, where=where)[0]
+    weights = np.ones(len(x)) if where is None else np.asarray(where, np.float64)
+    exact = x.astype(np.float64)
+    mean = np.average(exact, weights=weights)
+    deviation = np.where(weights > 0, exact - mean, 0)
+    truth = deviation / np.sqrt(np.average(deviation**2, weights=weights) + 1e-6)
+    return np.abs(np.asarray(y) - truth).max() / np.abs(truth).max()
+
+
+@pytest.mark.parametrize("name", HARD_FOR_SAMPLES)
+def test_a_shift_from_a_sample_is_near_enough(name, elsewhere):
+    x, bound = HARD_FOR_SAMPLES[name]
+    assert error_of(x) <= bound
+
+
+@pytest.mark.parametrize("value", [0.1, 77, 1000, 1003, 1e15])
+def test_constants_are_exact(value, elsewhere):
+    x = jnp.full((2, N), value, jnp.float32).at[1, -1].add(jnp.float32(value))
+    assert np.all(jn.layer_norm(x)[0] == 0)
+
+
+@pytest.mark.parametrize("kept", ["few", "none", "one"])
+@pytest.mark.parametrize("kind", ["bool", "weights"])
+def test_a_sample_that_a_mask_hides_is_not_taken(kept, kind, elsewhere, monkeypatch):
+    """With few, none or one of its elements left; no NaN behind the mask comes out.
+
+    A CPU adds up weighted squares one after the other, which costs digits whatever the shift is.
+    """
+    where = ~FEW | (np.arange(N) % 100 == 0 if kept == "few" else np.arange(N) < (kept == "one"))
+    x = np.where(where, NOISE + 1e5 * ~FEW, np.nan)
+    where = where if kind == "bool" else np.where(where, 0.25 + 0.5 * (NOISE > 0), 0)
+    where = jnp.asarray(where, bool if kind == "bool" else jnp.float32)
+    y = jn.layer_norm(jnp.asarray(x, jnp.float32)[None], where=where[None])
+    assert np.all(np.isfinite(y))
+    filled = np.where(np.isnan(x), 0, x)
+    found = error_of(filled, where)
+    monkeypatch.setattr(plan, "SAMPLE", 0)
+    jax.clear_caches()
+    assert found <= error_of(filled, where) + 4e-6
+    assert kind == "weights" or found <= 4e-6
+
+
+def test_one_read_of_the_data(elsewhere):
+    """But for a sample: the sum and the sum of squares are of the same elements, at once."""
+    x = jax.ShapeDtypeStruct((64, N), jnp.float32)
+    program = jax.jit(lambda x: jn.moments(x, 1)).lower(x).as_text()
+    reduced = re.findall(r"stablehlo.reduce.*?tensor<64x(\d+)xf32>", program)
+    whole = [size for size in reduced if size == str(N)]
+    sampled = elsewhere == "tpu"
+    assert len(whole) == 3 - sampled
+    assert (str(N // 8) in reduced) == sampled
