@@ -1,8 +1,4 @@
-"""Compute layer and RMS norm of rows in float32, by a small family of kernels.
-
-They are written in Pallas, and interpreted. They are the example of CONTRIBUTING.md, *A
-new kernel*.
-"""
+"""Compute layer and RMS norm of float32 rows: CONTRIBUTING.md's example, in interpreted Pallas."""
 
 from functools import partial
 
@@ -29,10 +25,7 @@ def obstacle(x, spec, operands):
 
 
 def rows(run, x, others, widths):
-    """Run a program for each row of arrays that broadcast against x.
-
-    The results have these widths.
-    """
+    """Run a program, whose results have these widths, for each row of x and of other arrays."""
     arrays = [jnp.broadcast_to(a, (*x.shape[:-1], a.shape[-1])) for a in (x, *others)]
     arrays = [a.reshape(-1, a.shape[-1]) for a in arrays]
     block = lambda width: pl.BlockSpec((1, width), lambda row: (row, 0))
