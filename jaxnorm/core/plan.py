@@ -148,7 +148,7 @@ def forward(
         loops = loops_for(spec, implementation, where, scale, bias)
         return import_module(PLAIN_JAX).forward(loops, operands)
     module = import_module(kernels.TABLE[implementation].modules["norm"])
-    return module.forward(usual_loops(spec), operands, moments=moments)
+    return module.forward(loops_of_kernels(spec), operands, moments=moments)
 
 
 def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> str:
@@ -166,19 +166,28 @@ def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) 
     """Return the Stats, by what :func:`select` names; of segments, if scatter indices are given."""
     if implementation not in PLAIN:
         module = import_module(kernels.TABLE[implementation].modules["moments"])
-        return module.statistics(usual_loops(spec), x, where)
+        return module.statistics(loops_of_kernels(spec), x, where)
     loops = loops_for(spec, implementation, where)
     return import_module(PLAIN_JAX).statistics(loops, x, where, scatter_indices)
 
 
+def loops_of_kernels(spec: Spec) -> PlainLoops:
+    """Return the loops of the plain formulas that take over what a kernel has found.
+
+    They take any shift and scale exponent, since a kernel chooses its own.
+    """
+    return XlaCpuLoops(spec) if platform() == "cpu" else PlainLoops(spec)
+
+
 def usual_loops(spec: Spec) -> PlainLoops:
     """Return the loops of this platform, as they are by default: those that cost no digits."""
-    if platform() == "cpu":
-        return XlaCpuLoops(spec)
+    loops = loops_of_kernels(spec)
+    if isinstance(loops, XlaCpuLoops):
+        return loops
     # a GPU makes one kernel of all passes over a row, but not where one of them reads a part of it
     if platform() == "gpu" and spec.reduces_trailing_axes:
-        return PlainLoops(spec, coarse="largest")
-    return PlainLoops(spec, coarse="squares", sample=SAMPLE)
+        return replace(loops, coarse="largest")
+    return replace(loops, coarse="squares", sample=SAMPLE)
 
 
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:

@@ -17,11 +17,12 @@ from cases import BY_NAME
 import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.arguments.axes import resolve
+from jaxnorm.core import plan
 from jaxnorm.engine import reference
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels.cpu import loading
-from jaxnorm.kernels.norm import NormKernels
+from jaxnorm.kernels.norm import Found, NormKernels
 
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 LAYER, RMS = BY_NAME["layer"], BY_NAME["rms"]
@@ -132,9 +133,9 @@ def test_the_plan_says_why_it_does_not_run(monkeypatch):
 
 def test_the_environment_variable_names_it(monkeypatch):
     monkeypatch.setenv("JAXNORM_IMPLEMENTATION", "toy")
-    plan = jn.plan(jnp.ones((4, 6)), "n [c]")
-    assert (plan.implementation, plan.derivative) == ("toy", "a kernel")
-    assert set(plan.others.values()) == {"JAXNORM_IMPLEMENTATION=toy asks for toy"}
+    found = jn.plan(jnp.ones((4, 6)), "n [c]")
+    assert (found.implementation, found.derivative) == ("toy", "a kernel")
+    assert set(found.others.values()) == {"JAXNORM_IMPLEMENTATION=toy asks for toy"}
 
 
 def test_kernels_that_are_not_reached_have_a_reason_of_their_own(monkeypatch):
@@ -173,6 +174,29 @@ def test_statistics_by_a_kernel(monkeypatch, rng):
     np.testing.assert_allclose(found.var[:, 0], x.astype(float).var(1), rtol=1e-6)
     jn.moments(x, "n [c]", centered=False)
     assert len(asked) == 1
+
+
+def test_a_kernel_may_choose_any_scale_exponent(monkeypatch, rng):
+    """Off the CPU too, where plain JAX by itself chooses among a few."""
+
+    def forward(static, given):
+        x, scale, bias, where = given
+        loops = PlainLoops(static.loops_over(x.shape).spec)
+        y, (scaling, low_mean, var) = reference.forward(loops, x, where, scale, bias)
+        return Found(y, scaling.shift, low_mean, var, scaling.exponent.astype(jnp.float32))
+
+    module = ModuleType("any_exponent")
+    module.obstacle = lambda x, spec, operands: None
+    module.forward = NormKernels("any_exponent", forward={"cpu": forward}).forward
+    monkeypatch.setitem(sys.modules, "any_exponent", module)
+    kernels.register("any", platforms=("tpu",), norm="any_exponent")
+    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    x, dy = (jnp.asarray(rng.normal(size=(4, 64)), jnp.bfloat16) for _ in range(2))
+    x = x * jnp.bfloat16(1e3)
+    gradient = lambda name: jax.grad(
+        lambda x: (jn.layer_norm(x, implementation=name) * dy).astype(jnp.float32).sum()
+    )(x)
+    close(*(gradient(name).astype(jnp.float32) for name in ("any", "xla")), 2**-7)
 
 
 @pytest.mark.parametrize(
