@@ -12,6 +12,7 @@ time.
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -189,18 +190,30 @@ def _define(primitive, function, batched, results_like=None, kernels: Kernels = 
     mlir.register_lowering(primitive, plain_lowering)
     for platform, kernel in kernels.items():
         kernel_lowering = mlir.lower_fun(flat(kernel), multiple_results=True)
-        lowering = partial(_unless_exported, kernel_lowering, plain_lowering)
+        lowering = partial(_where_it_can_run, kernel_lowering, plain_lowering)
         mlir.register_lowering(primitive, lowering, platform=platform)
     batching.primitive_batchers[primitive] = partial(_batch, primitive, batched)
 
 
-def _unless_exported(kernel, plain, context, *arrays, **trees):
-    """Lower to the kernel, or to plain JAX where a program is exported.
+def _where_it_can_run(kernel, plain, context, *arrays, **trees):
+    """Lower to the kernel, or to plain JAX where no kernel can be called.
 
     JAX cannot export the call of a kernel, and where the program runs there may be none.
     """
-    exported = context.module_context.lowering_parameters.for_export
-    return (plain if exported else kernel)(context, *arrays, **trees)
+    module = context.module_context
+    by_kernel = not module.lowering_parameters.for_export and _is_local(module.axis_context)
+    return (kernel if by_kernel else plain)(context, *arrays, **trees)
+
+
+def _is_local(axis_context: Any) -> bool:
+    """Return whether each array of a program is what one device has.
+
+    A program for several devices has whole arrays, unless all axes of its mesh are manual, as in
+    shard_map. XLA cannot divide the call of a kernel, and would gather its arrays first.
+    """
+    if hasattr(axis_context, "manual_axes"):
+        return set(axis_context.mesh.axis_names) <= axis_context.manual_axes
+    return (getattr(axis_context, "num_devices", None) or 1) == 1
 
 
 def _flat(function, *leaves, static, residual_tree, argument_tree, result_tree):

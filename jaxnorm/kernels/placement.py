@@ -31,6 +31,15 @@ def sharded(x: jax.Array) -> bool:
     return any(names_of(x))
 
 
+def on_devices(x: jax.Array) -> bool:
+    """Return whether the array lies on several devices, in explicit sharding.
+
+    It may be whole on each.
+    """
+    mesh: Any = jax.typeof(x).sharding.mesh
+    return AxisType.Explicit in mesh.axis_types and mesh.size > 1
+
+
 def obstacle(kind: Any) -> str | None:
     """Return why a device cannot normalize its part of an array of this type; None if it can."""
     manual = AxisType.Manual in kind.sharding.mesh.axis_types
