@@ -76,6 +76,11 @@ class Reduction:
         """Return the axis of ``shape`` that an axis of ``split_shape`` is a part of."""
         return [own for own, sizes in enumerate(self.parts) for _ in sizes][axis]
 
+    @property
+    def without_first(self) -> "Reduction":
+        """The reduction axes of each element of the first axis, which is not reduced or split."""
+        return Reduction(self.shape[1:], self.parts[1:], tuple(axis - 1 for axis in self.axes))
+
     def fit(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the split form of a shape that broadcasts against ``self.shape``.
 

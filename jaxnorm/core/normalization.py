@@ -247,6 +247,7 @@ def plan(*arguments: Any, **options: Any) -> Plan:
       gradients: a formula in plain JAX, which recomputes the statistics
       not reference: implementation='xla' is asked for
       not native: implementation='xla' is asked for
+      not pallas: implementation='xla' is asked for
     """
     given = signature(standardize).bind(*arguments, **options)
     given.apply_defaults()

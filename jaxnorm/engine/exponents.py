@@ -16,6 +16,7 @@ from jax import lax
 from jaxnorm.arguments.axes import rough_product
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.loops import PlainLoops
+from jaxnorm.engine.spec import Spec
 
 # Coarse loops choose one of these for bfloat16. The largest element of a group is below 2**50, or
 # the exponent leaves it between 2**24 and 2**50. A sum of 2**26 squares then stays in the range.
@@ -38,11 +39,17 @@ def is_coarse(loops: PlainLoops) -> bool:
 
 def coarse_exponent(largest: jax.Array) -> jax.Array:
     """Return the exponent of COARSE for the largest element of each group."""
-    found = jnp.full_like(largest, COARSE[-1])
-    for each in reversed(COARSE[:-1]):
-        found = jnp.where(largest < 2.0 ** (LARGE + each), jnp.asarray(each, found.dtype), found)
+    return of_largest(largest, float).astype(jnp.int8)
+
+
+def of_largest(largest: jax.Array, value: Callable[[int], float]) -> jax.Array:
+    """Return ``value(exponent)`` for the :func:`coarse_exponent` of the largest element."""
     # NaN and Inf stay what they are, by any exponent
-    return found.astype(jnp.int8)
+    found = jnp.full_like(largest, value(COARSE[-1]))
+    for each in reversed(COARSE[:-1]):
+        smaller = largest < 2.0 ** (LARGE + each)
+        found = jnp.where(smaller, jnp.asarray(value(each), found.dtype), found)
+    return found
 
 
 def of_coarse(exponent: jax.Array, value: Callable[[int], float], dtype) -> jax.Array:
@@ -120,17 +127,22 @@ def _coarse_epsilon(
     loops: PlainLoops, exponent: jax.Array, where: jax.Array | None, dtype
 ) -> jax.Array:
     """Return epsilon in the units of an exponent of COARSE."""
-    # Where the exponent is not 0, the largest element is 2**24 or more in its units. If it is not
-    # alone in size, another differs from it by its last bit, 2**15 at least, so that the variance
-    # of n elements is 2**29 / n at least. An epsilon of 2**5 / n is then less than half a bit of
-    # float32 of it, and may be added in any unit. It does not depend on the largest element
-    # then, which leaves a GPU's kernel whole. Weights may make a deviation count for less.
+    # Where it is the same in all of them, it does not depend on the largest element, which leaves
+    # a GPU's kernel whole. Weights may make a deviation count for less.
     spec = loops.spec
-    n = rough_product(*(spec.reduction.split_shape[axis] for axis in spec.axes))
     weighted = where is not None and where.dtype != jnp.bool_
-    lost = spec.epsilon * n <= 2**5 and spec.epsilon_in == "var" and not weighted
-    if lost and loops.coarse == "largest":
+    if loops.coarse == "largest" and fits_any_unit(spec) and not weighted:
         return jnp.asarray(spec.epsilon, dtype)
     tiny = float(jnp.finfo(dtype).tiny)
     in_units = lambda each: max(spec.epsilon * 2.0 ** (-spec.power_of_epsilon * each), tiny)
     return of_coarse(exponent, in_units, dtype)
+
+
+def fits_any_unit(spec: Spec) -> bool:
+    """Return whether epsilon may be added as it is to the variance in units of COARSE."""
+    # Where the exponent is not 0, the largest element is 2**24 or more in its units. If it is not
+    # alone in size, another differs from it by its last bit, 2**15 at least, so that the variance
+    # of n elements is 2**29 / n at least. An epsilon of 2**5 / n is then less than half a bit of
+    # float32 of it.
+    n = rough_product(*(spec.reduction.split_shape[axis] for axis in spec.axes))
+    return spec.epsilon * n <= 2**5 and spec.epsilon_in == "var"

@@ -6,6 +6,9 @@ builds the kernels for this CPU, if there is a C++ compiler. With --status it sa
 active. A wheel for Linux has kernels for each level of processor, which run where none are built.
 Nothing depends on kernels.
 
+"pallas" runs where it is named. It takes layer and RMS norm of rows on a TPU, of float32 and
+bfloat16, and reads each row once. It was compiled for TPUs and has not run on one.
+
 Where they exist, "native" is selected on a CPU. It takes norms of float32 and bfloat16, also with a
 boolean mask that is the same for all channels of a position, and LSTMs in float32. Over several
 devices it is selected where nothing need be gathered for it: in shard_map, and in explicit sharding
@@ -59,7 +62,12 @@ TABLE: dict[str, Family] = {
         ("cpu",),
         {"norm": "jaxnorm.kernels.cpu.norm", "lstm": "jaxnorm.recurrent.native"},
         _load_for_cpu,
-    )
+    ),
+    "pallas": Family(
+        ("tpu",),
+        {"norm": "jaxnorm.kernels.pallas.norm"},
+        only_by_name="it has not run on a TPU yet, and runs only where it is named",
+    ),
 }
 
 
@@ -98,10 +106,10 @@ def register(
       ValueError: the name is taken, a platform is unknown, or no module is given.
 
     >>> from jaxnorm import kernels
-    >>> kernels.register("native", platforms=("gpu",), norm="mine")
+    >>> kernels.register("mine", platforms=("cuda",), norm="my_norms")
     Traceback (most recent call last):
         ...
-    ValueError: name must not be taken: 'native' is. Names are 'reference', 'xla', 'native'.
+    ValueError: platforms must be some of 'cpu', 'gpu', 'tpu': got ('cuda',).
     """
     modules = {"norm": norm, "moments": moments, "lstm": lstm}
     given = {operation: module for operation, module in modules.items() if module is not None}

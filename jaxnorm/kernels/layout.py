@@ -83,3 +83,22 @@ def find(reduction: Reduction, *given: tuple[int, ...]) -> Layout | None:
         params,
         tuple(map(tuple, (n, p, g, d))),
     )
+
+
+def find_mapped(reduction: Reduction, *given: tuple[int, ...]) -> tuple[Layout, int] | None:
+    """Return the layout, and how many leading axes the kernel is mapped over.
+
+    It is mapped over the axes of examples whose scale or bias differ, where a row has a layout and
+    their rows have none.
+
+    >>> from jaxnorm.arguments.axes import resolve
+    >>> find_mapped(resolve("b t [c]", (2, 7, 5)), (2, 1, 5))[0].n
+    7
+    """
+    if layout := find(reduction, *given):
+        return layout, 0
+    differ = bool(reduction.shape) and any(shape[0] != 1 for shape in given)
+    if not differ or 0 in reduction.axes or len(reduction.parts[0]) > 1 or 0 in reduction.shape:
+        return None
+    found = find_mapped(reduction.without_first, *(shape[1:] for shape in given))
+    return found and (found[0], found[1] + 1)

@@ -18,17 +18,17 @@ import numpy as np
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.engine import reference
-from jaxnorm.engine.counts import count_elements
+from jaxnorm.engine.counts import count_elements, group_weight
 from jaxnorm.engine.derivatives import CLOSED_FORM
-from jaxnorm.engine.groups import Scaling, mask_fill
+from jaxnorm.engine.groups import Scaling, mask_fill_split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import placement
-from jaxnorm.kernels.layout import Layout, find
-from jaxnorm.kernels.placement import fitted, on_device, sharded
+from jaxnorm.kernels.layout import Layout, find, find_mapped
+from jaxnorm.kernels.placement import fitted, on_device, on_devices
 
 # stands for the statistics of all groups among residuals, where they are recomputed
 ABSENT = np.zeros((1, 1, 1, 1), np.float32)
@@ -72,8 +72,8 @@ def _layout_of(
     params = [param for param in (scale, bias) if param is not None]
     if any(jnp.issubdtype(dtype, jnp.complexfloating) for _, dtype in params):
         return "takes no complex scale or bias"
-    if found := placement.obstacle(kind):
-        return found
+    if why := placement.obstacle(kind):
+        return why
     reduction, sizes = on_device(spec.reduction, kind), spec.reduction.split_shape
     if reduction is None:
         return (
@@ -81,18 +81,19 @@ def _layout_of(
             f"{kind.sharding.spec}"
         )
     shapes = [spec.reduction.fit(shape) for shape, _ in params]
-    layout = find(reduction, *(fitted(reduction, shape) for shape in shapes))
-    if layout is None and find(reduction) is not None:
+    found = find_mapped(reduction, *(fitted(reduction, shape) for shape in shapes))
+    if found is None and find(reduction) is not None:
         given_shapes = " and ".join(str(shape) for shape, _ in params)
         return (
             f"takes no scale or bias of shape {given_shapes} where {spec.axes} of {sizes} are "
             "reduced"
         )
-    if layout is None:
+    if found is None:
         return f"reduces no such axes: {spec.axes} of {sizes}"
+    layout, mapped = found
     if where is not None:
         shape = fitted(reduction, spec.reduction.fit(where[0]))
-        if layout.mask(reduction.split_shape, shape) is None:
+        if layout.mask(reduction.split_shape[mapped:], shape[mapped:]) is None:
             return (
                 f"takes no mask that differs from channel to channel: got shape {where[0]} "
                 f"for x of shape {kind.shape}"
@@ -107,8 +108,8 @@ class Static:
     Attributes:
       layout: the four axes ``(N, P, G, D)``; groups are reduced over P and D.
       rank: rank of x, without axes that it is mapped over.
-      loops: the loops of plain JAX over the elements. Their spec has epsilon, correction and other
-        options. Its reduction is not used, since the layout says where the groups lie.
+      loops: the loops of plain JAX over the elements of x as it is given. Their spec has epsilon,
+        correction and other options.
       lowest_exponent: the least scale exponent; None where x needs no scaling.
       moments: whether the statistics are asked for.
       recompute: ``recompute(static, x)`` says whether backward recomputes the statistics.
@@ -129,6 +130,24 @@ class Static:
         """
         return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
 
+    def param_as_given(self, a: jax.Array) -> jax.Array:
+        """Return an arranged scale or bias, as it broadcasts against x in its split shape."""
+        return a.reshape(*a.shape[:-4], *self.layout.params)
+
+    def mask_as_given(self, where: jax.Array | None) -> jax.Array | None:
+        """Return an arranged mask, as it broadcasts against x in its split shape."""
+        if where is None:
+            return None
+        mapped, (n, p, _, _) = where.shape[:-4], self.layout.axes
+        full = {*p, *(n if where.shape[-4] != 1 else ())}
+        sizes = self.spec.reduction.split_shape[len(mapped) :]
+        own = (size if axis in full else 1 for axis, size in enumerate(sizes))
+        return where.reshape(*mapped, *own)
+
+    def stats_as_given(self, a: jax.Array) -> jax.Array:
+        """Return arranged statistics, as they broadcast against x in its split shape."""
+        return a.reshape(self.spec.reduction.split_stats_shape)
+
     def stats_shape(self, x: jax.Array) -> tuple[int, ...]:
         """Return the shape of the statistics of arranged x: one element for each group."""
         return (*x.shape[:-3], 1, self.layout.g, 1)
@@ -137,6 +156,11 @@ class Static:
     def spec(self) -> Spec:
         """The spec of the loops."""
         return self.loops.spec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of x as it is given."""
+        return self.spec.reduction.shape
 
     def loops_over(self, shape: tuple[int, ...], *axes: int) -> PlainLoops:
         """Return the loops over an array whose groups span these axes.
@@ -218,7 +242,7 @@ class NormKernels:
         self._backward = backward
         self._standardize = differentiable(
             name,
-            _plain,
+            plain,
             self._jvp,
             batched=_batched,
             results=5,
@@ -228,7 +252,7 @@ class NormKernels:
         self._apply_tangent = linear(
             f"{name}_tangent",
             _tangent,
-            _plain_backward,
+            plain_backward,
             like=lambda residuals: (residuals[0], residuals[-2], residuals[-2]),
             batched=_batched,
             results=3,
@@ -242,7 +266,7 @@ class NormKernels:
         :func:`layout_of` must find a layout. Mask, scale and bias are split and sharded as x is.
         """
         (x, *params), spec = operands[:4], loops.spec
-        if not sharded(x):
+        if not on_devices(x):
             y, found = self._on_each(loops, moments, x, *params)
         else:
             reduction = on_device(spec.reduction, jax.typeof(x))
@@ -272,7 +296,8 @@ class NormKernels:
         """Return the output and the Stats of the part of x that a device has."""
         spec = loops.spec
         layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
-        assert layout is not None
+        if layout is None:
+            return self._on_examples(loops, moments, x, where, scale, bias)
         full = (
             jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params)
             for a, value in ((scale, 1), (bias, 0))
@@ -290,6 +315,13 @@ class NormKernels:
             a.reshape(spec.reduction.split_stats_shape) for a in found
         )
         return y, Stats(static.scaling(spec, shift, exponent, None)._replace(n=None), low_mean, var)
+
+    def _on_examples(self, loops: PlainLoops, moments: bool, x, *arrays):
+        """Return the output and the Stats, for each element of the first axis by itself."""
+        own = loops.of(replace(loops.spec, reduction=loops.spec.reduction.without_first))
+        axes = [None if a is None or a.shape[0] == 1 else 0 for a in arrays]
+        one = [a[0] if a is not None and a.shape[0] == 1 else a for a in arrays]
+        return jax.vmap(partial(self._on_each, own, moments), (0, *axes))(x, *one)
 
     def _jvp(self, static: Static, arguments, tangents):
         # The kernel computes, in each group and for u = x / 2**exponent - shift,
@@ -323,11 +355,12 @@ class NormKernels:
 
 
 def _batched(static: Static, size: int) -> Static:
-    return static  # any axes may stand before the axes of x
+    # any axes may stand before the axes of arranged arrays
+    return replace(static, loops=static.loops.batched(size))
 
 
 def _results_like(static: Static, arguments):
-    """Return arrays of the shapes and dtypes that :func:`_plain` returns."""
+    """Return arrays of the shapes and dtypes that :func:`plain` returns."""
     x, leaves = arguments[0], jax.tree.leaves(arguments)
     stats = zeros(static.stats_shape(static.arranged(x)), jnp.float32, *leaves)
     return zeros(x.shape, static.spec.dtype, *leaves), stats, stats, stats, stats
@@ -362,48 +395,64 @@ def check_result(kernel: Callable, name: str, a: jax.Array | None, shape: tuple,
         )
 
 
-def _plain(static: Static, arguments):
-    """Compute in plain JAX what a forward kernel computes."""
-    given, scale, bias, where = arguments
-    x = mask_fill(static.arranged(given), where)
+def plain(static: Static, arguments):
+    """Compute in plain JAX what a forward kernel computes.
+
+    x keeps its shape: XLA would have to gather it first, to arrange it, where an axis in the middle
+    is sharded.
+    """
+    x, *params, where = arguments
+    loops, where, shape = static.loops, static.mask_as_given(where), arranged_stats(static, x)
+    filled = mask_fill_split(loops.spec, x, where)
     y, (scaling, low_mean, var) = reference.forward(
-        static.loops_over(x.shape), x, where, scale, bias
+        loops, filled, where, *map(static.param_as_given, params)
     )
     found = (
         jnp.zeros_like(var) if a is None else a.astype(jnp.float32)
         for a in (scaling.shift, low_mean, var, scaling.exponent)
     )
-    return mask_fill(y, where).reshape(given.shape), *found
+    return mask_fill_split(loops.spec, y, where), *(a.reshape(shape) for a in found)
+
+
+def arranged_stats(static: Static, x: jax.Array) -> tuple[int, ...]:
+    """Return the shape of arranged statistics of x as it is given."""
+    return static.stats_shape(jax.eval_shape(static.arranged, x))
 
 
 def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
     """Return the residuals of plain JAX, made from the residuals of the kernel."""
-    x, shift, low_mean, var, exponent, scale, where = residuals
-    x = mask_fill(static.arranged(x), where)
-    loops = static.loops_over(x.shape)
+    x, *stats, scale, where = residuals
+    loops, where, scale = static.loops, static.mask_as_given(where), static.param_as_given(scale)
+    x = mask_fill_split(loops.spec, x, where)
     if static.recompute(static, x):
         return loops, Residuals(x, reference.statistics(loops, x, where), scale, scale)
-    low_mean_is_known = static.informative(x)[1] or not static.spec.centered
-    low_mean = jnp.broadcast_to(low_mean, var.shape) if low_mean_is_known else None
-    stats = Stats(static.scaling(loops.spec, shift, exponent, where), low_mean, var)
-    return loops, Residuals(x, stats, scale, scale)
+    shift, low_mean, var, exponent = (
+        static.stats_as_given(a) if informative else None
+        for a, informative in zip(stats, static.informative(x), strict=True)
+    )
+    assert var is not None
+    low_mean = low_mean if static.spec.centered else jnp.zeros_like(var)
+    count = None if where is None else group_weight(loops, where, None, jnp.float32)
+    scaling = Scaling(count, exponent, shift, where)
+    return loops, Residuals(x, Stats(scaling, low_mean, var), scale, scale)
 
 
 def _tangent(static: Static, residuals, arguments):
     """Return the tangents of output, low part of the mean and variance, in plain JAX."""
-    (given, *params), where = arguments, residuals[-1]
-    dx = mask_fill(static.arranged(given), where)
-    dy, *dstats = reference.tangent(*_plain_residuals(static, residuals), Inputs(dx, *params))
-    return mask_fill(dy, where).reshape(given.shape), *dstats
+    dx, *params = arguments
+    loops, own = _plain_residuals(static, residuals)
+    where = own.stats.scaling.where
+    inputs = Inputs(mask_fill_split(loops.spec, dx, where), *map(static.param_as_given, params))
+    dy, *dstats = reference.tangent(loops, own, inputs)
+    shape = arranged_stats(static, dx)
+    return mask_fill_split(loops.spec, dy, where), *(a.reshape(shape) for a in dstats)
 
 
 def _tangent_like(static: Static, residuals, arguments):
     """Return arrays of the shapes and dtypes that :func:`_tangent` returns."""
-    given, *params = arguments
-    dy, *dstats = reference.tangent_like(
-        *_plain_residuals(static, residuals), Inputs(static.arranged(given), *params)
-    )
-    return dy.reshape(given.shape), *dstats
+    dx, leaves = arguments[0], jax.tree.leaves((residuals, arguments))
+    stats = zeros(arranged_stats(static, dx), jnp.float32, *leaves)
+    return zeros(dx.shape, static.spec.dtype, *leaves), stats, stats
 
 
 def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents):
@@ -417,9 +466,23 @@ def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents)
     return dx.reshape(x.shape), *dparams
 
 
-def _plain_backward(static: Static, residuals, cotangents):
+def plain_backward(static: Static, residuals, cotangents):
     """Compute in plain JAX what a backward kernel computes."""
-    (given, *dstats), where = cotangents, residuals[-1]
-    dy = mask_fill(static.arranged(given), where)
-    dx, *params = reference.backward(*_plain_residuals(static, residuals), (dy, *dstats))
-    return mask_fill(dx, where).reshape(given.shape), *params
+    dy, *dstats = cotangents
+    loops, own = _plain_residuals(static, residuals)
+    where, scale = own.stats.scaling.where, residuals[-2]
+    dy = mask_fill_split(loops.spec, dy, where)
+    of_stats = (None if a is None else static.stats_as_given(a) for a in dstats)
+    dx, *params = reference.backward(loops, own, (dy, *of_stats))
+    return mask_fill_split(loops.spec, dx, where), *(a.reshape(scale.shape) for a in params)
+
+
+def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
+    """Return the type of a result, which varies over mesh axes as the arrays do.
+
+    It varies where any of them varies, as JAX has it for their sum.
+    """
+    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)
+    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

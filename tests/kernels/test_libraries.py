@@ -249,7 +249,8 @@ class TestWheel:
 def test_unknown_names_and_kernels_that_are_not_built(monkeypatch):
     monkeypatch.setenv(plan.VARIABLE, "cuda")
     with pytest.raises(
-        ValueError, match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'"
+        ValueError,
+        match="JAXNORM_IMPLEMENTATION must be one of reference, xla, native, pallas: got 'cuda'",
     ):
         jn.layer_norm(jnp.ones((2, 3)))
     monkeypatch.setattr(loading, "built", lambda: False)
@@ -336,7 +337,7 @@ class TestStatus:
             (
                 "cuda",
                 "cpu",
-                "JAXNORM_IMPLEMENTATION must be one of reference, xla, native: got 'cuda'",
+                "JAXNORM_IMPLEMENTATION must be one of reference, xla, native, pallas: got 'cuda'",
             ),
             ("", "gpu", "JAX runs on platform gpu, and they are for cpu"),
         ],

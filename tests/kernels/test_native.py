@@ -172,12 +172,13 @@ def test_a_plan_says_what_runs_and_why(use):
     assert repr(found) == (
         f"xla\n  gradients: {RECOMPUTED}\n"
         "  not reference: it takes as long or longer, for the same result\n"
+        "  not pallas: JAXNORM_IMPLEMENTATION=native asks for native\n"
         f"  not native: {reason}"
     )
     for other, name in (("reference", "xla"), ("xla", "reference")):
         use(name)
         assert jn.plan(x, 1).others == dict.fromkeys(
-            (other, "native"), f"JAXNORM_IMPLEMENTATION={name} asks for {name}"
+            (other, "native", "pallas"), f"JAXNORM_IMPLEMENTATION={name} asks for {name}"
         )
     for wrong in (
         {"implementation": "native", "where": x > 0},
@@ -203,7 +204,13 @@ def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypa
     x, spec = jnp.ones((4, 6)), Spec(resolve("n [c]", (4, 6)), dtype=jnp.dtype("float32"))
     kernel = "a kernel takes these arguments"
     assert plan.select(None, "norm", x, spec, Operands(x)) == plan.Plan(
-        "native", {"reference": kernel, "xla": kernel, "other": "takes no rows"}
+        "native",
+        {
+            "reference": kernel,
+            "xla": kernel,
+            "other": "takes no rows",
+            "pallas": "JAX runs on platform cpu, and the kernels are for TPUs",
+        },
     )
     refused = plan.select(None, "norm", x, spec, Operands(x, epsilon=x[0, 0]))
     assert (refused.implementation, refused.others["other"], refused.others["native"]) == (

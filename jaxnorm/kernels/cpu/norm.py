@@ -10,7 +10,7 @@ from jaxnorm.engine import reference
 from jaxnorm.engine.groups import mask_fill
 from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of
+from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of, like
 
 DTYPES = ("float32", "bfloat16")
 # a share of the bytes of a group: backward recomputes statistics that take more
@@ -144,14 +144,3 @@ def flat(a: jax.Array) -> jax.Array:
 def mask_or_none(where: jax.Array | None) -> jax.Array | np.ndarray:
     """Return the mask as the kernels take it: without elements where none is given."""
     return np.zeros(0, np.bool_) if where is None else where.reshape(-1)
-
-
-def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
-    """Return the type of a result, which varies over mesh axes as the arrays do.
-
-    It varies where any of them varies, as JAX has it for their sum.
-    """
-    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
-        return jax.ShapeDtypeStruct(shape, dtype)
-    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)
-    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)
