@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from jaxnorm.norms.axes import rms_norm as rms_norm
     from jaxnorm.norms.graphs import graph_norm as graph_norm
     from jaxnorm.norms.graphs import pair_norm as pair_norm
+    from jaxnorm.norms.residual import add_norm as add_norm
     from jaxnorm.norms.switchable import switchable_norm as switchable_norm
     from jaxnorm.norms.weights import spectral_norm as spectral_norm
     from jaxnorm.norms.weights import weight_norm as weight_norm
@@ -44,6 +45,7 @@ _MODULE_OF = {
     "Moments": "core.statistics",
     "NormOptions": "arguments.options",
     "Plan": "core.plan",
+    "add_norm": "norms.residual",
     "batch_norm": "norms.axes",
     "ema": "core.running",
     "graph_norm": "norms.graphs",

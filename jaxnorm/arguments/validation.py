@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
+from jaxnorm.arguments.dtypes import promoted
+
 
 def as_array(x, name: str = "x") -> jax.Array:
     """Return ``x`` as it is if it is a JAX array, else as an array.
@@ -73,6 +75,19 @@ def real(x, name: str) -> jax.Array:
     if jnp.iscomplexobj(x):
         raise TypeError(f"{name} must be real: got {x.dtype}.")
     return x
+
+
+def summands(x, residual) -> tuple[jax.Array, jax.Array]:
+    """Return two arrays of one shape, cast to the dtype to which they promote."""
+    x, residual = floating(x), floating(residual, "residual")
+    if x.shape != residual.shape:
+        raise ValueError(
+            f"residual must have the shape of x: got {residual.shape} for x of shape {x.shape}."
+        )
+    if x.dtype == residual.dtype:
+        return x, residual
+    dtype = promoted(None, x, residual)
+    return x.astype(dtype), residual.astype(dtype)
 
 
 def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:

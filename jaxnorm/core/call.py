@@ -17,7 +17,7 @@ from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Reduction
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
-from jaxnorm.core.plan import Plan, describe_derivative, forward, select
+from jaxnorm.core.plan import Plan, describe_derivative, forward, forward_of_sum, select
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import by_compiler, split_operands
@@ -231,6 +231,18 @@ def run_with_moments(call: Call) -> tuple[jax.Array, Moments]:
     return _run_with_moments(call.spec, implementation, call.operands)
 
 
+def run_of_sum(call: Call, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the output for ``x + residual`` instead of x, and this sum.
+
+    Both have one shape.
+    """
+    if call.operands.ids is not None:  # XLA shards segments: the sum is a step of its own
+        total = call.operands.x + residual
+        return run(replace(call, operands=call.operands._replace(x=total))), total
+    implementation = call.select().implementation
+    return _run_of_sum(call.spec, implementation, call.operands, residual)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _run(spec: Spec, implementation: str, operands: Operands) -> jax.Array:
     def each(operands: Operands) -> jax.Array:
@@ -247,3 +259,10 @@ def _run_with_moments(
     operands = split_operands(spec, operands)
     y, stats = forward(implementation, spec, operands, moments=True)
     return y, from_stats(spec, stats)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _run_of_sum(
+    spec: Spec, implementation: str, operands: Operands, residual: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return forward_of_sum(implementation, spec, split_operands(spec, operands), residual)

@@ -151,6 +151,26 @@ def forward(
     return module.forward(loops_of_kernels(spec), operands, moments=moments)
 
 
+def forward_of_sum(
+    implementation: str, spec: Spec, operands: Operands, residual: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the output for x + residual, and this sum, by what :func:`select` names.
+
+    Where its kernels do not add, the sum is a step of its own.
+    """
+    x, modules = (
+        operands.x,
+        {} if implementation in PLAIN else kernels.TABLE[implementation].modules,
+    )
+    if "add_norm" not in modules or x.dtype != residual.dtype:
+        total = x + residual
+        y, _ = forward(implementation, spec, operands._replace(x=total), moments=False)
+        return y, total
+    jax.eval_shape(jax.numpy.add, x, residual)  # raises where they are sharded apart
+    module = import_module(modules["add_norm"])
+    return module.forward(loops_of_kernels(spec), operands, residual)
+
+
 def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> str:
     """Say in words how reverse mode of :func:`forward` computes the gradients."""
     if implementation in PLAIN:

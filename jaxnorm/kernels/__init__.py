@@ -36,8 +36,8 @@ class Family:
 
     Attributes:
       platforms: JAX platforms on which the kernels are selected, of "cpu", "gpu" and "tpu".
-      modules: maps an operation, of "norm", "moments" and "lstm", to the name of the module that
-        computes it. The module is imported when the operation is first asked for.
+      modules: maps an operation, of "norm", "add_norm", "moments" and "lstm", to the name of the
+        module that computes it. The module is imported when the operation is first asked for.
       load: makes the kernels ready to run, whenever they are considered. It returns None, or why it
         cannot, in words that continue "implementation='name' ...".
       only_by_name: why they run only where they are named, as a clause; empty where they are
@@ -65,7 +65,7 @@ TABLE: dict[str, Family] = {
     ),
     "pallas": Family(
         ("tpu",),
-        {"norm": "jaxnorm.kernels.pallas.norm"},
+        {"norm": "jaxnorm.kernels.pallas.norm", "add_norm": "jaxnorm.kernels.pallas.add_norm"},
         only_by_name="it has not run on a TPU yet, and runs only where it is named",
     ),
 }
@@ -81,6 +81,7 @@ def register(
     *,
     platforms: tuple[str, ...],
     norm: str | None = None,
+    add_norm: str | None = None,
     moments: str | None = None,
     lstm: str | None = None,
     load: Callable[[], str | None] = _ready,
@@ -95,6 +96,8 @@ def register(
       name: the name for ``implementation=`` and the variable JAXNORM_IMPLEMENTATION.
       platforms: the platforms on which they are selected: ``("tpu",)``, for example.
       norm: name of the module that normalizes, with ``obstacle`` and ``forward``.
+      add_norm: name of the module that normalizes x + residual, with ``forward``. It takes what
+        the module of ``norm`` takes.
       moments: name of the module that computes statistics alone, with ``obstacle`` and
         ``statistics``.
       lstm: name of the module that runs LSTMs, with ``obstacle`` and ``whole``.
@@ -111,7 +114,7 @@ def register(
         ...
     ValueError: platforms must be some of 'cpu', 'gpu', 'tpu': got ('cuda',).
     """
-    modules = {"norm": norm, "moments": moments, "lstm": lstm}
+    modules = {"norm": norm, "add_norm": add_norm, "moments": moments, "lstm": lstm}
     given = {operation: module for operation, module in modules.items() if module is not None}
     for operation, module in given.items():
         if not isinstance(module, str):
@@ -126,7 +129,7 @@ def register(
     if not platforms or not set(platforms) <= set(PLATFORMS):
         known = ", ".join(map(repr, PLATFORMS))
         raise ValueError(f"platforms must be some of {known}: got {tuple(platforms)!r}.")
-    if not given:
+    if not given.keys() - {"add_norm"}:
         raise ValueError("norm, moments or lstm must name a module: got none of them.")
     family = Family(tuple(platforms), given, load, only_by_name)
     if name in PLAIN or TABLE.get(name, family) != family:

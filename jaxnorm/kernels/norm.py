@@ -244,19 +244,19 @@ class NormKernels:
             name,
             plain,
             self._jvp,
-            batched=_batched,
+            batched=batched_static,
             results=5,
             results_like=_results_like,
             kernels={platform: partial(_of_kernel, each) for platform, each in forward.items()},
         )
         self._apply_tangent = linear(
             f"{name}_tangent",
-            _tangent,
+            tangent,
             plain_backward,
             like=lambda residuals: (residuals[0], residuals[-2], residuals[-2]),
-            batched=_batched,
+            batched=batched_static,
             results=3,
-            results_like=_tangent_like,
+            results_like=tangent_like,
             kernels={p: partial(_backward_of_kernel, each) for p, each in backward.items()},
         )
 
@@ -265,44 +265,28 @@ class NormKernels:
 
         :func:`layout_of` must find a layout. Mask, scale and bias are split and sharded as x is.
         """
-        (x, *params), spec = operands[:4], loops.spec
-        if not on_devices(x):
-            y, found = self._on_each(loops, moments, x, *params)
-        else:
-            reduction = on_device(spec.reduction, jax.typeof(x))
-            assert reduction is not None
-            of_x, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding, (x, params))
-            of_stats = split_sharding(spec.reduction, x, spec.reduction.split_stats_shape)
-            own = loops.of(replace(spec, reduction=reduction))
-            on_each = lambda x, params: self._on_each(own, moments, x, *params)
-            specs = jax.tree.map(
-                lambda sharding: sharding.spec, ((of_x, of_params), (of_x, of_stats))
-            )
-            y, found = jax.shard_map(
-                on_each, mesh=of_x.mesh, in_specs=specs[0], out_specs=specs[1]
-            )(x, params)
-        if found is None or operands.where is None:
+        x, where, scale, bias, *_ = operands
+        reduction, on_each = loops.spec.reduction, partial(self._on_each, moments)
+        of_stats = lambda: split_sharding(reduction, x, reduction.split_stats_shape)
+        y, found = on_each_device(on_each, loops, (x,), (where, scale, bias), of_stats)
+        if found is None or where is None:
             return y, found
-        count = count_elements(loops, operands.where, None).astype(jnp.float32)
-        return y, found._replace(scaling=found.scaling._replace(n=count, where=operands.where))
+        count = count_elements(loops, where, None).astype(jnp.float32)
+        return y, found._replace(scaling=found.scaling._replace(n=count, where=where))
 
     def derivative(self, platform: str) -> str:
         """Say in words how reverse mode computes the gradients on a platform."""
         return "a kernel" if platform in self._backward else CLOSED_FORM
 
     def _on_each(
-        self, loops: PlainLoops, moments: bool, x, where, scale, bias
+        self, moments: bool, loops: PlainLoops, arrays, params
     ) -> tuple[jax.Array, Stats | None]:
         """Return the output and the Stats of the part of x that a device has."""
-        spec = loops.spec
+        ((x,), (where, scale, bias)), spec = (arrays, params), loops.spec
         layout = find(spec.reduction, *(a.shape for a in (scale, bias) if a is not None))
         if layout is None:
-            return self._on_examples(loops, moments, x, where, scale, bias)
-        full = (
-            jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params)
-            for a, value in ((scale, 1), (bias, 0))
-        )
-        scale, bias = (a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
+            return on_examples(partial(self._on_each, moments), loops, arrays, params)
+        scale, bias = arranged_params(layout, scale, bias)
         lowest = spec.lowest_exponent(x.dtype)
         static = Static(layout, x.ndim, loops, lowest, moments, self._recompute)
         if where is not None:
@@ -316,13 +300,6 @@ class NormKernels:
         )
         return y, Stats(static.scaling(spec, shift, exponent, None)._replace(n=None), low_mean, var)
 
-    def _on_examples(self, loops: PlainLoops, moments: bool, x, *arrays):
-        """Return the output and the Stats, for each element of the first axis by itself."""
-        own = loops.of(replace(loops.spec, reduction=loops.spec.reduction.without_first))
-        axes = [None if a is None or a.shape[0] == 1 else 0 for a in arrays]
-        one = [a[0] if a is not None and a.shape[0] == 1 else a for a in arrays]
-        return jax.vmap(partial(self._on_each, own, moments), (0, *axes))(x, *one)
-
     def _jvp(self, static: Static, arguments, tangents):
         # The kernel computes, in each group and for u = x / 2**exponent - shift,
         #     y = (u - low_mean) r scale + bias,     var = mean(u**2) - low_mean**2,
@@ -332,7 +309,7 @@ class NormKernels:
         #     dy        = ((du - dlow_mean) r + (u - low_mean) dr) scale
         #                 + (u - low_mean) r dscale + dbias
         # They are linear in dx, dscale and dbias, and need x, statistics, scale and mask alone.
-        # _tangent computes them, and a backward kernel their transpose.
+        # tangent computes them, and a backward kernel their transpose.
         x, scale, _, where = arguments
         y, shift, low_mean, var, exponent = self._standardize(static, arguments)
         # a residual without information is one element; so are all if backward recomputes them
@@ -354,7 +331,46 @@ class NormKernels:
         )
 
 
-def _batched(static: Static, size: int) -> Static:
+def on_each_device(function: Callable, loops: PlainLoops, arrays, params, second) -> tuple:
+    """Return the two results of ``function(loops, arrays, params)``.
+
+    Where arrays like x lie on several devices, in explicit sharding, it runs on the part that each
+    has. The first result is then sharded as x is, and the second as ``second()`` says.
+    """
+    x, spec = arrays[0], loops.spec
+    if not on_devices(x):
+        return function(loops, arrays, params)
+    reduction = on_device(spec.reduction, jax.typeof(x))
+    assert reduction is not None
+    of_arrays, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, (arrays, params))
+    own = loops.of(replace(spec, reduction=reduction))
+    return jax.shard_map(
+        partial(function, own),
+        mesh=jax.typeof(x).sharding.mesh,
+        in_specs=(of_arrays, of_params),
+        out_specs=(of_arrays[0], second().spec),
+    )(arrays, params)
+
+
+def on_examples(function: Callable, loops: PlainLoops, arrays, params) -> tuple:
+    """Return ``function(loops, arrays, params)``, for each element of the first axis by itself."""
+    own = loops.of(replace(loops.spec, reduction=loops.spec.reduction.without_first))
+    axes = tuple(None if a is None or a.shape[0] == 1 else 0 for a in params)
+    one = tuple(a[0] if a is not None and a.shape[0] == 1 else a for a in params)
+    return jax.vmap(partial(function, own), (0, axes))(arrays, one)
+
+
+def arranged_params(layout: Layout, scale, bias) -> tuple[jax.Array, ...]:
+    """Return scale and bias in float32, as ``(N or 1, 1, G, D)``: 1 and 0 where None is given."""
+    full = (
+        jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params)
+        for a, value in ((scale, 1), (bias, 0))
+    )
+    return tuple(a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
+
+
+def batched_static(static: Static, size: int) -> Static:
+    """Return the static arguments for arrays with one more axis in front."""
     # any axes may stand before the axes of arranged arrays
     return replace(static, loops=static.loops.batched(size))
 
@@ -386,7 +402,7 @@ def check_result(kernel: Callable, name: str, a: jax.Array | None, shape: tuple,
     """
     if a is None:
         return
-    fits = a.size == math.prod(shape) if name in ("y", "dx") else a.shape == shape
+    fits = a.size == math.prod(shape) if name in ("y", "dx", "total") else a.shape == shape
     if not fits or a.dtype != dtype:
         where = f"{kernel.__module__}.{getattr(kernel, '__qualname__', kernel)}"
         raise TypeError(
@@ -437,7 +453,7 @@ def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
     return loops, Residuals(x, Stats(scaling, low_mean, var), scale, scale)
 
 
-def _tangent(static: Static, residuals, arguments):
+def tangent(static: Static, residuals, arguments):
     """Return the tangents of output, low part of the mean and variance, in plain JAX."""
     dx, *params = arguments
     loops, own = _plain_residuals(static, residuals)
@@ -448,15 +464,15 @@ def _tangent(static: Static, residuals, arguments):
     return mask_fill_split(loops.spec, dy, where), *(a.reshape(shape) for a in dstats)
 
 
-def _tangent_like(static: Static, residuals, arguments):
-    """Return arrays of the shapes and dtypes that :func:`_tangent` returns."""
+def tangent_like(static: Static, residuals, arguments):
+    """Return arrays of the shapes and dtypes that :func:`tangent` returns."""
     dx, leaves = arguments[0], jax.tree.leaves((residuals, arguments))
     stats = zeros(arranged_stats(static, dx), jnp.float32, *leaves)
     return zeros(dx.shape, static.spec.dtype, *leaves), stats, stats
 
 
 def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents):
-    """Run a backward kernel, as the transpose of :func:`_tangent`."""
+    """Run a backward kernel, as the transpose of :func:`tangent`."""
     (x, *rest), (dy, *dstats) = residuals, cotangents
     arranged = (static.arranged(x), *rest)
     dx, *dparams = kernel(static, arranged, (static.arranged(dy), *dstats))

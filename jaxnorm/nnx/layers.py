@@ -1,12 +1,15 @@
 """Norms of each position over its features: layer, RMS and positional norm."""
 
+from typing import overload
+
 import jax
 from flax import nnx
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import run, run_with_moments
+from jaxnorm.arguments.validation import summands
+from jaxnorm.core.call import run, run_of_sum, run_with_moments
 from jaxnorm.core.normalization import takes_arguments_of
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import module_axes
@@ -55,21 +58,45 @@ class LayerNorm(nnx.LayerNorm):
     [[-1.0, 1.0]]
     """
 
+    @overload
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        residual: None = None,
+        segments: Param = None,
+        num_segments: int | None = None,
+    ) -> jax.Array: ...
+
+    @overload
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        residual: jax.Array,
+        segments: Param = None,
+        num_segments: int | None = None,
+    ) -> tuple[jax.Array, jax.Array]: ...
+
     @known_keywords
     def __call__(
         self,
         x: jax.Array,
         *,
         mask: jax.Array | None = None,
+        residual: jax.Array | None = None,
         segments: Param = None,
         num_segments: int | None = None,
-    ) -> jax.Array:
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Normalize ``x``, or each of its segments.
 
         Args:
           x: the array to normalize; integers and booleans become floats.
           mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
             do not count, even if they are NaN, and their outputs are 0.
+          residual: array of the shape of ``x`` that is added first, for example a residual stream.
           segments: integer ids from 0 to ``num_segments - 1``, in any order. Positions along the
             first reduction axis with the same id form a group, for example the tokens of a
             document. The shape is ``(n,)`` or, if every row has ids of its own, the shape of ``x``
@@ -77,14 +104,17 @@ class LayerNorm(nnx.LayerNorm):
           num_segments: the number of segments, a static integer; required with ``segments``.
 
         Returns:
-          The normalized array, of the shape of ``x``.
+          The normalized array, of the shape of ``x``. With a residual it is that of the sum, and
+          the sum is returned as well, as :func:`jaxnorm.add_norm` does.
         """
+        if residual is not None:
+            x, residual = summands(x, residual)
         features, reduced = module_axes(self, x.ndim)
         reduction = unsplit(x.shape, reduced)
         call = over(
             self, x, reduction, features, mask, segments=segments, num_segments=num_segments
         )
-        return run(call)
+        return run(call) if residual is None else run_of_sum(call, residual)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -124,19 +154,40 @@ class RMSNorm(nnx.RMSNorm):
     [[1.0, -1.0]]
     """
 
+    @overload
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, *, residual: None = None
+    ) -> jax.Array: ...
+
+    @overload
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None, *, residual: jax.Array
+    ) -> tuple[jax.Array, jax.Array]: ...
+
     @known_keywords
-    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        *,
+        residual: jax.Array | None = None,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Normalize ``x``.
 
         Args:
           x: the array to normalize; integers and booleans become floats.
           mask: boolean mask or float weights that broadcast against ``x``. Elements where it is 0
             do not count, even if they are NaN, and their outputs are 0.
+          residual: array of the shape of ``x`` that is added first, for example a residual stream.
 
         Returns:
-          The normalized array, of the shape of ``x``.
+          The normalized array, of the shape of ``x``. With a residual it is that of the sum, and
+          the sum is returned as well, as :func:`jaxnorm.add_norm` does.
         """
-        return run(over_axes(self, x, mask, centered=False))
+        if residual is None:
+            return run(over_axes(self, x, mask, centered=False))
+        x, residual = summands(x, residual)
+        return run_of_sum(over_axes(self, x, mask, centered=False), residual)
 
 
 class PositionalNorm(nnx.LayerNorm):

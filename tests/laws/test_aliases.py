@@ -39,6 +39,7 @@ MASKED = {
     "batch_norm": partial(jn.batch_norm, X),
     "layer_norm": partial(jn.layer_norm, X),
     "rms_norm": partial(jn.rms_norm, X),
+    "add_norm": partial(jn.add_norm, X, X),
     "instance_norm": partial(jn.instance_norm, X),
     "group_norm": partial(jn.group_norm, X, 2),
     "positional_norm": partial(jn.positional_norm, X),

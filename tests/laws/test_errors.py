@@ -186,7 +186,7 @@ WRONG = [
     (
         lambda: nnx.RMSNorm(6, rngs=RNGS)(X, weights=X),
         TypeError,
-        "which takes x, mask. Did you mean mask?",
+        "which takes x, mask, residual. Did you mean mask?",
     ),
     (lambda: jn.normalize(X, M, eps=1e-5), TypeError, "got no axes. Did you mean epsilon?"),
     (lambda: jn.standardize(X, 0, axis=1), TypeError, "Did you mean axes?"),
@@ -723,7 +723,7 @@ WRONG = [
     (
         lambda: jn.standardize(X, 0, implementation="cuda"),
         ValueError,
-        "None, 'reference', 'xla' or 'native': got 'cuda'.",
+        "None, 'reference', 'xla', 'native' or 'pallas': got 'cuda'.",
     ),
     (lambda: jn.ema(M, M, momentum=1.5), ValueError, "momentum must lie in [0, 1]: got 1.5."),
     (

@@ -103,7 +103,7 @@ def test_same_signatures_as_flax(family, name):
         if name == "SpectralNorm" and "kwargs" not in truth:  # for the layer
             found.pop("kwargs", None)
         more = {
-            "__call__": {"segments": None, "num_segments": None},
+            "__call__": {"segments": None, "num_segments": None, "residual": None},
             "__init__": {"unbiased": False, "skip_constant": False},
         }
         for beyond, default in more[method].items():

@@ -37,8 +37,8 @@ SAID = (
     ">>>",
 )
 FIRST = ("batch_norm", "rms_norm")  # which no change since the first version names
-# of weights, which have no x
-OTHERS = ("jaxnorm.norms.weights",)
+# of weights, which have no x, and of a sum, which is x with an option of layer norm's modules
+OTHERS = ("jaxnorm.norms.weights", "jaxnorm.norms.residual")
 MODULES = [
     import_module(module.name)
     for module in iter_modules(norms.__path__, "jaxnorm.norms.")
@@ -207,6 +207,7 @@ def test_the_norms_are_those_that_are_public():
     assert {name for name in jaxnorm.__all__ if name.endswith("_norm")} - {
         "weight_norm",
         "spectral_norm",
+        "add_norm",
     } == set(FUNCTIONS)
 
 

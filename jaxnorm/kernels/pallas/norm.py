@@ -1,5 +1,6 @@
 """Norms by the Pallas kernels."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -7,9 +8,10 @@ import jax.numpy as jnp
 
 from jaxnorm.engine.collectives import varying_axes
 from jaxnorm.engine.exponents import fits_any_unit
-from jaxnorm.engine.primitives import zeros
+from jaxnorm.engine.primitives import Kernels, zeros
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.kernels.norm import Found, NormKernels, Static, layout_of, plain, plain_backward
+from jaxnorm.kernels import norm
+from jaxnorm.kernels.norm import Found, NormKernels, Static, layout_of
 from jaxnorm.kernels.pallas import rows
 
 DTYPES = ("float32", "bfloat16")
@@ -44,38 +46,52 @@ def _recompute(static: Static, x: jax.Array) -> bool:
     return not static.moments
 
 
-def _runs(static: Static, interpret: bool, *arrays) -> bool:
-    """Return whether a kernel runs.
+def by_platform(kernel: Callable, plain: Callable) -> Kernels:
+    """Return a kernel for TPUs, which is interpreted on a CPU.
 
-    None computes statistics for their own sake, and the interpreter cannot follow arrays that vary
-    over the axes of a mesh.
+    Plain JAX, of arranged arrays too, stands in for the interpreter where arrays vary over the axes
+    of a mesh, which it cannot follow.
     """
-    return not (static.moments or (interpret and any(map(varying_axes, jax.tree.leaves(arrays)))))
+
+    def interpreted(static: Static, *arguments):
+        if any(map(varying_axes, jax.tree.leaves(arguments))):
+            return plain(static, *arguments)
+        return kernel(static, *arguments, interpret=True)
+
+    return {"tpu": partial(kernel, interpret=False), "cpu": interpreted}
 
 
 def _forward(static: Static, arguments, *, interpret: bool) -> Found:
     """Return the output and, where they are asked for, the statistics."""
-    x, *rest = arguments
-    if not _runs(static, interpret, arguments):
-        return Found(*plain(static, (x.reshape(static.shape), *rest)))
-    zero = zeros(static.stats_shape(x), jnp.float32, *jax.tree.leaves(arguments))
+    if static.moments:  # no kernel computes them for their own sake
+        return _plain(static, arguments)
+    zero = zeros(static.stats_shape(arguments[0]), jnp.float32, *jax.tree.leaves(arguments))
     return Found(rows.forward(static, arguments, interpret=interpret), None, None, zero, None)
+
+
+def _plain(static: Static, arguments) -> Found:
+    x, *rest = arguments
+    return Found(*norm.plain(static, (x.reshape(static.shape), *rest)))
 
 
 def _backward(static: Static, residuals, cotangents, *, interpret: bool):
     """Return the gradients with respect to x, scale and bias."""
+    if static.moments:
+        return _plain_backward(static, residuals, cotangents)
+    x, scale, dy = residuals[0], residuals[-2], cotangents[0]
+    return rows.backward(static, x, scale, dy, interpret=interpret)
+
+
+def _plain_backward(static: Static, residuals, cotangents):
     (x, *rest), (dy, *dstats) = residuals, cotangents
-    if not _runs(static, interpret, residuals, cotangents):
-        given = (a.reshape(static.shape) for a in (x, dy))
-        return plain_backward(static, (next(given), *rest), (next(given), *dstats))
-    return rows.backward(static, residuals, cotangents, interpret=interpret)
+    x, dy = (a.reshape(static.shape) for a in (x, dy))
+    return norm.plain_backward(static, (x, *rest), (dy, *dstats))
 
 
-# On a CPU the kernels are interpreted, which is slow.
 KERNELS = NormKernels(
     "jaxnorm_pallas",
-    forward={name: partial(_forward, interpret=name == "cpu") for name in ("cpu", "tpu")},
-    backward={name: partial(_backward, interpret=name == "cpu") for name in ("cpu", "tpu")},
+    forward=by_platform(_forward, _plain),
+    backward=by_platform(_backward, _plain_backward),
     recompute=_recompute,
 )
 forward, derivative = KERNELS.forward, KERNELS.derivative

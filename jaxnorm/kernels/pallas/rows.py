@@ -149,8 +149,22 @@ def forward_kernel(x, scale, bias, y, *, loops: PlainLoops, config: Config):
     each_piece(x, config, each)
 
 
-def backward_kernel(x, dy, scale, dx, dscale, dbias, *, loops: PlainLoops, config: Config, n: int):
+def add_kernel(x, residual, scale, bias, y, total, *, loops: PlainLoops, config: Config):
+    """Add a block of rows to another, and normalize the sum."""
+
+    @pl.loop(0, config.rows // config.piece)
+    def _(i):
+        at = pl.ds(i * config.piece, config.piece)
+        total[at] = wide_sum(x[at], residual[at]).astype(total.dtype)
+
+    forward_kernel(total, scale, bias, y, loops=loops, config=config)
+
+
+def backward_kernel(
+    x, dy, *refs, loops: PlainLoops, config: Config, n: int
+):  # refs: dtotal if it is given, scale, dx, dscale, dbias
     """Compute the gradients of a block of rows; those of scale and bias add up over all blocks."""
+    *dtotal, scale, dx, dscale, dbias = refs
     step = pl.program_id(1)
 
     @pl.when(step == 0)
@@ -164,11 +178,17 @@ def backward_kernel(x, dy, scale, dx, dscale, dbias, *, loops: PlainLoops, confi
             row = step * config.rows + at.start + lax.broadcasted_iota(jnp.int32, own_x.shape, 0)
             own_x, own_dy = (jnp.where(row < n, a, jnp.zeros_like(a)) for a in (own_x, own_dy))
         found = backward_piece(loops, scaled(own_x, unit), own_dy, of_piece(loops, scale, at))
-        dx[at] = scaled(found.x, unit).astype(dx.dtype)
+        own_dx = scaled(found.x, unit)
+        dx[at] = wide_sum(own_dx, *(a[at] for a in dtotal)).astype(dx.dtype)
         add_to(dscale, at, found.scale)
         add_to(dbias, at, found.bias)
 
     each_piece(x, config, each)
+
+
+def wide_sum(*arrays: jax.Array) -> jax.Array:
+    """Return the sum of arrays in float32."""
+    return sum(a.astype(jnp.float32) for a in arrays[1:]) + arrays[0].astype(jnp.float32)
 
 
 class Rows:
@@ -205,18 +225,23 @@ class Rows:
             return a.reshape(self.given).sum(-4, keepdims=True)
         return a.sum(2).reshape(param.shape)
 
-    def call(self, kernel, arrays, params, results, *, interpret: bool) -> list[jax.Array]:
-        """Run a kernel, the shapes of whose results say whether they are arrays or params."""
-        rows, width = self.config.rows, self.width
+    def call(self, kernel, arrays, params, dtypes, *, interpret: bool) -> list[jax.Array]:
+        """Run a kernel that returns arrays of these dtypes, and params of float32 for None."""
+        rows, width, given = self.config.rows, self.width, (*arrays, *params)
         block = pl.BlockSpec((None, rows, width), lambda b, i: (b, i, 0))
         whole = pl.BlockSpec((None, 1, SUBLANES, width), lambda b, i: (b, 0, 0, 0))
         ins = [*map(self.of, arrays), *map(self.of_param, params)]
-        spec = lambda a: block if a.ndim == 3 else whole
+        array, param = ins[0].shape, ins[-1].shape
+        results = [
+            like(param if dtype is None else array, dtype or jnp.float32, *given)
+            for dtype in dtypes
+        ]
+        spec = lambda a: block if len(a.shape) == 3 else whole
         return pl.pallas_call(
             kernel,
             grid=(self.batch, pl.cdiv(self.n, rows)),
             in_specs=list(map(spec, ins)),
-            out_specs=[block if len(a.shape) == 3 else whole for a in results],
+            out_specs=list(map(spec, results)),
             out_shape=results,
             interpret=interpret,
         )(*ins)
@@ -228,18 +253,29 @@ def forward(static: Static, arguments, *, interpret: bool = False) -> jax.Array:
     rows = Rows(x, arrays=2, results=1)
     loops = loops_over(static.spec, rows.config, rows.width)
     kernel = partial(forward_kernel, loops=loops, config=rows.config)
-    y = like((rows.batch, rows.n, rows.width), static.spec.dtype, x, scale, bias)
-    return rows.call(kernel, [x], [scale, bias], [y], interpret=interpret)[0]
+    (y,) = rows.call(kernel, [x], [scale, bias], [static.spec.dtype], interpret=interpret)
+    return y
 
 
-def backward(static: Static, residuals, cotangents, *, interpret: bool = False) -> Inputs:
-    """Return the gradients with respect to x, scale and bias."""
-    x, scale, dy = residuals[0], residuals[-2], cotangents[0]
-    rows = Rows(x, arrays=3, results=3)
+def forward_of_sum(
+    static: Static, x, residual, scale, bias, *, interpret: bool = False
+) -> list[jax.Array]:
+    """Return the output for x + residual, and this sum."""
+    rows = Rows(x, arrays=4, results=2)
+    loops = loops_over(static.spec, rows.config, rows.width)
+    kernel = partial(add_kernel, loops=loops, config=rows.config)
+    dtypes = [static.spec.dtype, x.dtype]
+    return rows.call(kernel, [x, residual], [scale, bias], dtypes, interpret=interpret)
+
+
+def backward(static: Static, x, scale, dy, dtotal=None, *, interpret: bool = False) -> Inputs:
+    """Return the gradients with respect to x, scale and bias.
+
+    ``dtotal`` is the gradient with respect to x by another way, which is added.
+    """
+    arrays = [x, dy, *([] if dtotal is None else [dtotal])]
+    rows = Rows(x, arrays=1 + len(arrays), results=3)
     loops = loops_over(static.spec, rows.config, rows.width)
     kernel = partial(backward_kernel, loops=loops, config=rows.config, n=rows.n)
-    arrays = jax.eval_shape(lambda: (rows.of(x), rows.of_param(scale), rows.of_param(scale)))
-    dtypes = (x.dtype, jnp.float32, jnp.float32)
-    results = [like(a.shape, dtype, x, dy, scale) for a, dtype in zip(arrays, dtypes, strict=True)]
-    dx, *params = rows.call(kernel, [x, dy], [scale], results, interpret=interpret)
+    dx, *params = rows.call(kernel, arrays, [scale], [x.dtype, None, None], interpret=interpret)
     return Inputs(dx, *(rows.summed(param, scale) for param in params))
