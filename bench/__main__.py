@@ -5,11 +5,11 @@
     python -m bench --check
 
 The first measures and writes results.json, a table and pictures; the second compares counters,
-which do not vary from run to run, with bench/bounds.json.
+which do not vary from run to run, with bench/bounds.json: also those of programs for accelerators,
+where their compilers are installed.
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from bench import speed, speed_report
+from bench import bounds, speed, speed_report
 from bench.peers import OTHERS, installed
 from bench.shapes import LARGE, SHAPES
 from bench.stamp import allocator, commit, versions
@@ -25,9 +25,6 @@ from jaxnorm.experiments import interrupts, report
 from jaxnorm.experiments.runs import carry_out, to_resume
 from jaxnorm.kernels.cpu import build, loading
 
-HERE = Path(__file__).parent
-BOUNDS = HERE / "bounds.json"
-COUNTERS = ("residual_bytes", "temporaries")
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}  # as JAX names them
 
 
@@ -50,7 +47,7 @@ def main() -> int:
     if platform == "cpu":
         _build(console)
     if options.check or options.write_bounds:
-        return check(console, options.write_bounds)
+        return bounds.check(console, options.write_bounds)
     # one is measured on the CPU, the other differs there alone
     elsewhere = () if platform == "cpu" else ("torch", speed_report.PLAIN)
     peers = tuple(peer for peer in options.peers if peer not in elsewhere)
@@ -95,34 +92,6 @@ def main() -> int:
 
 def _measure(case: speed.Case, on_progress, peers, rounds) -> dict:
     return speed.measure(case, on_progress, peers, rounds)
-
-
-def check(console: Console, write: bool) -> int:
-    """Compares the counters of ours with the bounds, or makes them the bounds."""
-    found = {}
-    for case in speed.Settings().runs():
-        for peer in ("jaxnorm, plain JAX", "jaxnorm"):
-            if peer == "jaxnorm" and not loading.built():
-                continue
-            numbers, _ = speed.counters(
-                speed.JAX_PEERS[peer]()[case.norm], *jax.eval_shape(partial(speed.arrays, case))
-            )
-            found[f"{peer}: {case.norm} {case.shape} {case.dtype}"] = {
-                name: round(numbers[name] + 0.005, 2) for name in COUNTERS
-            }
-    if write:
-        BOUNDS.write_text(json.dumps(found, indent=1) + "\n")
-        console.print(f"Written: {BOUNDS}")
-        return 0
-    bounds = json.loads(BOUNDS.read_text())
-    worse = [
-        f"{name}: {counter} {numbers[counter]}, at most {bounds[name][counter]}"
-        for name, numbers in found.items()
-        for counter in COUNTERS
-        if numbers[counter] > bounds[name][counter]
-    ]
-    console.print("\n".join(worse) or f"{len(found)} cases keep within their bounds.", markup=False)
-    return 1 if worse else 0
 
 
 def _build(console: Console) -> None:
