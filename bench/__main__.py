@@ -2,7 +2,7 @@
 
     python -m bench [--only NORMS] [--shapes SHAPES] [--peers PEERS] [--platform PLATFORM]
                     [--resume]
-    python -m bench --check
+    python -m bench --check [PLATFORM ...]
 
 The first measures and writes results.json, a table and pictures; the second compares counters,
 which do not vary from run to run, with bench/bounds.json: also those of programs for accelerators,
@@ -46,8 +46,10 @@ def main() -> int:
         return 1
     if platform == "cpu":
         _build(console)
-    if options.check or options.write_bounds:
-        return bounds.check(console, options.write_bounds)
+    write = options.write_bounds is not None
+    if write or options.check is not None:
+        counted = options.write_bounds or options.check or bounds.PLATFORMS
+        return bounds.check(counted, console, write)
     # one is measured on the CPU, the other differs there alone
     elsewhere = () if platform == "cpu" else ("torch", speed_report.PLAIN)
     peers = tuple(peer for peer in options.peers if peer not in elsewhere)
@@ -167,8 +169,10 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for results and pictures; runs/speed by default",
     )
     add("--resume", action="store_true", help="go on with the interrupted measurements in --out")
-    add("--check", action="store_true", help="compare counters with their bounds instead")
-    add("--write-bounds", action="store_true", help="make the counters the bounds instead")
+    some = {"nargs": "*", "choices": bounds.PLATFORMS, "metavar": "PLATFORM"}
+    on = "of programs for %(choices)s, by default all whose compilers are installed"
+    add("--check", **some, help=f"compare counters with their bounds instead: {on}")
+    add("--write-bounds", **some, help="make the counters the bounds instead")
     return parser
 
 

@@ -5,7 +5,7 @@ are the sizes of x that its programs move, and on a GPU the kernels that they st
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from bench.targets import TARGETS, NoCompilerError, Target, asked_by, compiled, 
 from bench.transfers import kernels, transferred
 from jaxnorm.kernels.cpu import loading
 
+PLATFORMS = ("cpu", *TARGETS)
 BOUNDS = Path(__file__).parent / "bounds.json"
 OURS = ("jaxnorm, plain JAX", "jaxnorm")
 ON_CPU = ("residual_bytes", "temporaries")
@@ -45,7 +46,7 @@ def on_cpu() -> Iterator[tuple[str, Counters]]:
             yield f"{peer}: {case.norm} {case.shape} {case.dtype}", counters
 
 
-def ahead(target: Target) -> Iterator[tuple[str, Counters]]:
+def ahead(target: Target, console: Console) -> Iterator[tuple[str, Counters]]:
     """Yield each case compiled for an accelerator, and its counters.
 
     Raises:
@@ -60,14 +61,15 @@ def ahead(target: Target) -> Iterator[tuple[str, Counters]]:
             if peer in passes.peers(target.platform)
         ]
         one = SingleDeviceSharding(devices[0])
-        for peer, norm, dtype in track(cases, f"For a {target.platform}", transient=True):
+        title, hidden = f"For a {target.platform}", not console.is_terminal
+        for peer, norm, dtype in track(cases, title, console=console, disable=hidden):
             types = passes.types_of(passes.SHAPES[norm], dtype, one, one)
             with asked_by(peer, target.platform):
                 counters = of_programs(JAX_PEERS[peer]()[norm], target, *types[:3])
             yield f"{peer}: {norm} {dtype} on a {target.platform}", counters
 
 
-def of_programs(norm, target: Target, x, scale, bias) -> Counters:
+def of_programs(norm: Callable, target: Target, x, scale, bias) -> Counters:
     """Return the counters of the output, and of the gradients given the residuals."""
     texts = {
         "output": compiled(norm, x, scale, bias).as_text(),
@@ -80,17 +82,23 @@ def of_programs(norm, target: Target, x, scale, bias) -> Counters:
     return found
 
 
-def check(console: Console, write: bool) -> int:
+def counted(platforms: Iterable[str], console: Console) -> dict[str, Counters]:
+    """Return the counters of all cases on these platforms, and say which cannot be counted."""
+    found: dict[str, Counters] = {}
+    for platform in platforms:
+        try:
+            found |= on_cpu() if platform == "cpu" else ahead(TARGETS[platform], console)
+        except NoCompilerError as error:
+            console.print(f"Not checked: {error}.", markup=False, soft_wrap=True)
+    return found
+
+
+def check(platforms: Iterable[str], console: Console, write: bool) -> int:
     """Compare the counters with the bounds, or make them the bounds, and return the exit status.
 
-    Bounds of what cannot be counted here stay.
+    Other bounds stay.
     """
-    found = dict(on_cpu())
-    for target in TARGETS.values():
-        try:
-            found |= ahead(target)
-        except NoCompilerError as error:
-            console.print(f"Not checked: {error}", markup=False, soft_wrap=True)
+    found = counted(platforms, console)
     bounds = json.loads(BOUNDS.read_text())
     if write:
         BOUNDS.write_text(json.dumps(bounds | found, indent=1) + "\n")
@@ -98,9 +106,11 @@ def check(console: Console, write: bool) -> int:
         return 0
     worse = [
         f"{name}: {counter} {number}, at most {bounds[name][counter]}"
+        if name in bounds
+        else f"{name}: {counter} {number}, without a bound"
         for name, numbers in found.items()
         for counter, number in numbers.items()
-        if number > bounds[name][counter]
+        if name not in bounds or number > bounds[name][counter]
     ]
     console.print("\n".join(worse) or f"{len(found)} cases keep within their bounds.", markup=False)
     return 1 if worse else 0

@@ -67,7 +67,8 @@ TARGETS = {
         "pip install 'jax[tpu]'",
         cycles,
         "cycles",
-        "cycles that the\ncompiler expects, for a Pallas kernel those in which memory moves its bytes",
+        "cycles that the compiler\n"
+        "expects: of a Pallas kernel, those in which memory moves its bytes",
         "Cycles that the compiler expects, in the same order, relative to Flax",
         relative=True,
     ),

@@ -1,7 +1,8 @@
-"""Test programs for TPUs, compiled ahead of time without a TPU.
+"""Test programs for accelerators, compiled ahead of time without one.
 
-They are programs of norms and of a recurrent network. The tests need the libtpu that
-jax[tpu] of the installed JAX asks for. The nightly run installs it.
+They are programs of norms, of a recurrent network and of blocks of models. The tests need the
+libtpu that jax[tpu] of the installed JAX asks for, which the nightly run installs; those of GPUs
+need jax-cuda12-pjrt besides.
 """
 
 import math
@@ -9,13 +10,16 @@ import re
 
 import jax
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 import jaxnorm as jn
+from bench import blocks
 from bench.shapes import Shape
 from bench.speed import with_gradients
-from bench.transfers import transferred
+from bench.targets import TARGETS, NoCompilerError, compiling_for
+from bench.transfers import BANDWIDTH, CLOCK, cycles, transferred
 from jaxnorm import recurrent
 
 pytest.importorskip("libtpu")
@@ -77,3 +81,39 @@ def test_the_gradients_of_a_layer_normalized_lstm(chip):
         lambda leaf: leaf.shape, params
     )
     assert len(re.findall(r" while\(", program.as_text())) <= 4
+
+
+def test_a_pallas_kernel_counts_for_the_bytes_that_it_moves(chip):
+    """XLA's text says nothing of what happens inside of it."""
+
+    def double(x_ref, y_ref):
+        y_ref[...] = 2 * x_ref[...]
+
+    rows = pl.BlockSpec((256, 1024), lambda i: (i, 0))
+    x = chip(65536, 1024)  # more than lies beside the cores
+    kernel = pl.pallas_call(double, out_shape=x, grid=(256,), in_specs=[rows], out_specs=rows)
+    program = compiled(kernel, x).as_text()
+    size = 4 * math.prod(x.shape)
+    assert transferred(program) == 2 * size
+    assert cycles(program) == round(2 * size * CLOCK / BANDWIDTH)
+
+
+# Compilation for a TPU takes the longer the larger a block is.
+SMALL = {"tpu": blocks.mlps((4096, 128), 128), "gpu": blocks.mlps()}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_block_moves_about_as_much_with_our_norms_as_with_those_of_flax(name):
+    target, block = TARGETS[name], SMALL[name]
+    try:
+        with compiling_for(target) as devices:
+            found = {
+                kind: blocks.count(block, kind, devices[0], target) for kind in blocks.kinds(name)
+            }
+    except NoCompilerError as error:
+        pytest.skip(str(error))
+    without = found.pop("no norm")
+    least = 4 * 2 * math.prod(block.x) / blocks.MIB  # x, y and their gradients
+    for counters in found.values():
+        assert least <= counters["mib"] <= 1.1 * found["flax"]["mib"]
+        assert counters["cost"] > without["cost"]
