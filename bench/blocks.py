@@ -6,11 +6,14 @@ that is part of the same loop costs nothing, and a kernel takes no part in that 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
+import jaxnorm as jn
 from bench.peers import JAX_PEERS, Norms
 from bench.targets import Target, asked_by, compiled, kernels_for
 from bench.transfers import transferred
@@ -20,19 +23,34 @@ Shape = tuple[int, ...]
 Params = list[dict[str, Any]]  # of each part of a block: arrays, or their shapes
 
 
-def mlp_half(norm: Callable, p: dict, x: jax.Array) -> jax.Array:
-    """Return x + gelu(norm(x) up) down."""
-    h = norm(x, p["scale"], p["bias"]).astype(x.dtype)
-    return x + jax.nn.gelu(h @ p["up"]) @ p["down"]
+def mlp(p: dict, h: jax.Array) -> jax.Array:
+    """Return gelu(h up) down."""
+    return jax.nn.gelu(h @ p["up"]) @ p["down"]
 
 
-def attention(norm: Callable, p: dict, x: jax.Array) -> jax.Array:
-    """Return x + attention(norm(x)), by heads of 64 features."""
-    h = norm(x, p["scale"], p["bias"]).astype(x.dtype)
+def attention(p: dict, h: jax.Array) -> jax.Array:
+    """Return the attention of h to itself, by heads of 64 features."""
     query, key, value = (
-        (h @ p[name]).reshape(*x.shape[:-1], -1, 64) for name in ("query", "key", "value")
+        (h @ p[name]).reshape(*h.shape[:-1], -1, 64) for name in ("query", "key", "value")
     )
-    return x + jax.nn.dot_product_attention(query, key, value).reshape(x.shape) @ p["out"]
+    return jax.nn.dot_product_attention(query, key, value).reshape(h.shape) @ p["out"]
+
+
+def pre_norm(layer: Callable, norms: Norms, params: Params, x: jax.Array) -> jax.Array:
+    """Return x + layer(norm(x)), for one layer after another."""
+    own = lambda p: (p["scale"], p["bias"])
+    h = norms["layer"](x, *own(params[0])).astype(x.dtype)
+    for p, following in pairwise(params):
+        h, x = norms["add layer"](layer(p, h), x, *own(following))
+        h = h.astype(x.dtype)
+    return x + layer(params[-1], h)
+
+
+def bottlenecks_of(norms: Norms, params: Params, x: jax.Array) -> jax.Array:
+    """Return x after one bottleneck after another."""
+    for p in params:
+        x = bottleneck(norms["batch"], p, x)
+    return x
 
 
 def bottleneck(norm: Callable, p: dict, x: jax.Array) -> jax.Array:
@@ -58,22 +76,15 @@ class Block:
 
     Attributes:
       title: says what it is, and its sizes.
-      norm: the name of the norm.
-      layer: ``layer(norm, params, x)`` is one of them.
+      run: ``run(norms, params, x)`` returns the output.
       x: the shape of the bfloat16 input.
       params: the shapes of the parameters of each.
     """
 
     title: str
-    norm: str
-    layer: Callable[[Callable, dict, jax.Array], jax.Array]
+    run: Callable[[Norms, Params, jax.Array], jax.Array]
     x: Shape
     params: Params
-
-    def __call__(self, norms: Norms, params: Params, x: jax.Array) -> jax.Array:
-        for of_layer in params:
-            x = self.layer(norms[self.norm], of_layer, x)
-        return x
 
     def types(self, sharding: Sharding) -> tuple[Params, jax.ShapeDtypeStruct]:
         """Return those of params and x: bfloat16, but for scale and bias, which are float32."""
@@ -97,7 +108,7 @@ def mlps(x: Shape = (32, 1024, 1024), up: int = 2048) -> Block:
     features = x[-1]
     half = {"scale": (features,), "bias": (features,), "up": (features, up), "down": (up, features)}
     title = f"two pre-norm MLP halves, {named(x)}, up {up}"
-    return Block(title, "layer", mlp_half, x, [half, half])
+    return Block(title, partial(pre_norm, mlp), x, [half, half])
 
 
 def attentions(x: Shape = (32, 1024, 1024)) -> Block:
@@ -106,7 +117,7 @@ def attentions(x: Shape = (32, 1024, 1024)) -> Block:
     weights = dict.fromkeys(("query", "key", "value", "out"), (features, features))
     params: dict = {"scale": (features,), "bias": (features,), **weights}
     title = f"pre-norm attention, {named(x)}, heads of 64"
-    return Block(title, "layer", attention, x, [params])
+    return Block(title, partial(pre_norm, attention), x, [params])
 
 
 def bottlenecks(x: Shape = (64, 56, 56, 256), inner: int = 64) -> Block:
@@ -118,7 +129,7 @@ def bottlenecks(x: Shape = (64, 56, 56, 256), inner: int = 64) -> Block:
         "expand": convolution(1, inner, features),
     }
     title = f"two ResNet bottlenecks with batch norm, {named(x)}, inside {inner}"
-    return Block(title, "batch", bottleneck, x, [parts, parts])
+    return Block(title, bottlenecks_of, x, [parts, parts])
 
 
 BLOCKS = {"mlp": mlps(), "attention": attentions(), "bottleneck": bottlenecks()}
@@ -133,16 +144,30 @@ def kinds(platform: str) -> dict[str, Norms]:
     """Return the norms to compare, by who has made them; ours twice where there are kernels."""
     peers = ("jaxnorm", "jaxnorm, plain JAX", "flax")
     own = peers if kernels_for(platform) else peers[1:]
-    return {peer: JAX_PEERS[peer]() for peer in own} | {
-        "no norm": dict.fromkeys(("layer", "batch"), without)
-    }
+    found: dict[str, Norms] = {peer: JAX_PEERS[peer]() for peer in own}
+    found["no norm"] = dict.fromkeys(("layer", "batch"), without)
+    for peer, norms in found.items():
+        step = add_layer if peer.startswith("jaxnorm") else partial(add_and_norm, norms["layer"])
+        norms["add layer"] = step
+    return found
+
+
+def add_layer(x, residual, scale, bias) -> tuple[jax.Array, jax.Array]:
+    """Return the layer norm of x + residual, and the sum."""
+    return jn.add_norm(x, residual, norm="layer", scale=scale, bias=bias)
+
+
+def add_and_norm(norm: Callable, x, residual, scale, bias) -> tuple[jax.Array, jax.Array]:
+    """Return a norm of x + residual, and the sum."""
+    total = x + residual
+    return norm(total, scale, bias), total
 
 
 def with_gradients(block: Block, norms: Norms) -> Callable:
     """Return a function of params, x and dy: y, and the gradients of params and x."""
 
     def call(params: Params, x: jax.Array, dy: jax.Array):
-        y, pullback = jax.vjp(lambda *given: block(norms, *given), params, x)
+        y, pullback = jax.vjp(lambda *given: block.run(norms, *given), params, x)
         return y, pullback(dy)
 
     return call
