@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxnorm.arguments.axes import is_static, unsplit
+from jaxnorm.arguments.axes import Reduction, is_static, unsplit
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.engine.collectives import across
 from jaxnorm.engine.counts import group_weight
@@ -152,10 +152,10 @@ def _mean_of_sample(
     The share is None where all elements count. The mean of equal elements is exact.
     """
     (axis, size), spec, where = at, loops.spec, scaling.where
-    part = lax.slice_in_dim(x.reshape(spec.reduction.split_shape), 0, size, axis=axis)
+    part, reduction = _first(x, spec.reduction, axis, size)
     if where is not None and where.shape[axis] != 1:
         where = lax.slice_in_dim(where, 0, size, axis=axis)
-    own = loops.of(replace(spec, reduction=unsplit(part.shape, spec.axes)))
+    own = loops.of(replace(spec, reduction=reduction))
     weight = None
     if where is not None:
         weight = group_weight(own, where, None, real_dtype(compute_dtype(x.dtype)))
@@ -176,6 +176,18 @@ def _mean_of_sample(
     of_group = total_weight(spec, scaling)
     share = weight / jnp.where(of_group > 0, of_group, 1)
     return jnp.where(weight > 0, found, 0), jnp.where(of_group > 0, share, 1)
+
+
+def _first(x: jax.Array, reduction: Reduction, axis: int, size: int) -> tuple[jax.Array, Reduction]:
+    """Return the first elements of x along an axis of its split shape, and their reduction."""
+    whole = reduction.whole_axis(axis)
+    if len(reduction.parts[whole]) > 1:
+        part = lax.slice_in_dim(x.reshape(reduction.split_shape), 0, size, axis=axis)
+        return part, unsplit(part.shape, reduction.axes)
+    # XLA would copy all of x to split another axis first
+    part, parts = lax.slice_in_dim(x, 0, size, axis=whole), list(reduction.parts)
+    parts[whole] = (size,)
+    return part, Reduction(part.shape, tuple(parts), reduction.axes)
 
 
 def _find_exponent(
