@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 
 BYTES = {
     "f32": 4,
@@ -61,10 +62,27 @@ def transferred(program: str) -> int:
 
 
 def cycles(program: str) -> int:
-    """Return how many cycles a TPU's compiler expects the instructions to take.
+    """Return how many cycles a TPU's compiler expects a program to take.
 
-    It expects none of a Pallas kernel, for which the cycles count in which a v5e moves its bytes.
+    The body of a loop counts as often as the loop runs, and of the branches of a conditional the
+    most expensive one. A compiler expects none of a Pallas kernel, for which the cycles count in
+    which a v5e moves its bytes.
 
+    >>> cycles('''
+    ... %body (i: s32[]) -> s32[] {
+    ...   %i = s32[] parameter(0)
+    ...   ROOT %next = s32[] fusion(%i), calls=%add, backend_config={"estimated_cycles":"7"}
+    ... }
+    ... %condition (i: s32[]) -> pred[] {
+    ...   %last = s32[] constant(10)
+    ...   %i = s32[] parameter(0)
+    ...   ROOT %lt = pred[] compare(%i, %last), direction=LT
+    ... }
+    ... ENTRY %main (x: s32[]) -> s32[] {
+    ...   %x = s32[] fusion(), calls=%start, backend_config={"estimated_cycles":"5"}
+    ...   ROOT %y = s32[] while(%x), condition=%condition, body=%body
+    ... }''')
+    75
     >>> cycles('''
     ... ENTRY %main (x: f32[4096,1024]) -> f32[4096,1024] {
     ...   %x = f32[4096,1024]{1,0} parameter(0)
@@ -73,7 +91,37 @@ def cycles(program: str) -> int:
     ... }''') - 61459
     61455
     """
-    expected = sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', _entry(program))))
+    bodies = dict(re.findall(COMPUTATION, program))
+
+    @cache
+    def count(body: str) -> int:
+        total = sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', body)))
+        for _, _, operation, rest in _instructions(body):
+            if operation == "while":
+                total += trips(rest) * count(_called(bodies, rest, "body"))
+            elif operation == "conditional":
+                total += max(count(bodies[name]) for name in _branches(rest))
+            elif operation in PROGRAMS:
+                total += count(_called(bodies, rest, "to_apply|calls"))
+        return total
+
+    def trips(rest: str) -> int:
+        known = re.search(r'"known_trip_count":\{"n":"(\d+)"', rest)
+        if known:
+            return int(known[1])
+        # JAX counts the steps of a scan from 0
+        condition = _called(bodies, rest, "condition")
+        compared = re.search(r"compare\([^)]*\), direction=LT", condition)
+        limits = [
+            text
+            for _, types, operation, text in _instructions(condition)
+            if operation == "constant" and types.startswith("s32[]")
+        ]
+        if not compared or len(limits) != 1:
+            raise ValueError(f"cannot tell how often a loop runs: {condition}")
+        return int(limits[0].split(")")[0])
+
+    expected = count(_entry(program))
     if PALLAS not in program:
         return expected
     moved = sum(moved for rest, moved in _transfers(program) if PALLAS in rest)
@@ -105,6 +153,22 @@ def _transfers(program: str) -> Iterator[tuple[str, float]]:
                     size for size, there in arrays.get(of, ()) if there
                 )
             yield rest, moved
+
+
+def _called(bodies: dict[str, str], rest: str, keyword: str) -> str:
+    """Return the program that an instruction names by a keyword."""
+    found = re.search(rf"(?:{keyword})=(%[\w.-]+)", rest)
+    assert found is not None, rest
+    return bodies[found[1]]
+
+
+def _branches(rest: str) -> list[str]:
+    """Return the names of the branches of a conditional."""
+    listed = re.search(r"branch_computations=\{([^}]*)\}", rest)
+    return re.findall(
+        r"%[\w.-]+",
+        listed[1] if listed else " ".join(re.findall(r"(?:true|false)_computation=(\S+)", rest)),
+    )
 
 
 def _entry(program: str) -> str:
