@@ -252,6 +252,11 @@ def platform() -> str:
     return jax.default_backend()
 
 
+def is_tpu() -> bool:
+    """Return whether programs are made for TPUs, on which networks have loops of their own."""
+    return platform() == "tpu"
+
+
 def from_environment() -> str | None:
     """Return the implementation that the environment variable names; None where it is blank.
 

@@ -12,11 +12,11 @@ from jax.typing import ArrayLike
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.dtypes import compute_dtype, promoted
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.plan import select
+from jaxnorm.core import plan
 from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.kernels import PLAIN, TABLE
-from jaxnorm.recurrent import scan
-from jaxnorm.recurrent.cells import Cell, State, Steps
+from jaxnorm.recurrent import scan, tpu
+from jaxnorm.recurrent.cells import Cell, State, Steps, Weights
 from jaxnorm.recurrent.options import (
     EitherResult,
     NetworkArguments,
@@ -310,6 +310,7 @@ class Static(NamedTuple):
       zoneout: the rate of each part of the state; None without zoneout.
       implementation: name of the implementation that runs.
       return_moments: whether to return the Moments of each step.
+      tpu: whether plain JAX takes the loops for TPUs.
     """
 
     cell: Cell
@@ -317,6 +318,7 @@ class Static(NamedTuple):
     zoneout: tuple[float, ...] | None
     implementation: str
     return_moments: bool
+    tpu: bool
 
 
 def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) -> Any:
@@ -342,8 +344,10 @@ def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) ->
     rates = zoneout_rates(cell.state, given.zoneout)
     # rates of 0 leave the kernels their choice, and need no random numbers
     zoneout = rates if any(rates) else None
-    plan = select(given.implementation, "lstm", x, cell, params, ids, zoneout)
-    static = Static(cell, layout, zoneout, plan.implementation, given.return_moments)
+    chosen = plan.select(given.implementation, "lstm", x, cell, params, ids, zoneout)
+    static = Static(
+        cell, layout, zoneout, chosen.implementation, given.return_moments, plan.is_tpu()
+    )
     key = given.key if zoneout else None
     state, outputs, moments = _run(static, x, params, state, mask, ids, running, key)
     state = state if len(cell.state) > 1 else state[0]
@@ -357,12 +361,14 @@ def _widths(cell: Cell, params: Mapping[str, jax.Array]) -> tuple[int, ...]:
     return (rows, packed // len(cell.sigmoids))[: len(cell.state)]
 
 
-def _loop(implementation: str, layout: Layout) -> scan.Loop | None:
+def _loop(static: Static, weights: Weights) -> scan.Loop | None:
     """Return the loop of an implementation; None is a plain scan."""
-    if implementation in PLAIN:
-        return None if implementation == "reference" else scan.chunked
-    module = import_module(TABLE[implementation].modules["lstm"])
-    return partial(module.whole, layout.time_major)
+    name = static.implementation
+    if name == "reference":
+        return None
+    if name in PLAIN:
+        return tpu.find_loop(static.cell, weights) if static.tpu else scan.chunked
+    return partial(import_module(TABLE[name].modules["lstm"]).whole, static.layout.time_major)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -392,9 +398,7 @@ def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple
         None if running is None else running_by_step(running, layout.time, cell.epsilon),
     )
     x_steps, weights = layout.to_steps(x).astype(dtype), cell.weights(params)
-    final, histories = run(
-        cell, weights, x_steps, steps, state, _loop(static.implementation, layout)
-    )
+    final, histories = run(cell, weights, x_steps, steps, state, _loop(static, weights))
     # masked steps repeat the state before, but their outputs are 0
     outputs = histories[0] if mask is None else jnp.where(mask, histories[0], 0)
     moments = (

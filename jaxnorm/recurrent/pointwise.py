@@ -48,14 +48,20 @@ def _normalize_jvp(axis, centered, epsilon, primals, tangents):
     #     du = r dd + d dr = r (dd - u mean(u da))
     # Uncentered, d = a and dd = da.
     a, where, zero_input = primals
-    u, r, v = _normalize(axis, centered, epsilon, a, where)
-    if zero_input is not None:
-        r = jnp.where(zero_input & (v == 0), 0, r)
+    u, r = normalize_with_root(axis, centered, epsilon, a, where, zero_input)
     da = tangents[0]
     if where is not None:
         da = jnp.where(where, da, 0)
     dd = da - _mean(axis, da, where) if centered else da
     return u, r * (dd - u * _mean(axis, u * da, where))
+
+
+def normalize_with_root(
+    axis: int, centered: bool, epsilon: float, a: jax.Array, where, zero_input
+) -> tuple[jax.Array, jax.Array]:
+    """Return the normalized values, and 1 / sqrt(variance + epsilon) for derivatives."""
+    u, r, v = _normalize(axis, centered, epsilon, a, where)
+    return u, r if zero_input is None else jnp.where(zero_input & (v == 0), 0, r)
 
 
 def _normalize(

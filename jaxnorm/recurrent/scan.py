@@ -48,11 +48,13 @@ class Chunks(NamedTuple):
       fewest: the least number of chunks of a long sequence, so that intermediates take
         less memory than the states.
       smallest: the least number of steps of a chunk, whatever their size.
+      bytes: the memory that intermediates may take.
     """
 
     intermediates: int
     fewest: int
     smallest: int
+    bytes: int = CHUNK_BYTES
 
 
 # Chunks of one step add up weight gradients at every step, as plain autodiff does. For
@@ -71,7 +73,7 @@ def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
     time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
     most = max(
         chunks.smallest,
-        CHUNK_BYTES // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates),
+        chunks.bytes // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates),
     )
     most = min(time, most, max(time // chunks.fewest, SHORT))
     # In units of a step: each chunk costs its k steps and one step more. A last chunk
@@ -111,19 +113,47 @@ def run(
     return loop(cell, weights, x, steps, state)
 
 
+class Form(NamedTuple):
+    """The functions that run a chunk.
+
+    Attributes:
+      states: returns the states after each step, as :func:`_states` does.
+      tangent: returns their tangents, as :func:`_tangent` does.
+    """
+
+    states: Callable[..., State]
+    tangent: Callable[..., State]
+
+
 def chunked(
-    cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
+    cell: Cell,
+    weights: Weights,
+    x: jax.Array,
+    steps: Steps,
+    state: State,
+    chunks: Chunks = PLAIN,
+    form: Form | None = None,
 ) -> tuple[State, State]:
-    """Run the steps in plain JAX, chunk by chunk. This is a :data:`Loop`."""
+    """Run the steps in plain JAX, chunk by chunk. This is a :data:`Loop`.
+
+    Args:
+      cell: the static arguments of a step.
+      weights: the parameters as the form uses them, by default as steps do.
+      x: floating ``(time, batch, features)``.
+      steps: the other arrays of the steps.
+      state: the state before the first step.
+      chunks: how the sequence is cut.
+      form: the functions that run a chunk; None for those of any cell.
+    """
+    form = form or Form(_states, _tangent)
 
     def chunk(state, xs):
-        states = _run_chunk(cell, weights, *xs, state)
+        states = _run_chunk(form, cell, weights, *xs, state)
         return jax.tree.map(lambda h: h[-1], states), states
 
-    _, chunks = lax.scan(
-        chunk, state, split_into_chunks(chunk_length(PLAIN, weights, x), (x, steps))
-    )
-    histories = join_chunks(len(x), chunks)
+    length = chunk_length(chunks, weights, x)
+    _, states = lax.scan(chunk, state, split_into_chunks(length, (x, steps)))
+    histories = join_chunks(len(x), states)
     return jax.tree.map(lambda h: h[-1], histories), histories
 
 
@@ -158,16 +188,17 @@ def advance(
     cell: Cell, weights: Weights, input_term: jax.Array, steps: Steps, state: State
 ) -> State:
     """Take one step, with reset, projection, zoneout and mask."""
-    state = _restart(steps, state)
+    state = restart(steps, state)
     new = cell.step(
         weights, product(state[0], weights["recurrent_kernel"]), input_term, state, steps
     )
-    return _hold(steps, _projected(weights, new), state)
+    return hold(steps, _projected(weights, new), state)
 
 
-def _restart(steps: Steps, state: State) -> State:
+def restart(steps: Steps, state):
     """Return zeros where a step starts anew, and the state elsewhere."""
-    return state if steps.reset is None else tuple(jnp.where(steps.reset, 0, s) for s in state)
+    reset = steps.reset
+    return state if reset is None else jax.tree.map(lambda s: jnp.where(reset, 0, s), state)
 
 
 def _projected(weights: Weights, new: State) -> State:
@@ -175,7 +206,7 @@ def _projected(weights: Weights, new: State) -> State:
     return (product(new[0], weights["projection"]), *new[1:]) if "projection" in weights else new
 
 
-def _hold(steps: Steps, new: State, old: State) -> State:
+def hold(steps: Steps, new: State, old: State) -> State:
     """Keep old values by zoneout and for masked steps."""
     # linear in both states, so that the loop over tangents calls it as it is
     if steps.keep is not None:
@@ -192,11 +223,38 @@ def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
 
 def with_zero_input(steps: Steps, x: jax.Array) -> Steps:
     """Say of each step whether its inputs are all 0."""
-    return steps._replace(zero_input=jnp.all(x == 0, -1, keepdims=True))
+    return steps._replace(zero_input=is_zero(x))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _run_chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
+def is_zero(x: jax.Array) -> jax.Array:
+    """Return whether all features are 0, with an axis of size one for them."""
+    return jnp.all(x == 0, -1, keepdims=True)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _run_chunk(
+    form: Form, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
+) -> State:
+    """Return the states after each step of a chunk."""
+    return form.states(cell, weights, x, steps, state)
+
+
+@_run_chunk.defjvp
+def _run_chunk_jvp(form, cell, primals, tangents):
+    """Return the states of a chunk and their tangents."""
+    weights, x, steps, state = primals
+    dweights, dx, _, dstate = tangents
+    states = _run_chunk(form, cell, weights, x, steps, state)
+    # the checkpoint stores the arguments alone; coefficients and sources are recomputed
+    tangent = jax.checkpoint(
+        partial(form.tangent, cell),
+        policy=jax.checkpoint_policies.nothing_saveable,
+        prevent_cse=False,
+    )
+    return states, tangent(weights, dweights, x, dx, steps, state, dstate, states)
+
+
+def _states(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State) -> State:
     """Return the states after each step of a chunk."""
     input_term = cell.input_terms(weights, x, steps)
     return lax.scan(
@@ -204,22 +262,7 @@ def _run_chunk(cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: 
     )[1]
 
 
-@_run_chunk.defjvp
-def _run_chunk_jvp(cell, primals, tangents):
-    """Return the states of a chunk and their tangents."""
-    weights, x, steps, state = primals
-    dweights, dx, _, dstate = tangents
-    states = _run_chunk(cell, weights, x, steps, state)
-    return states, _chunk_tangent(cell, weights, dweights, x, dx, steps, state, dstate, states)
-
-
-@partial(
-    jax.checkpoint,
-    policy=jax.checkpoint_policies.nothing_saveable,
-    prevent_cse=False,
-    static_argnums=0,
-)
-def _chunk_tangent(
+def _tangent(
     cell: Cell,
     weights: Weights,
     dweights: Weights,
@@ -231,7 +274,6 @@ def _chunk_tangent(
     states: State,
 ) -> State:
     """Return the tangent of a chunk's states, derived in the module's docstring."""
-    # the checkpoint stores the arguments alone; coefficients and sources are recomputed
     linear_step, source = _linearize_steps(
         cell, weights, dweights, x, dx, steps, states_before(steps, state, states)
     )
@@ -240,9 +282,9 @@ def _chunk_tangent(
         linear_step, source, steps = xs
         # As in advance: restart, projection and hold are linear in the state, so that
         # each is its own tangent.
-        d = _restart(steps, d)
+        d = restart(steps, d)
         new = _projected(weights, linear_step(product(d[0], weights["recurrent_kernel"]), d))
-        d = _hold(steps, jax.tree.map(jnp.add, new, source), d)
+        d = hold(steps, jax.tree.map(jnp.add, new, source), d)
         return d, d
 
     # The scan is linear, so that it is its own tangent at any point, here at the
@@ -254,7 +296,7 @@ def _chunk_tangent(
 
 def states_before(steps: Steps, start: State, histories: State) -> State:
     """Return the state before each step, zeros where the step starts anew."""
-    return _restart(
+    return restart(
         steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories)
     )
 

@@ -9,6 +9,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental import topologies
@@ -21,6 +22,7 @@ from bench.speed import with_gradients
 from bench.targets import TARGETS, NoCompilerError, compiling_for
 from bench.transfers import BANDWIDTH, CLOCK, cycles, transferred
 from jaxnorm import recurrent
+from jaxnorm.core import plan
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.usefixtures("usual_compile", "ordinary_promotion")
@@ -117,3 +119,24 @@ def test_a_block_moves_about_as_much_with_our_norms_as_with_those_of_flax(name):
     for counters in found.values():
         assert least <= counters["mib"] <= 1.1 * found["flax"]["mib"]
         assert counters["cost"] > without["cost"]
+
+
+@pytest.mark.parametrize("options", [{}, {"lengths": True}], ids=["all steps", "lengths"])
+def test_a_layer_norm_doubles_the_cycles_of_an_lstm_at_most(options, chip, monkeypatch):
+    """Output and gradients; without loops of its own, the norm took 3.3 times as many."""
+    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+
+    def count(norm):
+        init = lambda: recurrent.init_lstm(jax.random.key(0), 128, 128, norm=norm)
+        params = jax.tree.map(lambda leaf: chip(*leaf.shape), jax.eval_shape(init))
+        lengths = jnp.arange(32) + 40 if options else None
+        run = lambda params, x: recurrent.lstm(x, params, norm=norm, lengths=lengths)[1]
+
+        def with_gradients(params, x, dy):
+            y, vjp = jax.vjp(run, params, x)
+            return y, vjp(dy)
+
+        x = chip(32, 100, 128)
+        return cycles(compiled(with_gradients, params, x, x).as_text())
+
+    assert count("layer") < 2 * count(None)
