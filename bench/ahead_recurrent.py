@@ -53,7 +53,8 @@ Output alone:
 
 {output}
 
-Temporaries of output and gradients, MiB:
+Temporaries of output and gradients in main memory, MiB; what lies beside the cores is not
+counted:
 
 {temporaries}
 """
