@@ -44,6 +44,11 @@ def prevent_folding(low: jax.Array) -> jax.Array:
     return lax.optimization_barrier(low)
 
 
+def unknown_ones(shape: tuple[int, ...], dtype) -> jax.Array:
+    """Return ones that XLA takes for any numbers, so that it multiplies by them."""
+    return lax.optimization_barrier(jnp.ones(shape, dtype))
+
+
 @cache
 def _cpu_barrier() -> Callable:
     """Return a function of arrays that is the identity, and on a CPU a barrier.

@@ -14,9 +14,9 @@ from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxnorm.engine.groups import inverse_root
+from jaxnorm.engine.xla import unknown_ones
 from jaxnorm.recurrent.cells import LSTM, State, Steps, Weights, input_product
 from jaxnorm.recurrent.pointwise import GATES, expand_like, split
 
@@ -84,7 +84,7 @@ def make_ones(weights: Weights, dtype) -> tuple[jax.Array, jax.Array]:
     # Otherwise XLA computes the roots and means of rows apart, as small arrays. Compiled for
     # a TPU, each took 1830 cycles of the 15,700 of a step.
     width = weights["recurrent_kernel"].shape[-1] // len(GATES)
-    return lax.optimization_barrier((jnp.ones(width, dtype), jnp.ones((width, width), dtype)))
+    return unknown_ones((width,), dtype), unknown_ones((width, width), dtype)
 
 
 def step(
