@@ -207,7 +207,10 @@ def usual_loops(spec: Spec) -> PlainLoops:
     # a GPU makes one kernel of all passes over a row, but not where one of them reads a part of it
     if platform() == "gpu" and spec.reduces_trailing_axes:
         return replace(loops, coarse="largest")
-    return replace(loops, coarse="squares", sample=SAMPLE)
+    # A TPU branches at no cost. Groups that span the examples are whole on each device, or summed
+    # over devices: these agree on a branch without a collective of its own.
+    near_zero = platform() == "tpu" and 0 in spec.axes
+    return replace(loops, coarse="squares", sample=SAMPLE, near_zero=near_zero)
 
 
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:

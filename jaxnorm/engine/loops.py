@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxnorm.arguments.dtypes import real_dtype
 from jaxnorm.engine.spec import Spec
@@ -28,6 +29,7 @@ class PlainLoops:
         largest element, or its squares; "" where it may be any, see engine/exponents.py.
       sample: the shift of a group is the mean of one in so many of its elements, see
         engine/scaling.py; 0 for the mean of all.
+      near_zero: whether the shift is 0 where all groups have a mean near it.
     """
 
     spec: Spec
@@ -35,6 +37,7 @@ class PlainLoops:
     keep_low_mean: bool = True
     coarse: Literal["", "largest", "squares"] = ""
     sample: int = 0
+    near_zero: bool = False
 
     def of(self, spec: Spec) -> Self:
         """Return loops of this kind over the elements of another spec."""
@@ -69,6 +72,13 @@ class PlainLoops:
     ) -> jax.Array:
         """Sum any array along axes, or reduce it otherwise; the axes keep size one."""
         return by(values, axes, keepdims=True)
+
+    def round_sum(self, total: jax.Array, dtype) -> jax.Array:
+        """Return a sum in the dtype of a parameter."""
+        # XLA moves a cast of a sum to its elements: of bfloat16, which were cast before they were
+        # summed, it then makes a sum in bfloat16, in a loop of its own that reads all of them.
+        elsewhere = bool(self.coarse) and total.dtype != dtype
+        return (lax.optimization_barrier(total) if elsewhere else total).astype(dtype)
 
     def divide(
         self, total: jax.Array, count: Any, nonconstant: jax.Array | None = None

@@ -320,4 +320,5 @@ def summed_like(loops: PlainLoops, param: jax.Array, values: jax.Array) -> jax.A
     axes = tuple(
         axis for axis, size in enumerate(param.shape) if size == 1 and values.shape[axis] != 1
     )
-    return jnp.broadcast_to(loops.reduce_axes(values, axes), param.shape).astype(param.dtype)
+    total = jnp.broadcast_to(loops.reduce_axes(values, axes), param.shape)
+    return loops.round_sum(total, param.dtype)

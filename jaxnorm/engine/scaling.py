@@ -15,8 +15,13 @@ elements, m and var the mean and variance of all. Each part varies around its ow
 for any data and any sample. Then mean(u**2) = var + (s - m)**2 <= n / k var: var is rounded as a
 number n / k times as large. The worst data have a sample whose elements are alike, and all others
 alike elsewhere. With weights, n and k are sums of weights.
+
+A shift of 0 is as near where m**2 <= (n / k - 1) var. Sums around it need no read of x at all where
+XLA makes x: at the end of a convolution, for example. So loops that may branch sum around 0 first,
+look at m and var, and take a sample only if some group has a mean too far from 0.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -66,13 +71,70 @@ def find_scaling(
         weight = group_weight(loops, where, scatter_indices, real_dtype(compute_dtype(x.dtype)))
         scaling = scaling._replace(n=weight)
     by_squares = loops.coarse == "squares" and scatter_indices is None
-    if lowest is not None and is_coarse(loops) and by_squares:
-        return _by_squares(loops, x, scaling)
-    if lowest is not None:
+    by_squares = lowest is not None and is_coarse(loops) and by_squares
+    if lowest is not None and not by_squares:
         scaling = scaling._replace(exponent=_find_exponent(loops, x, scatter_indices, lowest))
-    if not loops.spec.centered:
-        return scaling
-    return scaling._replace(shift=_find_shift(loops, x, scaling))
+    if by_squares:  # no difference of two elements overflows in these units
+        scaling = scaling._replace(exponent=MARGIN)
+    in_one_read = _by_squares if by_squares else _by_sums
+    if _may_be_near_zero(loops, x, scaling):
+        return _near_zero(loops, x, scaling, in_one_read)
+    if loops.spec.centered:
+        scaling = scaling._replace(shift=_find_shift(loops, x, scaling))
+    return in_one_read(loops, x, scaling) if by_squares else scaling
+
+
+def _may_be_near_zero(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> bool:
+    """Return whether sums around 0 come first."""
+    spec = loops.spec
+    if not loops.near_zero or not spec.centered or spec.segments is not None:
+        return False
+    in_range = scaling.exponent is None or isinstance(scaling.exponent, int)
+    return in_range and not jnp.iscomplexobj(x) and not is_explicit(x)
+
+
+def _near_zero(loops: PlainLoops, x: jax.Array, scaling: Scaling, in_one_read: Callable) -> Scaling:
+    """Return the scaling around 0, or around a sample if some mean is far from 0.
+
+    Sums around 0 depend on nothing but x: XLA makes them where x itself is made, at the end of a
+    convolution, and reads nothing for them.
+    """
+
+    def around(shift: jax.Array) -> Scaling:
+        return in_one_read(loops, x, scaling._replace(shift=shift))
+
+    found = around(jnp.zeros(loops.spec.reduction.split_stats_shape, compute_dtype(x.dtype)))
+    assert found.estimates is not None
+    mean, var = found.estimates
+    # A mean m costs no more digits than a sample if m**2 is at most (sample - 1) var, see above.
+    far = any_of(abs_squared(mean) > (loops.sample - 1) * var)
+    changed = lambda a: (a.shift, a.exponent, a.estimates)
+    shift, exponent, estimates = lax.cond(
+        far, lambda: changed(around(_find_shift(loops, x, scaling))), lambda: changed(found)
+    )
+    return found._replace(shift=shift, exponent=exponent, estimates=estimates)
+
+
+@jax.custom_batching.custom_vmap
+def any_of(far: jax.Array) -> jax.Array:
+    """Return whether any element is True, also of arrays that are mapped over.
+
+    A branch on a mapped value would run both ways.
+    """
+    return far.any()
+
+
+@any_of.def_vmap
+def _any_of_all(_, in_batched, far):
+    return any_of(far), False
+
+
+def _by_sums(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> Scaling:
+    """Return the scaling, and low part of the mean and variance, in one read."""
+    u = elements_that_count(loops, x, scaling)
+    low_mean, square = (mean(loops, values, scaling) for values in (u, abs_squared(u)))
+    var = jnp.maximum(square - abs_squared(low_mean), 0)
+    return scaling._replace(estimates=(low_mean, var))
 
 
 def _by_squares(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> Scaling:
@@ -81,10 +143,6 @@ def _by_squares(loops: PlainLoops, x: jax.Array, scaling: Scaling) -> Scaling:
     The squares are summed twice, by two scale exponents, of which one suits each group.
     """
     spec, (small, large) = loops.spec, (COARSE[0], COARSE[-1])
-    # no difference of two elements overflows in these units
-    scaling = scaling._replace(exponent=MARGIN)
-    if spec.centered:
-        scaling = scaling._replace(shift=_find_shift(loops, x, scaling))
     u = elements_that_count(loops, x, scaling)
     squares = [
         mean(loops, abs_squared(u * 2.0 ** (MARGIN - exponent)), scaling)

@@ -57,6 +57,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     monkeypatch.setattr(plan, "platform", lambda: "tpu")
     assert plan.usual_loops(spec) == PlainLoops(spec, coarse="squares", sample=8)
     assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, coarse="squares", sample=8)
+    over_examples = Spec(resolve("[n h] c", (4, 6, 8)))
+    assert plan.usual_loops(over_examples).near_zero
 
 
 @pytest.mark.parametrize(
@@ -213,3 +215,79 @@ def test_one_read_of_the_data(elsewhere):
     sampled = elsewhere == "tpu"
     assert len(whole) == 3 - sampled
     assert (str(N // 8) in reduced) == sampled
+
+
+class TestNearZero:
+    """Sums around 0, and around a sample where some mean is far from 0."""
+
+    @pytest.fixture(autouse=True)
+    def on_a_tpu(self, monkeypatch):
+        jax.clear_caches()
+        monkeypatch.setattr(plan, "platform", lambda: "tpu")
+        monkeypatch.setattr(scaling, "LANES", 1)
+        yield
+        jax.clear_caches()
+
+    @staticmethod
+    def errors(x):
+        """The errors of output, mean and variance, relative to the largest, and to deviations."""
+        y, moments = jax.jit(partial(jn.batch_norm, epsilon=EPSILON))(x)
+        double = np.asarray(x, np.float64)
+        mean, var = double.mean((0, 1)), double.var((0, 1))
+        z = (double - mean) / np.sqrt(var + EPSILON)
+        return (
+            np.abs(np.asarray(y, np.float64) - z).max() / np.abs(z).max(),
+            (np.abs(np.asarray(moments.mean, np.float64) - mean) / np.sqrt(var)).max(),
+            (np.abs(np.asarray(moments.var, np.float64) - var) / var).max(),
+        )
+
+    # 2.64 is the root of 7, up to which sums around 0 stay
+    @pytest.mark.parametrize("mean", [0.0, 1.0, 2.6, 2.7, 30.0, 1e4])
+    def test_any_mean_costs_few_digits(self, mean, rng):
+        x = jnp.asarray(rng.normal(mean, 1, (16, 256, 3)), jnp.float32)
+        y, of_mean, of_var = self.errors(x)
+        assert y <= 1e-6
+        assert of_mean <= max(1e-6, mean * 2**-23)
+        assert of_var <= 4e-6
+
+    def test_one_channel_far_from_zero_moves_all(self, rng):
+        x = jnp.asarray(rng.normal([0, 1e5, 0], 1, (16, 256, 3)), jnp.float32)
+        assert self.errors(x)[0] <= 1e-6
+
+    def test_bfloat16_of_any_size(self, rng):
+        sizes = np.array([1, 1e20, 3e38, 1e-3])
+        x = jnp.asarray(rng.uniform(-1, 1, (16, 256, 4)) * sizes, jnp.bfloat16)
+        assert self.errors(x)[0] <= 2**-8
+
+    def test_equal_elements_are_the_bias(self, rng):
+        x = jnp.broadcast_to(jnp.asarray([0.0, 0.1, 1e10, 77.3]), (6, 11, 4))
+        y, _ = jn.batch_norm(x, bias=jnp.full(4, 0.5))
+        np.testing.assert_array_equal(y, np.full(x.shape, 0.5, np.float32))
+
+    def test_masked_elements_do_not_count(self, rng):
+        x = jnp.asarray(rng.normal([0, 100, -3], 1, (16, 64, 3)), jnp.float32)
+        where = rng.random((16, 64, 1)) < 0.5
+        y, _ = jn.batch_norm(jnp.where(where, x, jnp.nan), where=where, epsilon=EPSILON)
+        own = np.asarray(x, np.float64)[np.broadcast_to(where, x.shape)].reshape(-1, 3)
+        z = (own - own.mean(0)) / np.sqrt(own.var(0) + EPSILON)
+        found = np.asarray(y)[np.broadcast_to(where, x.shape)].reshape(-1, 3)
+        assert np.abs(found - z).max() <= 1e-5
+
+    def test_batches_that_are_mapped_over_agree_on_one_branch(self, rng):
+        x = jnp.asarray(rng.normal([0, 100, -3], 1, (4, 16, 3)), jnp.float32)
+        norm = lambda x: jn.batch_norm(x, epsilon=EPSILON)[0]
+        assert " cond[" in str(jax.make_jaxpr(jax.vmap(norm))(x))
+        for a, b in zip(jax.vmap(norm)(x), map(norm, x), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+        gradient = lambda f: jax.grad(lambda x: (f(x) ** 3).sum())(x)
+        apart = gradient(lambda x: jnp.stack([norm(a) for a in x]))
+        np.testing.assert_allclose(gradient(jax.vmap(norm)), apart, atol=2e-4)
+
+    def test_devices_agree_on_a_branch(self, rng):
+        """Some of them have channels far from 0, others have none."""
+        x = jnp.asarray(rng.normal(0, 1, (16, 8, 3)), jnp.float32).at[:2].add(1e3)
+        mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        norm = lambda x: jn.batch_norm(x, axis_name="d", epsilon=EPSILON)[0]
+        spec = jax.sharding.PartitionSpec("d")
+        y = jax.jit(jax.shard_map(norm, mesh=mesh, in_specs=spec, out_specs=spec))(x)
+        np.testing.assert_allclose(y, jn.batch_norm(x, epsilon=EPSILON)[0], atol=1e-5)
