@@ -93,7 +93,7 @@ REFUSED = [
     (
         {"implementation": "cudnn"},
         ValueError,
-        "implementation must be None, 'reference', 'xla',  'native': got 'cudnn'",
+        "implementation must be None, 'reference', 'xla', 'native' or 'pallas': got 'cudnn'",
     ),
     ({"lengths": np.float32([1, 2])}, TypeError, "lengths must be integers: got float32"),
     (
