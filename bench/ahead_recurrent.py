@@ -29,7 +29,7 @@ from rich.progress import track
 from bench import recurrent
 from bench.stamp import commit, versions
 from bench.transfers import cycles
-from jaxnorm.core import plan
+from jaxnorm.kernels import placement
 
 RESULTS = Path(__file__).parent / "results" / "tpu-recurrent"
 SHAPES = ("32x100x128", "64x256x512")
@@ -141,7 +141,7 @@ def main() -> int:
         print(f"bench.ahead_recurrent: no compiler for a TPU: {error}", file=sys.stderr)
         return 1
     # what is compiled for is not what compiles
-    plan.platform = lambda: "tpu"  # type: ignore[assignment]
+    placement.platform = lambda: "tpu"  # type: ignore[assignment]
     cases = [(name, shape) for shape in options.shapes.split(",") for name in options.only]
     sharding = SingleDeviceSharding(device)
     rows = [count(name, shape, sharding) for name, shape in track(cases, "Compiling")]

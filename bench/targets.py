@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from bench.peers import wished
 from bench.transfers import cycles, kernels
 from jaxnorm.core import plan
-from jaxnorm.kernels import TABLE
+from jaxnorm.kernels import TABLE, placement
 
 H100 = """
 gpu_device_info {
@@ -97,7 +97,7 @@ def compiling_for(target: Target) -> Iterator[list]:
       NoCompilerError: says why, and how to install the compiler.
     """
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no service to ask about a TPU
-    before = plan.platform
+    before = placement.platform
     try:
         jax.devices()  # looks for plug-ins
         devices = topologies.get_topology_desc(**target.topology).devices
@@ -105,12 +105,12 @@ def compiling_for(target: Target) -> Iterator[list]:
         why = " ".join(str(error).split())
         how = f"no compiler for a {target.platform} ({target.install}): {why}"
         raise NoCompilerError(how) from error
-    plan.platform = lambda: target.platform  # type: ignore[assignment]
+    placement.platform = lambda: target.platform  # type: ignore[assignment]
     jax.clear_caches()  # what was traced for another platform
     try:
         yield devices
     finally:
-        plan.platform = before  # type: ignore[assignment]
+        placement.platform = before  # type: ignore[assignment]
         jax.clear_caches()
 
 

@@ -13,8 +13,7 @@ from jaxnorm.arguments.axes import is_static, rough_product
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import XlaCpuLoops
-from jaxnorm.kernels import PLAIN, Family
-from jaxnorm.kernels.placement import known
+from jaxnorm.kernels import PLAIN, Family, placement
 
 # The module of both implementations in plain JAX, loaded when it first runs. "xla" adds
 # optimization barriers, merged axes and recomputed statistics.
@@ -115,11 +114,11 @@ def _by_rule(operation: str | None, x: jax.Array, arguments: tuple) -> Plan:
 
 def _left_aside(family: Family, x: jax.Array) -> str | None:
     """Return why kernels are not considered unless they are named."""
-    if platform() not in family.platforms:
+    if placement.platform() not in family.platforms:
         own = {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPUs"}
         written_for = " and ".join(own[each] for each in family.platforms)
-        return f"JAX runs on platform {platform()}, and the kernels are for {written_for}"
-    if is_static(x.shape) and not known(x):
+        return f"JAX runs on platform {placement.platform()}, and the kernels are for {written_for}"
+    if is_static(x.shape) and not placement.known(x):
         return "there are several devices, and x may lie on any of them"
     return family.only_by_name or None
 
@@ -179,7 +178,9 @@ def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> 
         return import_module(PLAIN_JAX).describe(loops, operands)
     module = import_module(kernels.TABLE[implementation].modules["norm"])
     # a module need not say it
-    return module.derivative(platform()) if hasattr(module, "derivative") else "its own rule"
+    return (
+        module.derivative(placement.platform()) if hasattr(module, "derivative") else "its own rule"
+    )
 
 
 def find_stats(spec: Spec, x, where, implementation: str, scatter_indices=None) -> Any:
@@ -196,7 +197,7 @@ def loops_of_kernels(spec: Spec) -> PlainLoops:
 
     They take any shift and scale exponent, since a kernel chooses its own.
     """
-    return XlaCpuLoops(spec) if platform() == "cpu" else PlainLoops(spec)
+    return XlaCpuLoops(spec) if placement.platform() == "cpu" else PlainLoops(spec)
 
 
 def usual_loops(spec: Spec) -> PlainLoops:
@@ -205,11 +206,11 @@ def usual_loops(spec: Spec) -> PlainLoops:
     if isinstance(loops, XlaCpuLoops):
         return loops
     # a GPU makes one kernel of all passes over a row, but not where one of them reads a part of it
-    if platform() == "gpu" and spec.reduces_trailing_axes:
+    if placement.platform() == "gpu" and spec.reduces_trailing_axes:
         return replace(loops, coarse="largest")
     # A TPU branches at no cost. Groups that span the examples are whole on each device, or summed
     # over devices: these agree on a branch without a collective of its own.
-    near_zero = platform() == "tpu" and 0 in spec.axes
+    near_zero = placement.platform() == "tpu" and 0 in spec.axes
     return replace(loops, coarse="squares", sample=SAMPLE, near_zero=near_zero)
 
 
@@ -250,14 +251,9 @@ def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> 
     )
 
 
-def platform() -> str:
-    """Return the platform of JAX that programs are made for."""
-    return jax.default_backend()
-
-
 def is_tpu() -> bool:
     """Return whether programs are made for TPUs, on which networks have loops of their own."""
-    return platform() == "tpu"
+    return placement.platform() == "tpu"
 
 
 def from_environment() -> str | None:

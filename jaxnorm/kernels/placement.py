@@ -1,4 +1,4 @@
-"""The part of an array that a device has, as far as it is known where functions are traced.
+"""The platform of a program, and the part of an array that a device has, where they are traced.
 
 A kernel sees the part of one device. In shard_map this is the whole array. In explicit sharding the
 type of an array describes the part, and groups that are unsharded are normalized on their device.
@@ -16,6 +16,11 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.engine.sharding import names_of, names_of_type
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
+
+
+def platform() -> str:
+    """Return the platform of JAX that programs are made for."""
+    return jax.default_backend()
 
 
 def known(x: jax.Array) -> bool:

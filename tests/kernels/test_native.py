@@ -21,6 +21,7 @@ from jaxnorm import kernels
 from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import find
 
 
@@ -199,7 +200,7 @@ def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypa
     other.obstacle = lambda x, *arguments: "takes no rows"
     monkeypatch.setitem(sys.modules, "other_kernels", other)
     other_family = kernels.Family(("cpu",), {"norm": "other_kernels"})
-    monkeypatch.setattr(plan, "known", lambda x: True)  # as on a single device
+    monkeypatch.setattr(placement, "known", lambda x: True)  # as on a single device
     monkeypatch.setattr(kernels, "TABLE", {"other": other_family, **kernels.TABLE})
     x, spec = jnp.ones((4, 6)), Spec(resolve("n [c]", (4, 6)), dtype=jnp.dtype("float32"))
     kernel = "a kernel takes these arguments"

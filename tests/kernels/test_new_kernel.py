@@ -17,10 +17,10 @@ from cases import BY_NAME
 import jaxnorm as jn
 from jaxnorm import kernels
 from jaxnorm.arguments.axes import resolve
-from jaxnorm.core import plan
 from jaxnorm.engine import reference
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
+from jaxnorm.kernels import placement
 from jaxnorm.kernels.cpu import loading
 from jaxnorm.kernels.norm import Found, NormKernels
 
@@ -190,7 +190,7 @@ def test_a_kernel_may_choose_any_scale_exponent(monkeypatch, rng):
     module.forward = NormKernels("any_exponent", forward={"cpu": forward}).forward
     monkeypatch.setitem(sys.modules, "any_exponent", module)
     kernels.register("any", platforms=("tpu",), norm="any_exponent")
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
     x, dy = (jnp.asarray(rng.normal(size=(4, 64)), jnp.bfloat16) for _ in range(2))
     x = x * jnp.bfloat16(1e3)
     gradient = lambda name: jax.grad(

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from oracle import Part, oracle
 
 import jaxnorm as jn
-from jaxnorm.core import plan
+from jaxnorm.kernels import placement
 from jaxnorm.kernels.pallas import rows
 from jaxnorm.kernels.pallas.rows import Config
 
@@ -241,7 +241,7 @@ def test_they_run_where_they_are_named(monkeypatch):
     """Since no TPU was at hand to try them on."""
     x = jnp.ones((4, 64))
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
     found = jn.plan(x, -1)
     assert found.implementation == "xla"
     assert found.others["pallas"].startswith("it has not run on a TPU yet")

@@ -16,6 +16,7 @@ from jaxnorm.engine import scaling
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import XlaCpuLoops
+from jaxnorm.kernels import placement
 
 EPSILON = 1.25e-5
 
@@ -24,7 +25,7 @@ EPSILON = 1.25e-5
 def elsewhere(monkeypatch, request):
     """As on another platform, for which nothing has been traced, with samples of short axes."""
     jax.clear_caches()
-    monkeypatch.setattr(plan, "platform", lambda: request.param)
+    monkeypatch.setattr(placement, "platform", lambda: request.param)
     monkeypatch.setattr(scaling, "LANES", 1)
     yield request.param
     jax.clear_caches()
@@ -54,7 +55,7 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     fast = plan.loops_for(spec, "xla", None)
     assert fast == XlaCpuLoops(spec, keep_low_mean=False, barriers=True, merge_last_axis=True)
     assert plan.loops_for(spec, "reference", None) == XlaCpuLoops(spec)
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
     assert plan.usual_loops(spec) == PlainLoops(spec, coarse="squares", sample=8)
     assert plan.loops_for(spec, "xla", None) == PlainLoops(spec, coarse="squares", sample=8)
     over_examples = Spec(resolve("[n h] c", (4, 6, 8)))
@@ -223,7 +224,7 @@ class TestNearZero:
     @pytest.fixture(autouse=True)
     def on_a_tpu(self, monkeypatch):
         jax.clear_caches()
-        monkeypatch.setattr(plan, "platform", lambda: "tpu")
+        monkeypatch.setattr(placement, "platform", lambda: "tpu")
         monkeypatch.setattr(scaling, "LANES", 1)
         yield
         jax.clear_caches()

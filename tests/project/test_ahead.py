@@ -22,7 +22,7 @@ from bench.speed import with_gradients
 from bench.targets import TARGETS, NoCompilerError, compiling_for
 from bench.transfers import BANDWIDTH, CLOCK, cycles, transferred
 from jaxnorm import recurrent
-from jaxnorm.core import plan
+from jaxnorm.kernels import placement
 
 pytest.importorskip("libtpu")
 pytestmark = pytest.mark.usefixtures("usual_compile", "ordinary_promotion")
@@ -124,7 +124,7 @@ def test_a_block_moves_about_as_much_with_our_norms_as_with_those_of_flax(name):
 @pytest.mark.parametrize("options", [{}, {"lengths": True}], ids=["all steps", "lengths"])
 def test_a_layer_norm_doubles_the_cycles_of_an_lstm_at_most(options, chip, monkeypatch):
     """Output and gradients; without loops of its own, the norm took 3.3 times as many."""
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
 
     def count(norm):
         init = lambda: recurrent.init_lstm(jax.random.key(0), 128, 128, norm=norm)

@@ -14,7 +14,7 @@ from cases import long_sweep
 from recurrent_cases import HIDDEN, Case, loss, sequences, weights_for
 
 import jaxnorm as jn
-from jaxnorm.core import plan
+from jaxnorm.kernels import placement
 from jaxnorm.recurrent import gates, tpu
 from jaxnorm.recurrent.cells import LSTM
 
@@ -31,7 +31,7 @@ CASES = [*OWN_LOOPS, *OTHERS]
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
 
 
 def options_of(kind, rng):
