@@ -13,8 +13,8 @@ from oracle import Part, oracle
 
 import jaxnorm as jn
 from jaxnorm.kernels import placement
-from jaxnorm.kernels.pallas import rows
-from jaxnorm.kernels.pallas.rows import Config
+from jaxnorm.kernels.pallas import tpu_rows
+from jaxnorm.kernels.pallas.tpu_rows import Config
 
 EPSILON = 1e-6
 # rows and width; blocks of 32 rows, of two pieces each
@@ -27,7 +27,7 @@ PARAMS = {"none": None, "of features": (2,), "of examples": (0, 2), "of rows": (
 def small_blocks(monkeypatch):
     """Divide rows into blocks of 32, and these into pieces of 16."""
     monkeypatch.setattr(
-        rows, "config_for", lambda n, *_: Config(32, 16) if n > 16 else Config(16, 16)
+        tpu_rows, "config_for", lambda n, *_: Config(32, 16) if n > 16 else Config(16, 16)
     )
     jax.clear_caches()
     yield

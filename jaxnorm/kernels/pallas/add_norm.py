@@ -5,14 +5,14 @@ import jax
 from jaxnorm.kernels import add_norm
 from jaxnorm.kernels.add_norm import AddNormKernels
 from jaxnorm.kernels.norm import Static
-from jaxnorm.kernels.pallas import rows
+from jaxnorm.kernels.pallas import tpu_rows
 from jaxnorm.kernels.pallas.norm import by_platform
 
 
 def _forward(static: Static, arguments, *, interpret: bool) -> list[jax.Array]:
     """Return the output and the sum."""
     x, residual, *params = arguments
-    return rows.forward_of_sum(static, x, residual, *params, interpret=interpret)
+    return tpu_rows.forward_of_sum(static, x, residual, *params, interpret=interpret)
 
 
 def _plain(static: Static, arguments) -> tuple[jax.Array, ...]:
@@ -22,7 +22,7 @@ def _plain(static: Static, arguments) -> tuple[jax.Array, ...]:
 
 def _backward(static: Static, stored, cotangents, *, interpret: bool):
     """Return the gradients with respect to the sum, scale and bias."""
-    return rows.backward(static, *stored, *cotangents, interpret=interpret)
+    return tpu_rows.backward(static, *stored, *cotangents, interpret=interpret)
 
 
 def _plain_backward(static: Static, stored, cotangents):

@@ -12,7 +12,7 @@ from jaxnorm.engine.primitives import Kernels, zeros
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import norm
 from jaxnorm.kernels.norm import Found, NormKernels, Static, layout_of
-from jaxnorm.kernels.pallas import rows
+from jaxnorm.kernels.pallas import tpu_rows
 
 DTYPES = ("float32", "bfloat16")
 
@@ -24,8 +24,8 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
         return layout
     if layout.p > 1 or layout.g > 1:
         return f"takes rows alone: got {spec.axes} of {spec.reduction.split_shape}"
-    if layout.d > rows.WIDEST:
-        return f"takes rows of {rows.WIDEST} elements or fewer: got {layout.d}"
+    if layout.d > tpu_rows.WIDEST:
+        return f"takes rows of {tpu_rows.WIDEST} elements or fewer: got {layout.d}"
     if operands.where is not None:
         return "takes no mask"
     if spec.full_range or not spec.epsilon_hides_squares(jnp.float32):
@@ -66,7 +66,7 @@ def _forward(static: Static, arguments, *, interpret: bool) -> Found:
     if static.moments:  # no kernel computes them for their own sake
         return _plain(static, arguments)
     zero = zeros(static.stats_shape(arguments[0]), jnp.float32, *jax.tree.leaves(arguments))
-    return Found(rows.forward(static, arguments, interpret=interpret), None, None, zero, None)
+    return Found(tpu_rows.forward(static, arguments, interpret=interpret), None, None, zero, None)
 
 
 def _plain(static: Static, arguments) -> Found:
@@ -79,7 +79,7 @@ def _backward(static: Static, residuals, cotangents, *, interpret: bool):
     if static.moments:
         return _plain_backward(static, residuals, cotangents)
     x, scale, dy = residuals[0], residuals[-2], cotangents[0]
-    return rows.backward(static, x, scale, dy, interpret=interpret)
+    return tpu_rows.backward(static, x, scale, dy, interpret=interpret)
 
 
 def _plain_backward(static: Static, residuals, cotangents):
