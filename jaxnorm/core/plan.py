@@ -161,12 +161,14 @@ def forward_of_sum(
         operands.x,
         {} if implementation in PLAIN else kernels.TABLE[implementation].modules,
     )
-    if "add_norm" not in modules or x.dtype != residual.dtype:
+    module = import_module(modules["add_norm"]) if "add_norm" in modules else None
+    adds = module is not None and placement.platform() in module.platforms
+    if not adds or x.dtype != residual.dtype:
         total = x + residual
         y, _ = forward(implementation, spec, operands._replace(x=total), moments=False)
         return y, total
     jax.eval_shape(jax.numpy.add, x, residual)  # raises where they are sharded apart
-    module = import_module(modules["add_norm"])
+    assert module is not None
     return module.forward(loops_of_kernels(spec), operands, residual)
 
 

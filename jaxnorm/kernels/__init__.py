@@ -6,8 +6,9 @@ builds the kernels for this CPU, if there is a C++ compiler. With --status it sa
 active. A wheel for Linux has kernels for each level of processor, which run where none are built.
 Nothing depends on kernels.
 
-"pallas" runs where it is named. It takes layer and RMS norm of rows on a TPU, of float32 and
-bfloat16, and reads each row once. It was compiled for TPUs and has not run on one.
+"pallas" runs where it is named. It takes layer and RMS norm of rows on a TPU, or on a GPU from
+Hopper on, of float32 and bfloat16, and reads each row once. It was compiled for both, and has not
+run on either.
 
 Where they exist, "native" is selected on a CPU. It takes norms of float32 and bfloat16, also with a
 boolean mask that is the same for all channels of a position, and LSTMs in float32. Over several
@@ -64,9 +65,9 @@ TABLE: dict[str, Family] = {
         _load_for_cpu,
     ),
     "pallas": Family(
-        ("tpu",),
+        ("tpu", "gpu"),
         {"norm": "jaxnorm.kernels.pallas.norm", "add_norm": "jaxnorm.kernels.pallas.add_norm"},
-        only_by_name="it has not run on a TPU yet, and runs only where it is named",
+        only_by_name="it has not run on a TPU or GPU yet, and runs only where it is named",
     ),
 }
 
@@ -96,8 +97,8 @@ def register(
       name: the name for ``implementation=`` and the variable JAXNORM_IMPLEMENTATION.
       platforms: the platforms on which they are selected: ``("tpu",)``, for example.
       norm: name of the module that normalizes, with ``obstacle`` and ``forward``.
-      add_norm: name of the module that normalizes x + residual, with ``forward``. It takes what
-        the module of ``norm`` takes.
+      add_norm: name of the module that normalizes x + residual, with ``forward`` and
+        ``platforms``. It takes what the module of ``norm`` takes.
       moments: name of the module that computes statistics alone, with ``obstacle`` and
         ``statistics``.
       lstm: name of the module that runs LSTMs, with ``obstacle`` and ``whole``.

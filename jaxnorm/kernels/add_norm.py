@@ -35,6 +35,7 @@ class AddNormKernels:
     """
 
     def __init__(self, name: str, *, forward: Kernels, backward: Kernels):
+        self.platforms = tuple(forward)
         self._standardize = differentiable(
             name,
             plain,

@@ -23,6 +23,18 @@ def platform() -> str:
     return jax.default_backend()
 
 
+def capability() -> tuple[int, ...] | None:
+    """Return the compute capability of the GPU, as NVIDIA numbers it, where there is a device.
+
+    It is empty for a GPU of another maker.
+    """
+    device = jax.local_devices()[0]
+    if device.platform != "gpu":  # the program is made for a device elsewhere
+        return None
+    parts = str(getattr(device, "compute_capability", "")).split(".")
+    return tuple(map(int, parts)) if all(map(str.isdecimal, parts)) else ()
+
+
 def known(x: jax.Array) -> bool:
     """Return whether it is known which part of an array a device has."""
     if jax.device_count() == 1:

@@ -210,7 +210,7 @@ def test_further_kernels_are_tried_in_order_and_give_their_reasons(use, monkeypa
             "reference": kernel,
             "xla": kernel,
             "other": "takes no rows",
-            "pallas": "JAX runs on platform cpu, and the kernels are for TPUs",
+            "pallas": "JAX runs on platform cpu, and the kernels are for TPUs and GPUs",
         },
     )
     refused = plan.select(None, "norm", x, spec, Operands(x, epsilon=x[0, 0]))

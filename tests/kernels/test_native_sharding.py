@@ -258,7 +258,7 @@ def test_it_is_not_chosen_where_arrays_may_be_anywhere(monkeypatch):
     assert repr(choose()) == (
         "native\n  not reference: a kernel takes these arguments\n"
         "  not xla: a kernel takes these arguments\n"
-        "  not pallas: JAX runs on platform cpu, and the kernels are for TPUs"
+        "  not pallas: JAX runs on platform cpu, and the kernels are for TPUs and GPUs"
     )
     monkeypatch.setattr(loading, "built", lambda: False)
     assert choose().implementation == "xla"

@@ -244,6 +244,6 @@ def test_they_run_where_they_are_named(monkeypatch):
     monkeypatch.setattr(placement, "platform", lambda: "tpu")
     found = jn.plan(x, -1)
     assert found.implementation == "xla"
-    assert found.others["pallas"].startswith("it has not run on a TPU yet")
+    assert found.others["pallas"].startswith("it has not run on a TPU or GPU yet")
     found = jn.plan(x, -1, implementation="pallas")
     assert (found.implementation, found.derivative) == ("pallas", "a kernel")

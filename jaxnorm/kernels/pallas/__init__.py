@@ -1,1 +1,1 @@
-"""Kernels in Pallas: programs for TPUs that read an array once where XLA reads it again."""
+"""Kernels in Pallas: for TPUs and GPUs, they read an array once where XLA reads it again."""

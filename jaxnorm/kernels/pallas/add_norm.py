@@ -1,4 +1,4 @@
-"""Norms of x + residual by the Pallas kernels, for what the kernels of norm.py take."""
+"""Norms of x + residual by the Pallas kernels for TPUs, of rows that norm.py takes."""
 
 import jax
 
@@ -6,13 +6,14 @@ from jaxnorm.kernels import add_norm
 from jaxnorm.kernels.add_norm import AddNormKernels
 from jaxnorm.kernels.norm import Static
 from jaxnorm.kernels.pallas import tpu_rows
-from jaxnorm.kernels.pallas.norm import by_platform
+from jaxnorm.kernels.pallas.norm import by_platform, of_rows
 
 
-def _forward(static: Static, arguments, *, interpret: bool) -> list[jax.Array]:
+def _forward(static: Static, arguments, *, platform: str, interpret: bool):
     """Return the output and the sum."""
-    x, residual, *params = arguments
-    return tpu_rows.forward_of_sum(static, x, residual, *params, interpret=interpret)
+    if not of_rows(static.layout):
+        return _plain(static, arguments)
+    return tpu_rows.forward_of_sum(static, *arguments, interpret=interpret)
 
 
 def _plain(static: Static, arguments) -> tuple[jax.Array, ...]:
@@ -20,8 +21,10 @@ def _plain(static: Static, arguments) -> tuple[jax.Array, ...]:
     return add_norm.plain(static, (*(a.reshape(static.shape) for a in (x, residual)), *params))
 
 
-def _backward(static: Static, stored, cotangents, *, interpret: bool):
+def _backward(static: Static, stored, cotangents, *, platform: str, interpret: bool):
     """Return the gradients with respect to the sum, scale and bias."""
+    if not of_rows(static.layout):
+        return _plain_backward(static, stored, cotangents)
     return tpu_rows.backward(static, *stored, *cotangents, interpret=interpret)
 
 
@@ -31,9 +34,13 @@ def _plain_backward(static: Static, stored, cotangents):
     return add_norm.plain_backward(static, (given[0], scale), given[1:])
 
 
+def _without_gpus(kernels):
+    return {platform: kernel for platform, kernel in kernels.items() if platform != "gpu"}
+
+
 KERNELS = AddNormKernels(
     "jaxnorm_pallas_add",
-    forward=by_platform(_forward, _plain),
-    backward=by_platform(_backward, _plain_backward),
+    forward=_without_gpus(by_platform(_forward, _plain)),
+    backward=_without_gpus(by_platform(_backward, _plain_backward)),
 )
-forward = KERNELS.forward
+forward, platforms = KERNELS.forward, KERNELS.platforms

@@ -247,9 +247,8 @@ class Rows:
         )(*ins)
 
 
-def forward(static: Static, arguments, *, interpret: bool = False) -> jax.Array:
+def forward(static: Static, x, scale, bias, *, interpret: bool = False) -> jax.Array:
     """Return the output."""
-    x, scale, bias, _ = arguments
     rows = Rows(x, arrays=2, results=1)
     loops = loops_over(static.spec, rows.config, rows.width)
     kernel = partial(forward_kernel, loops=loops, config=rows.config)
