@@ -233,22 +233,22 @@ def long_sweep(cases, *, quick):
     ]
 
 
-def rows_of(cases):
-    """Return the norms of rows."""
-    return [case for case in cases if case.name in ("layer", "rms")]
+def by_pallas(cases):
+    """Return the norms that the Pallas kernels take: of rows, and of channels of images."""
+    return [case for case in cases if case.name in ("layer", "rms", "instance", "group")]
 
 
 def laws(cases, *, native=(), quick=KINDS):
     """Run a law for each case: in plain JAX, and by the kernels for cases that are ``native``.
 
-    Norms of rows also run by the Pallas kernels, interpreted.
+    Some also run by the Pallas kernels, interpreted.
 
     Cases that are ``quick``, one norm of each kind, run at once. All others run in the
     long sweeps, which also run the reference.
     """
     rows = [
         (case, name, () if case in quick else pytest.mark.slow)
-        for name, own in (("xla", cases), ("native", native), ("pallas", rows_of(cases)))
+        for name, own in (("xla", cases), ("native", native), ("pallas", by_pallas(cases)))
         for case in own
     ]
     rows += [(case, "reference", pytest.mark.slow) for case in cases]

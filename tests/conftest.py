@@ -23,6 +23,7 @@ from selection import of_each
 
 from jaxnorm.core import plan
 from jaxnorm.kernels.cpu import build, libraries, loading
+from jaxnorm.kernels.pallas import tpu_channels
 
 pytest.register_assert_rewrite("hard", "wide")  # they say what was compared, as tests do
 STRICT = (("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise"))
@@ -205,6 +206,9 @@ def implementation(request, monkeypatch) -> str:
     if request.param == "native":
         request.getfixturevalue("library")
         monkeypatch.setattr(loading, "built", lambda: True)
+    if request.param == "pallas":  # as few images and channels as the tests have
+        monkeypatch.setattr(tpu_channels, "FEWEST_CHANNELS", 1)
+        monkeypatch.setattr(tpu_channels, "FEWEST_IMAGES", 1)
     if request.param == "reference":
         request.getfixturevalue("quick_compile")
     monkeypatch.setenv(plan.VARIABLE, request.param)

@@ -194,7 +194,7 @@ class XlaCpuLoops(PlainLoops):
         ``nonconstant`` keeps the divisor from being one. The mean is also computed before the loop
         over x that reads it, see :meth:`compute_first`.
         """
-        return _divide(total, count, nonconstant)
+        return divide_exactly(total, count, nonconstant)
 
     def per_group(self, function: Callable) -> Callable:
         return without_trailing_ones(function)
@@ -206,7 +206,7 @@ class XlaCpuLoops(PlainLoops):
         it, together with its operands, and repeats it for each element. Without this and
         :meth:`divide` batch norm in bfloat16 takes 1.8 times as long, switchable norm 1.5 times.
         """
-        return _divide(values, 1.0, values)
+        return divide_exactly(values, 1.0, values)
 
     def compute_first_if_isolated(self, values: jax.Array) -> jax.Array:
         return self.compute_first(values) if self.barriers else values
@@ -224,7 +224,8 @@ class XlaCpuLoops(PlainLoops):
 
 
 @without_trailing_ones
-def _divide(total: jax.Array, count, nonconstant: jax.Array | None) -> jax.Array:
+def divide_exactly(total: jax.Array, count, nonconstant: jax.Array | None) -> jax.Array:
+    """Return ``total / count``, see :meth:`XlaCpuLoops.divide`."""
     if nonconstant is None:
         return total / (divisor(total, count) + 0)
     # |a| is never negative, so this is 0 for any number, and no compiler folds it

@@ -6,9 +6,10 @@ builds the kernels for this CPU, if there is a C++ compiler. With --status it sa
 active. A wheel for Linux has kernels for each level of processor, which run where none are built.
 Nothing depends on kernels.
 
-"pallas" runs where it is named. It takes layer and RMS norm of rows on a TPU, or on a GPU from
-Hopper on, of float32 and bfloat16, and reads each row once. It was compiled for both, and has not
-run on either.
+"pallas" runs where it is named. On a TPU it takes layer and RMS norm of rows, and instance and
+group norm of images of 128 channels or more; on a GPU (Hopper and newer) rows of up to 4096
+elements; all of float32 and bfloat16. It reads each row or image once. It was compiled for TPUs and
+GPUs, and has not run on one.
 
 Where they exist, "native" is selected on a CPU. It takes norms of float32 and bfloat16, also with a
 boolean mask that is the same for all channels of a position, and LSTMs in float32. Over several

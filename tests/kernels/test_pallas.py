@@ -213,7 +213,7 @@ def test_of_a_norm_that_returns_moments(rng):
 
 
 REFUSED = [
-    ("takes rows alone: got (0,) of (4, 6, 8)", "[n] h c", {}),
+    ("takes no batch norm: got (0,) of (4, 6, 8)", "[n] h c", {}),
     ("takes no mask", "n h [c]", {"where": np.ones((4, 6, 1), bool)}),
     ("takes no weights", "n h [c]", {"where": np.ones((4, 6, 1))}),
     ("takes neither full_range nor an epsilon below 1e-31", "n h [c]", {"epsilon": 0}),
