@@ -175,8 +175,8 @@ def passes_over(spec: Spec, shape: tuple[int, int, int], d: int, piece: int) -> 
 def by_unit(loops: Passes, x, run: Callable) -> None:
     """Call ``run(unit)`` for a block of x.
 
-    ``unit`` has the power of two that each group must be multiplied with, as in tpu_rows.py. It is None
-    where no group of the block needs one.
+    ``unit`` has the power of two that each group must be multiplied with, as in tpu_rows.py. It is
+    None where no group of the block needs one.
     """
     if x.dtype == jnp.float32:
         run(None)
