@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxnorm.arguments.dtypes import real_dtype
 from jaxnorm.engine.spec import Spec
@@ -75,10 +74,7 @@ class PlainLoops:
 
     def round_sum(self, total: jax.Array, dtype) -> jax.Array:
         """Return a sum in the dtype of a parameter."""
-        # XLA moves a cast of a sum to its elements: of bfloat16, which were cast before they were
-        # summed, it then makes a sum in bfloat16, in a loop of its own that reads all of them.
-        elsewhere = bool(self.coarse) and total.dtype != dtype
-        return (lax.optimization_barrier(total) if elsewhere else total).astype(dtype)
+        return total.astype(dtype)
 
     def divide(
         self, total: jax.Array, count: Any, nonconstant: jax.Array | None = None

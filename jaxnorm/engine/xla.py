@@ -131,6 +131,19 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
 
 
 @dataclass(frozen=True)
+class OneReadLoops(PlainLoops):
+    """Loops as XLA's back-ends for accelerators need them, which read x once for statistics."""
+
+    def round_sum(self, total: jax.Array, dtype) -> jax.Array:
+        """Return a sum in the dtype of a parameter.
+
+        XLA moves the cast of a sum to its elements. Of elements that are bfloat16, and were cast
+        before they were summed, it makes a sum in bfloat16, in a loop that reads all of them again.
+        """
+        return (lax.optimization_barrier(total) if total.dtype != dtype else total).astype(dtype)
+
+
+@dataclass(frozen=True)
 class XlaCpuLoops(PlainLoops):
     """Loops as XLA's CPU back-end needs them.
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from oracle import Part, oracle
 
 import jaxnorm as jn
-from jaxnorm.core import plan
+from jaxnorm.kernels import placement
 from jaxnorm.kernels.pallas import tpu_channels
 from jaxnorm.kernels.pallas.tpu_channels import MIB, Config, config_for
 
@@ -303,9 +303,9 @@ def test_they_run_where_they_are_named(monkeypatch):
     """Since no TPU was at hand to try them on."""
     x = jnp.ones((16, 7, 7, 128))
     monkeypatch.setattr(jax, "device_count", lambda: 1)
-    monkeypatch.setattr(plan, "platform", lambda: "tpu")
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
     found = jn.plan(x, "n [h w] c")
     assert found.implementation == "xla"
-    assert found.others["pallas"].startswith("it has not run on a TPU yet")
+    assert found.others["pallas"].startswith("it has not run on a TPU or GPU yet")
     found = jn.plan(x, "n [h w] c", implementation="pallas")
     assert (found.implementation, found.derivative) == ("pallas", "a kernel")
