@@ -13,9 +13,11 @@ import jax.numpy as jnp
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import Kernels, differentiable, linear, zeros
 from jaxnorm.engine.spec import Operands
-from jaxnorm.kernels import norm
+from jaxnorm.kernels import plain as formulas
 from jaxnorm.kernels.layout import find
-from jaxnorm.kernels.norm import ABSENT, Static
+from jaxnorm.kernels.norm import check_result
+from jaxnorm.kernels.placement import on_each_device, on_examples
+from jaxnorm.kernels.static import Static, arranged_params, batched_static
 
 
 def always_recompute(static: Static, x: jax.Array) -> bool:
@@ -40,7 +42,7 @@ class AddNormKernels:
             name,
             plain,
             self._jvp,
-            batched=norm.batched_static,
+            batched=batched_static,
             results=2,
             results_like=_results_like,
             kernels={platform: partial(_of_kernel, each) for platform, each in forward.items()},
@@ -50,7 +52,7 @@ class AddNormKernels:
             _tangent,
             plain_backward,
             like=lambda residuals: (residuals[0], residuals[1], residuals[1]),
-            batched=norm.batched_static,
+            batched=batched_static,
             results=2,
             results_like=_tangent_like,
             kernels={p: partial(_backward_of_kernel, each) for p, each in backward.items()},
@@ -62,16 +64,16 @@ class AddNormKernels:
         """Return the output and the sum. There is no mask."""
         x, _, *params = operands[:4]
         second = lambda: jax.typeof(x).sharding
-        return norm.on_each_device(self._on_each, loops, (x, residual), tuple(params), second)
+        return on_each_device(self._on_each, loops, (x, residual), tuple(params), second)
 
     def _on_each(self, loops: PlainLoops, arrays, params) -> tuple[jax.Array, jax.Array]:
         spec = loops.spec
         layout = find(spec.reduction, *(a.shape for a in params if a is not None))
         if layout is None:
-            return norm.on_examples(self._on_each, loops, arrays, params)
+            return on_examples(self._on_each, loops, arrays, params)
         lowest = spec.lowest_exponent(arrays[0].dtype)
         static = Static(layout, arrays[0].ndim, loops, lowest, False, always_recompute)
-        return self._standardize(static, (*arrays, *norm.arranged_params(layout, *params)))
+        return self._standardize(static, (*arrays, *arranged_params(layout, *params)))
 
     def _jvp(self, static: Static, arguments, tangents):
         # With t = x + residual, y is a function of t, scale and bias: dt = dx + dresidual, and dy
@@ -86,14 +88,14 @@ class AddNormKernels:
 def _residuals(stored) -> tuple:
     """Return the residuals of a norm of the sum, which recomputes its statistics."""
     total, scale = stored
-    return total, *[ABSENT] * 4, scale, None
+    return total, *[formulas.ABSENT] * 4, scale, None
 
 
 def plain(static: Static, arguments):
     """Compute in plain JAX what a forward kernel computes."""
     x, residual, *params = arguments
     total = x + residual
-    return norm.plain(static, (total, *params, None))[0], total
+    return formulas.plain(static, (total, *params, None))[0], total
 
 
 def _results_like(static: Static, arguments):
@@ -107,14 +109,14 @@ def _of_kernel(kernel: Callable, static: Static, arguments):
     x, residual, *params = arguments
     arranged = static.arranged(x)
     y, total = kernel(static, (arranged, static.arranged(residual), *params))
-    norm.check_result(kernel, "y", y, arranged.shape, static.spec.dtype)
-    norm.check_result(kernel, "total", total, arranged.shape, x.dtype)
+    check_result(kernel, "y", y, arranged.shape, static.spec.dtype)
+    check_result(kernel, "total", total, arranged.shape, x.dtype)
     return y.reshape(x.shape), total.reshape(x.shape)
 
 
 def _tangent(static: Static, stored, arguments):
     """Return the tangents of the output and of the sum, in plain JAX."""
-    return norm.tangent(static, _residuals(stored), arguments)[0], arguments[0]
+    return formulas.tangent(static, _residuals(stored), arguments)[0], arguments[0]
 
 
 def _tangent_like(static: Static, stored, arguments):
@@ -127,16 +129,16 @@ def _backward_of_kernel(kernel: Callable, static: Static, stored, cotangents):
     """Run a backward kernel, as the transpose of :func:`_tangent`."""
     (total, scale), arranged = stored, [a if a is None else static.arranged(a) for a in cotangents]
     dx, *dparams = kernel(static, (static.arranged(total), scale), arranged)
-    norm.check_result(kernel, "dx", dx, total.shape, total.dtype)
+    check_result(kernel, "dx", dx, total.shape, total.dtype)
     for name, a in zip(("dscale", "dbias"), dparams, strict=True):
-        norm.check_result(kernel, name, a, scale.shape, scale.dtype)
+        check_result(kernel, name, a, scale.shape, scale.dtype)
     return dx.reshape(total.shape), *dparams
 
 
 def plain_backward(static: Static, stored, cotangents):
     """Compute in plain JAX what a backward kernel computes."""
     dy, dtotal = cotangents
-    dx, *dparams = norm.plain_backward(static, _residuals(stored), (dy, None, None))
+    dx, *dparams = formulas.plain_backward(static, _residuals(stored), (dy, None, None))
     if dtotal is not None:
         wide = lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32))
         dx = (wide(dx) + wide(dtotal)).astype(dx.dtype)

@@ -8,30 +8,30 @@ engine/reference.py. These formulas also run where a platform has no kernel, or 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxnorm.arguments.axes import unsplit
-from jaxnorm.engine import reference
-from jaxnorm.engine.counts import count_elements, group_weight
+from jaxnorm.engine.counts import count_elements
 from jaxnorm.engine.derivatives import CLOSED_FORM
-from jaxnorm.engine.groups import Scaling, mask_fill_split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.primitives import NONE, Kernels, differentiable, linear, zeros
-from jaxnorm.engine.reference import Inputs, Residuals, Stats
+from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.sharding import split_sharding
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import Layout, find, find_mapped
-from jaxnorm.kernels.placement import fitted, on_device, on_devices
-
-# stands for the statistics of all groups among residuals, where they are recomputed
-ABSENT = np.zeros((1, 1, 1, 1), np.float32)
+from jaxnorm.kernels.placement import fitted, on_device, on_each_device, on_examples
+from jaxnorm.kernels.plain import (
+    ABSENT,
+    plain,
+    plain_backward,
+    tangent,
+    tangent_like,
+)
+from jaxnorm.kernels.static import Static, arranged_params, batched_static
 
 
 def layout_of(x: jax.Array, spec: Spec, operands: Operands, dtypes: Sequence[str]) -> Layout | str:
@@ -99,104 +99,6 @@ def _layout_of(
                 f"for x of shape {kind.shape}"
             )
     return layout
-
-
-@dataclass(frozen=True)
-class Static:
-    """The static arguments of a kernel.
-
-    Attributes:
-      layout: the four axes ``(N, P, G, D)``; groups are reduced over P and D.
-      rank: rank of x, without axes that it is mapped over.
-      loops: the loops of plain JAX over the elements of x as it is given. Their spec has epsilon,
-        correction and other options.
-      lowest_exponent: the least scale exponent; None where x needs no scaling.
-      moments: whether the statistics are asked for.
-      recompute: ``recompute(static, x)`` says whether backward recomputes the statistics.
-    """
-
-    layout: Layout
-    rank: int
-    loops: PlainLoops
-    lowest_exponent: int | None
-    moments: bool
-    recompute: Callable
-
-    def arranged(self, x: jax.Array) -> jax.Array:
-        """Return x as ``(..., N, P, G, D)``.
-
-        Only the primitives arrange it: a copy outside of them would show jax_debug_nans the NaN
-        behind a mask.
-        """
-        return x.reshape(*x.shape[: x.ndim - self.rank], *self.layout[:4])
-
-    def param_as_given(self, a: jax.Array) -> jax.Array:
-        """Return an arranged scale or bias, as it broadcasts against x in its split shape."""
-        return a.reshape(*a.shape[:-4], *self.layout.params)
-
-    def mask_as_given(self, where: jax.Array | None) -> jax.Array | None:
-        """Return an arranged mask, as it broadcasts against x in its split shape."""
-        if where is None:
-            return None
-        mapped, (n, p, _, _) = where.shape[:-4], self.layout.axes
-        full = {*p, *(n if where.shape[-4] != 1 else ())}
-        sizes = self.spec.reduction.split_shape[len(mapped) :]
-        own = (size if axis in full else 1 for axis, size in enumerate(sizes))
-        return where.reshape(*mapped, *own)
-
-    def stats_as_given(self, a: jax.Array) -> jax.Array:
-        """Return arranged statistics, as they broadcast against x in its split shape."""
-        return a.reshape(self.spec.reduction.split_stats_shape)
-
-    def stats_shape(self, x: jax.Array) -> tuple[int, ...]:
-        """Return the shape of the statistics of arranged x: one element for each group."""
-        return (*x.shape[:-3], 1, self.layout.g, 1)
-
-    @property
-    def spec(self) -> Spec:
-        """The spec of the loops."""
-        return self.loops.spec
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of x as it is given."""
-        return self.spec.reduction.shape
-
-    def loops_over(self, shape: tuple[int, ...], *axes: int) -> PlainLoops:
-        """Return the loops over an array whose groups span these axes.
-
-        By default these are P and D, the third from the end and the last.
-        """
-        axes = axes or (len(shape) - 3, len(shape) - 1)
-        return self.loops.of(replace(self.spec, reduction=unsplit(shape, axes)))
-
-    def scaling(
-        self, spec: Spec, shift: jax.Array, exponent: jax.Array, where: jax.Array | None
-    ) -> Scaling:
-        """Return shift and scale exponent, for the spec of :meth:`loops_over`."""
-        count: Any = float(self.layout.p * self.layout.d)
-        if where is not None:
-            count = where.sum(spec.axes[0], keepdims=True, dtype=jnp.int32).astype(jnp.float32)
-            count = count * self.layout.d
-        return Scaling(
-            count,
-            None if self.lowest_exponent is None else exponent,
-            shift if self.spec.centered else None,
-            where,
-        )
-
-    def informative(self, x: jax.Array) -> tuple[bool, bool, bool, bool]:
-        """Return whether shift, low mean, variance and exponent hold information.
-
-        In bfloat16 the low part of the mean is smaller than the precision of x.
-        """
-        centered = self.spec.centered
-        return (
-            centered,
-            centered and x.dtype != jnp.bfloat16,
-            True,
-            self.lowest_exponent is not None,
-        )
 
 
 class Found(NamedTuple):
@@ -331,50 +233,6 @@ class NormKernels:
         )
 
 
-def on_each_device(function: Callable, loops: PlainLoops, arrays, params, second) -> tuple:
-    """Return the two results of ``function(loops, arrays, params)``.
-
-    Where arrays like x lie on several devices, in explicit sharding, it runs on the part that each
-    has. The first result is then sharded as x is, and the second as ``second()`` says.
-    """
-    x, spec = arrays[0], loops.spec
-    if not on_devices(x):
-        return function(loops, arrays, params)
-    reduction = on_device(spec.reduction, jax.typeof(x))
-    assert reduction is not None
-    of_arrays, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, (arrays, params))
-    own = loops.of(replace(spec, reduction=reduction))
-    return jax.shard_map(
-        partial(function, own),
-        mesh=jax.typeof(x).sharding.mesh,
-        in_specs=(of_arrays, of_params),
-        out_specs=(of_arrays[0], second().spec),
-    )(arrays, params)
-
-
-def on_examples(function: Callable, loops: PlainLoops, arrays, params) -> tuple:
-    """Return ``function(loops, arrays, params)``, for each element of the first axis by itself."""
-    own = loops.of(replace(loops.spec, reduction=loops.spec.reduction.without_first))
-    axes = tuple(None if a is None or a.shape[0] == 1 else 0 for a in params)
-    one = tuple(a[0] if a is not None and a.shape[0] == 1 else a for a in params)
-    return jax.vmap(partial(function, own), (0, axes))(arrays, one)
-
-
-def arranged_params(layout: Layout, scale, bias) -> tuple[jax.Array, ...]:
-    """Return scale and bias in float32, as ``(N or 1, 1, G, D)``: 1 and 0 where None is given."""
-    full = (
-        jnp.broadcast_to(jnp.asarray(value if a is None else a, jnp.float32), layout.params)
-        for a, value in ((scale, 1), (bias, 0))
-    )
-    return tuple(a.reshape(layout.scales, 1, layout.g, layout.d) for a in full)
-
-
-def batched_static(static: Static, size: int) -> Static:
-    """Return the static arguments for arrays with one more axis in front."""
-    # any axes may stand before the axes of arranged arrays
-    return replace(static, loops=static.loops.batched(size))
-
-
 def _results_like(static: Static, arguments):
     """Return arrays of the shapes and dtypes that :func:`plain` returns."""
     x, leaves = arguments[0], jax.tree.leaves(arguments)
@@ -411,66 +269,6 @@ def check_result(kernel: Callable, name: str, a: jax.Array | None, shape: tuple,
         )
 
 
-def plain(static: Static, arguments):
-    """Compute in plain JAX what a forward kernel computes.
-
-    x keeps its shape: XLA would have to gather it first, to arrange it, where an axis in the middle
-    is sharded.
-    """
-    x, *params, where = arguments
-    loops, where, shape = static.loops, static.mask_as_given(where), arranged_stats(static, x)
-    filled = mask_fill_split(loops.spec, x, where)
-    y, (scaling, low_mean, var) = reference.forward(
-        loops, filled, where, *map(static.param_as_given, params)
-    )
-    found = (
-        jnp.zeros_like(var) if a is None else a.astype(jnp.float32)
-        for a in (scaling.shift, low_mean, var, scaling.exponent)
-    )
-    return mask_fill_split(loops.spec, y, where), *(a.reshape(shape) for a in found)
-
-
-def arranged_stats(static: Static, x: jax.Array) -> tuple[int, ...]:
-    """Return the shape of arranged statistics of x as it is given."""
-    return static.stats_shape(jax.eval_shape(static.arranged, x))
-
-
-def _plain_residuals(static: Static, residuals) -> tuple[PlainLoops, Residuals]:
-    """Return the residuals of plain JAX, made from the residuals of the kernel."""
-    x, *stats, scale, where = residuals
-    loops, where, scale = static.loops, static.mask_as_given(where), static.param_as_given(scale)
-    x = mask_fill_split(loops.spec, x, where)
-    if static.recompute(static, x):
-        return loops, Residuals(x, reference.statistics(loops, x, where), scale, scale)
-    shift, low_mean, var, exponent = (
-        static.stats_as_given(a) if informative else None
-        for a, informative in zip(stats, static.informative(x), strict=True)
-    )
-    assert var is not None
-    low_mean = low_mean if static.spec.centered else jnp.zeros_like(var)
-    count = None if where is None else group_weight(loops, where, None, jnp.float32)
-    scaling = Scaling(count, exponent, shift, where)
-    return loops, Residuals(x, Stats(scaling, low_mean, var), scale, scale)
-
-
-def tangent(static: Static, residuals, arguments):
-    """Return the tangents of output, low part of the mean and variance, in plain JAX."""
-    dx, *params = arguments
-    loops, own = _plain_residuals(static, residuals)
-    where = own.stats.scaling.where
-    inputs = Inputs(mask_fill_split(loops.spec, dx, where), *map(static.param_as_given, params))
-    dy, *dstats = reference.tangent(loops, own, inputs)
-    shape = arranged_stats(static, dx)
-    return mask_fill_split(loops.spec, dy, where), *(a.reshape(shape) for a in dstats)
-
-
-def tangent_like(static: Static, residuals, arguments):
-    """Return arrays of the shapes and dtypes that :func:`tangent` returns."""
-    dx, leaves = arguments[0], jax.tree.leaves((residuals, arguments))
-    stats = zeros(arranged_stats(static, dx), jnp.float32, *leaves)
-    return zeros(dx.shape, static.spec.dtype, *leaves), stats, stats
-
-
 def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents):
     """Run a backward kernel, as the transpose of :func:`tangent`."""
     (x, *rest), (dy, *dstats) = residuals, cotangents
@@ -480,25 +278,3 @@ def _backward_of_kernel(kernel: Callable, static: Static, residuals, cotangents)
     for name, a in zip(("dscale", "dbias"), dparams, strict=True):
         check_result(kernel, name, a, rest[-2].shape, rest[-2].dtype)
     return dx.reshape(x.shape), *dparams
-
-
-def plain_backward(static: Static, residuals, cotangents):
-    """Compute in plain JAX what a backward kernel computes."""
-    dy, *dstats = cotangents
-    loops, own = _plain_residuals(static, residuals)
-    where, scale = own.stats.scaling.where, residuals[-2]
-    dy = mask_fill_split(loops.spec, dy, where)
-    of_stats = (None if a is None else static.stats_as_given(a) for a in dstats)
-    dx, *params = reference.backward(loops, own, (dy, *of_stats))
-    return mask_fill_split(loops.spec, dx, where), *(a.reshape(scale.shape) for a in params)
-
-
-def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
-    """Return the type of a result, which varies over mesh axes as the arrays do.
-
-    It varies where any of them varies, as JAX has it for their sum.
-    """
-    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
-        return jax.ShapeDtypeStruct(shape, dtype)
-    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)
-    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

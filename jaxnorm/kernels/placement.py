@@ -6,13 +6,17 @@ Where XLA shards an array by itself the part is unknown: a kernel would have the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from jaxnorm.arguments.axes import Reduction
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.sharding import names_of, names_of_type
 
 WHOLE = "takes nothing that is explicitly sharded, but its part in shard_map"
@@ -90,3 +94,43 @@ def fitted(reduction: Reduction, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _names(entry) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def on_each_device(function: Callable, loops: PlainLoops, arrays, params, second) -> tuple:
+    """Return the two results of ``function(loops, arrays, params)``.
+
+    Where arrays like x lie on several devices, in explicit sharding, it runs on the part that each
+    has. The first result is then sharded as x is, and the second as ``second()`` says.
+    """
+    x, spec = arrays[0], loops.spec
+    if not on_devices(x):
+        return function(loops, arrays, params)
+    reduction = on_device(spec.reduction, jax.typeof(x))
+    assert reduction is not None
+    of_arrays, of_params = jax.tree.map(lambda a: jax.typeof(a).sharding.spec, (arrays, params))
+    own = loops.of(replace(spec, reduction=reduction))
+    return jax.shard_map(
+        partial(function, own),
+        mesh=jax.typeof(x).sharding.mesh,
+        in_specs=(of_arrays, of_params),
+        out_specs=(of_arrays[0], second().spec),
+    )(arrays, params)
+
+
+def on_examples(function: Callable, loops: PlainLoops, arrays, params) -> tuple:
+    """Return ``function(loops, arrays, params)``, for each element of the first axis by itself."""
+    own = loops.of(replace(loops.spec, reduction=loops.spec.reduction.without_first))
+    axes = tuple(None if a is None or a.shape[0] == 1 else 0 for a in params)
+    one = tuple(a[0] if a is not None and a.shape[0] == 1 else a for a in params)
+    return jax.vmap(partial(function, own), (0, axes))(arrays, one)
+
+
+def like(shape: tuple[int, ...], dtype, *arrays) -> jax.ShapeDtypeStruct:
+    """Return the type of a result, which varies over mesh axes as the arrays do.
+
+    It varies where any of them varies, as JAX has it for their sum.
+    """
+    if all(jax.typeof(a).sharding.mesh.empty for a in arrays):
+        return jax.ShapeDtypeStruct(shape, dtype)
+    mixed = lambda *a: sum(v.sum().astype(jnp.float32) for v in a)
+    return jax.eval_shape(lambda *a: jnp.broadcast_to(mixed(*a), shape).astype(dtype), *arrays)

@@ -18,8 +18,7 @@ import numpy as np
 
 from jaxnorm.engine.primitives import differentiable, linear, zeros
 from jaxnorm.engine.xla import barrier_on_cpu
-from jaxnorm.kernels.norm import like
-from jaxnorm.kernels.placement import WHOLE, sharded
+from jaxnorm.kernels.placement import WHOLE, like, sharded
 from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, vary_alike
 

@@ -18,8 +18,8 @@ from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.layout import find
-from jaxnorm.kernels.norm import Static
 from jaxnorm.kernels.pallas import norm
+from jaxnorm.kernels.static import Static
 
 pytestmark = pytest.mark.usefixtures("on_a_gpu")
 interpreted = pytest.mark.skipif(

@@ -10,7 +10,10 @@ from jaxnorm.engine import reference
 from jaxnorm.engine.groups import mask_fill
 from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.kernels.norm import ABSENT, Found, NormKernels, Static, layout_of, like
+from jaxnorm.kernels.norm import Found, NormKernels, layout_of
+from jaxnorm.kernels.placement import like
+from jaxnorm.kernels.plain import ABSENT
+from jaxnorm.kernels.static import Static
 
 DTYPES = ("float32", "bfloat16")
 # a share of the bytes of a group: backward recomputes statistics that take more

@@ -4,9 +4,9 @@ import jax
 
 from jaxnorm.kernels import add_norm
 from jaxnorm.kernels.add_norm import AddNormKernels
-from jaxnorm.kernels.norm import Static
 from jaxnorm.kernels.pallas import tpu_rows
 from jaxnorm.kernels.pallas.norm import by_platform, of_rows
+from jaxnorm.kernels.static import Static
 
 
 def _forward(static: Static, arguments, *, platform: str, interpret: bool):

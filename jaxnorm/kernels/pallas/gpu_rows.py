@@ -24,7 +24,8 @@ from jaxnorm.engine.groups import Scaling
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.spec import Spec
-from jaxnorm.kernels.norm import Static, like
+from jaxnorm.kernels.placement import like
+from jaxnorm.kernels.static import Static
 
 plgpu: Any = mosaic_gpu  # JAX before 0.12 has less of it
 

@@ -12,10 +12,12 @@ from jaxnorm.engine.collectives import varying_axes
 from jaxnorm.engine.exponents import fits_any_unit
 from jaxnorm.engine.primitives import Kernels, zeros
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.kernels import norm, placement
+from jaxnorm.kernels import placement
+from jaxnorm.kernels import plain as formulas
 from jaxnorm.kernels.layout import Layout
-from jaxnorm.kernels.norm import Found, NormKernels, Static, layout_of
+from jaxnorm.kernels.norm import Found, NormKernels, layout_of
 from jaxnorm.kernels.pallas import tpu_rows
+from jaxnorm.kernels.static import Static
 
 DTYPES = ("float32", "bfloat16")
 CAPABILITY = (9, 0)  # of a GPU: Hopper
@@ -122,7 +124,7 @@ def _forward(static: Static, arguments, *, platform: str, interpret: bool) -> Fo
 
 def _plain(static: Static, arguments) -> Found:
     x, *rest = arguments
-    return Found(*norm.plain(static, (x.reshape(static.shape), *rest)))
+    return Found(*formulas.plain(static, (x.reshape(static.shape), *rest)))
 
 
 def _backward(static: Static, residuals, cotangents, *, platform: str, interpret: bool):
@@ -137,7 +139,7 @@ def _backward(static: Static, residuals, cotangents, *, platform: str, interpret
 def _plain_backward(static: Static, residuals, cotangents):
     (x, *rest), (dy, *dstats) = residuals, cotangents
     x, dy = (a.reshape(static.shape) for a in (x, dy))
-    return norm.plain_backward(static, (x, *rest), (dy, *dstats))
+    return formulas.plain_backward(static, (x, *rest), (dy, *dstats))
 
 
 KERNELS = NormKernels(

@@ -26,9 +26,10 @@ from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.scaling import find_scaling
 from jaxnorm.engine.spec import Spec
 from jaxnorm.kernels.layout import Layout
-from jaxnorm.kernels.norm import Static, like
 from jaxnorm.kernels.pallas.passes import Passes, by_unit, passes_over
 from jaxnorm.kernels.pallas.tpu_rows import LANES, SUBLANES, scaled
+from jaxnorm.kernels.placement import like
+from jaxnorm.kernels.static import Static
 
 MIB = 2**20
 # MiB of VMEM that a program may use, by kind of device: all of a core, and up to v4 the default.

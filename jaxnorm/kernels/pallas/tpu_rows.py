@@ -22,7 +22,8 @@ from jaxnorm.engine.groups import Scaling
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Inputs, Residuals, Stats
 from jaxnorm.engine.spec import Spec
-from jaxnorm.kernels.norm import Static, like
+from jaxnorm.kernels.placement import like
+from jaxnorm.kernels.static import Static
 
 LANES, SUBLANES = 128, 8  # elements of a register: the last axis, and the one before
 LEAST = 16  # rows that bfloat16 is stored by
