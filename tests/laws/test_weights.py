@@ -182,7 +182,8 @@ def test_weight_norm_by_every_implementation(implementation, by, full_range, rng
 
 def test_weight_norm_refuses_an_unknown_implementation():
     with pytest.raises(
-        ValueError, match="implementation must be None, 'reference', 'xla' or 'native': got 'cudnn'"
+        ValueError,
+        match="implementation must be None, 'reference', 'xla', 'native' or 'pallas': got 'cudnn'",
     ):
         jn.weight_norm(np.ones((2, 3), np.float32), implementation="cudnn")
 

@@ -1,6 +1,6 @@
 """Test the Pallas kernels for GPUs, compiled ahead of time for an H100, without a GPU.
 
-They need jax-cuda12-pjrt, jax-cuda12-plugin and the two NVIDIA packages that bench/ahead.py names.
+They need jax-cuda12-pjrt, jax-cuda12-plugin and the two NVIDIA packages that bench/targets.py names.
 """
 
 import math
@@ -15,8 +15,8 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxnorm as jn
-from bench.ahead import H100
 from bench.speed import with_gradients
+from bench.targets import H100
 from bench.transfers import transferred
 from jaxnorm.kernels import placement
 from jaxnorm.kernels.pallas import norm

@@ -123,8 +123,11 @@ def each_piece(x, config: Config, function: Callable) -> None:
 
 
 def scaled(stored: jax.Array, unit: jax.Array | None) -> jax.Array:
-    """Return what is stored in its unit, of float32, or as it is."""
-    return stored if unit is None else stored.astype(jnp.float32) * unit
+    """Return what is stored in its unit, or as it is.
+
+    The dtype stays, so that a row takes the same steps beside any other rows.
+    """
+    return stored if unit is None else (stored.astype(jnp.float32) * unit).astype(stored.dtype)
 
 
 def of_piece(loops: PlainLoops, param, at) -> jax.Array:
