@@ -1,6 +1,6 @@
 """Test the Pallas kernels for GPUs, compiled ahead of time for an H100, without a GPU.
 
-They need jax-cuda12-pjrt, jax-cuda12-plugin and the two NVIDIA packages that bench/targets.py names.
+They need jax-cuda12-pjrt, jax-cuda12-plugin and the NVIDIA packages that bench/targets.py names.
 """
 
 import math
