@@ -61,6 +61,8 @@ def _layout_of(
     """Return the :func:`layout_of` an x of this type, with arrays of these shapes and dtypes."""
     if spec.axis_name is not None:
         return "takes no axis_name"
+    if 0 in kind.shape:
+        return f"takes no empty arrays: got {kind.shape}"
     if where is not None and where[1] != jnp.bool_:
         return f"takes no weights, but a boolean mask: got {where[1]}"
     if traced_epsilon:

@@ -247,3 +247,11 @@ def test_they_run_where_they_are_named(monkeypatch):
     assert found.others["pallas"].startswith("it has not run on a TPU or GPU yet")
     found = jn.plan(x, -1, implementation="pallas")
     assert (found.implementation, found.derivative) == ("pallas", "a kernel")
+
+
+def test_empty_arrays():
+    with pytest.raises(
+        ValueError, match=r"implementation='pallas' takes no empty arrays: got \(0, 8\)"
+    ):
+        jn.plan(jnp.ones((0, 8)), -1, implementation="pallas")
+    assert jn.layer_norm(jnp.ones((0, 8))).shape == (0, 8)

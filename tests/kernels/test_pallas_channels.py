@@ -309,3 +309,21 @@ def test_they_run_where_they_are_named(monkeypatch):
     assert found.others["pallas"].startswith("it has not run on a TPU or GPU yet")
     found = jn.plan(x, "n [h w] c", implementation="pallas")
     assert (found.implementation, found.derivative) == ("pallas", "a kernel")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_a_group_that_is_not_finite_leaves_the_others_alone(bad, rng):
+    x = jnp.asarray(rng.normal(size=(8, 4, 128)), jnp.float32)
+    norm = lambda x: jn.group_norm(x, 8, implementation="pallas")
+    both = lambda x: (norm(x), jax.grad(lambda x: (jnp.sin(norm(x))).sum())(x))
+    good = np.ones(x.shape, bool)
+    good[3, :, :16] = False
+    for a, b in zip(both(x.at[3, 0, 0].set(bad)), both(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(a)[good], np.asarray(b)[good])
+
+
+@pytest.mark.usefixtures("x64")
+def test_group_norm_under_x64(rng):
+    x = jnp.asarray(rng.normal(size=(8, 4, 128)), jnp.float32)
+    found, true = (jn.group_norm(x, 8, implementation=name) for name in ("pallas", "xla"))
+    np.testing.assert_allclose(found, true, atol=2e-6)

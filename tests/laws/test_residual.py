@@ -161,6 +161,19 @@ def test_explicit_sharding(implementation, rng):
         call(place(given[0]), other, *map(place, given[2:]))
 
 
+@pytest.mark.parametrize("specs", [("d", None), (None, "d")], ids=str)
+@pytest.mark.parametrize("implementation", ["xla", "native", "pallas"], indirect=True)
+def test_a_sum_of_arrays_one_of_which_is_sharded(implementation, specs, rng):
+    given, cotangents = drawn(rng, (8, 18, 40))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, PartitionSpec(*spec)))
+    x, residual = (place(a, spec) for a, spec in zip(given, specs, strict=False))
+    params, dys = tuple(map(place, given[2:])), tuple(place(a, "d") for a in cotangents)
+    call = lambda *a: jn.add_norm(*a[:2], scale=a[2], bias=a[3], epsilon=EPSILON)
+    found = jax.jit(partial(results, call))((x, residual, *params), dys)
+    close(found, truth(*given, *cotangents, "rms"), 3e-6)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_modules_add_a_residual(norm, rng):
     x, residual = jnp.asarray(rng.normal(size=(2, 3, 18, 40)), jnp.float32)

@@ -92,6 +92,7 @@ KERNELS = {
     "layer": (partial(jn.layer_norm, implementation="pallas"), (32768, 1024), 2, 3),
     "rms": (partial(jn.rms_norm, implementation="pallas"), (32768, 1024), 2, 3),
     "instance": (partial(jn.instance_norm, implementation="pallas"), (512, 14, 14, 512), 2, 3),
+    "group": (partial(jn.group_norm, implementation="pallas"), (512, 14, 14, 512), 2, 3),
 }
 
 

@@ -191,7 +191,10 @@ def by_unit(loops: Passes, x, run: Callable) -> None:
 
 
 def sum_of_groups(values: jax.Array, d: int) -> jax.Array:
-    """Return for each channel of (1, N, C) the sum of its group of d channels."""
+    """Return for each channel of (1, N, C) the sum of its group of d channels.
+
+    It is NaN for a group with anything that is not finite.
+    """
     width = values.shape[-1]
     if d == 1:
         return values
@@ -200,12 +203,17 @@ def sum_of_groups(values: jax.Array, d: int) -> jax.Array:
     # The matrix unit adds up the lanes of a group. It takes bfloat16, of which three make up any
     # float32, and adds in float32.
     same = jnp.where(group_of((width, 1), 0, d) == group_of((1, width), 1, d), 1.0, 0.0)
-    left, parts = values[0], []
+    by_group = lambda a: jnp.dot(
+        a.astype(jnp.bfloat16), same.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+    )
+    # times the 0 of another group, what is not finite would be NaN
+    finite = jnp.abs(values[0].astype(jnp.bfloat16).astype(jnp.float32)) < jnp.inf
+    left, parts = jnp.where(finite, values[0], 0.0), []
     for _ in range(3):
-        part = left.astype(jnp.bfloat16)
-        left = left - part.astype(jnp.float32)
-        parts.append(jnp.dot(part, same.astype(jnp.bfloat16), preferred_element_type=jnp.float32))
-    return ((parts[2] + parts[1]) + parts[0])[None]
+        parts.append(by_group(left))
+        left = left - left.astype(jnp.bfloat16).astype(jnp.float32)
+    total = (parts[2] + parts[1]) + parts[0]
+    return jnp.where(by_group(jnp.where(finite, 0.0, 1.0)) > 0, jnp.nan, total)[None]
 
 
 def largest_of_groups(values: jax.Array, d: int) -> jax.Array:
@@ -218,10 +226,10 @@ def largest_of_groups(values: jax.Array, d: int) -> jax.Array:
         own = jnp.where(group == i, values, 0).max(-1, keepdims=True)
         return jnp.where(group == i, own, found)
 
-    return lax.fori_loop(0, values.shape[-1] // d, step, values)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(values.shape[-1] // d), step, values)
 
 
 def group_of(shape: tuple[int, ...], axis: int, d: int) -> jax.Array:
     """Return the number of the group of each element, where d elements of an axis are one."""
     # `//` would ask for the device, which is unknown ahead of time
-    return lax.div(lax.broadcasted_iota(jnp.int32, shape, axis), d)
+    return lax.div(lax.broadcasted_iota(jnp.int32, shape, axis), jnp.int32(d))
