@@ -135,6 +135,16 @@ def resolve(
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
+def whole(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the reduction axes of a norm that splits no axis."""
+    if isinstance(axes, str) and "(" in axes:
+        raise ValueError(
+            f"axes must split no axis here: got {axes!r}. Use standardize, which takes the sizes "
+            "by keyword."
+        )
+    return resolve(axes, shape).axes
+
+
 def unsplit(shape: tuple[int, ...], axes: tuple[int, ...]) -> Reduction:
     """Return the reduction of whole axes; they may be none."""
     return Reduction(tuple(shape), tuple((size,) for size in shape), axes)

@@ -16,7 +16,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
-from jaxnorm.arguments.axes import Axes, canonical_axes, in_groups, other_axes, resolve, unsplit
+from jaxnorm.arguments.axes import Axes, canonical_axes, in_groups, other_axes, unsplit, whole
 from jaxnorm.arguments.features import checked_divisor, spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import EpsilonIn, NormOptions, Param
@@ -140,7 +140,7 @@ def layer_norm(
     [[-1.0, 2.0]]
     """
     x = validation.floating(x)
-    reduced = resolve(axes, x.shape).axes
+    reduced = whole(axes, x.shape)
     # Segments may have any length, so no parameter can have the shape of their axis.
     features = reduced if segments is None else reduced[1:]
     call = prepare(
@@ -259,7 +259,7 @@ def rms_norm(
     [[1.0, -1.0]]
     """
     x = validation.floating(x)
-    reduced = resolve(axes, x.shape).axes
+    reduced = whole(axes, x.shape)
     call = prepare(
         x,
         unsplit(x.shape, reduced),

@@ -6,7 +6,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
-from jaxnorm.arguments.axes import Axes, resolve, unsplit
+from jaxnorm.arguments.axes import Axes, unsplit, whole
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run_of_sum
@@ -72,7 +72,7 @@ def add_norm(
     if norm not in NORMS:
         raise ValueError(f"norm must be 'rms' or 'layer': got {norm!r}.")
     x, residual = validation.summands(x, residual)
-    reduced = resolve(axes, x.shape).axes
+    reduced = whole(axes, x.shape)
     call = prepare(
         x,
         unsplit(x.shape, reduced),

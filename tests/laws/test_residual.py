@@ -207,6 +207,12 @@ WRONG = [
         ValueError,
         "residual must have the shape of x: got (2, 4) for x of shape (2, 3).",
     ),
+    (
+        (2, 3),
+        {"axes": "n (g [c])"},
+        ValueError,
+        "axes must split no axis here: got 'n (g ",
+    ),
     ((2, 3), {"norm": "batch"}, ValueError, "norm must be 'rms' or 'layer': got 'batch'."),
     ((2, 3), {"eps": 1e-3}, TypeError, "Did you mean epsilon?"),
     ((2, 3), {"scale": np.ones(4)}, ValueError, "scale must"),
