@@ -12,7 +12,7 @@ from jaxnorm import kernels
 from jaxnorm.arguments.axes import is_static, rough_product
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
-from jaxnorm.engine.xla import OneReadLoops, XlaCpuLoops
+from jaxnorm.engine.xla import XlaCpuLoops, XlaTpuLoops
 from jaxnorm.kernels import PLAIN, Family, placement
 
 # The module of both implementations in plain JAX, loaded when it first runs. "xla" adds
@@ -210,7 +210,7 @@ def usual_loops(spec: Spec) -> PlainLoops:
     """Return the loops of this platform, as they are by default: those that cost no digits."""
     if placement.platform() == "cpu":
         return XlaCpuLoops(spec)
-    loops = OneReadLoops(spec)
+    loops = XlaTpuLoops(spec) if placement.platform() == "tpu" else PlainLoops(spec)
     # a GPU makes one kernel of all passes over a row, but not where one of them reads a part of it
     if placement.platform() == "gpu" and spec.reduces_trailing_axes:
         return replace(loops, coarse="largest")

@@ -131,8 +131,8 @@ def reduce_axes(values: jax.Array, axes: tuple[int, ...], by: Callable = jnp.sum
 
 
 @dataclass(frozen=True)
-class OneReadLoops(PlainLoops):
-    """Loops as XLA's back-ends for accelerators need them, which read x once for statistics."""
+class XlaTpuLoops(PlainLoops):
+    """Loops as XLA's TPU back-end needs them."""
 
     def round_sum(self, total: jax.Array, dtype) -> jax.Array:
         """Return a sum in the dtype of a parameter.

@@ -14,7 +14,7 @@ from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine import scaling
 from jaxnorm.engine.spec import Spec
-from jaxnorm.engine.xla import OneReadLoops, XlaCpuLoops
+from jaxnorm.engine.xla import XlaCpuLoops, XlaTpuLoops
 from jaxnorm.kernels import placement
 
 EPSILON = 1.25e-5
@@ -55,8 +55,8 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     assert fast == XlaCpuLoops(spec, keep_low_mean=False, barriers=True, merge_last_axis=True)
     assert plan.loops_for(spec, "reference", None) == XlaCpuLoops(spec)
     monkeypatch.setattr(placement, "platform", lambda: "tpu")
-    assert plan.usual_loops(spec) == OneReadLoops(spec, coarse="squares", sample=8)
-    assert plan.loops_for(spec, "xla", None) == OneReadLoops(spec, coarse="squares", sample=8)
+    assert plan.usual_loops(spec) == XlaTpuLoops(spec, coarse="squares", sample=8)
+    assert plan.loops_for(spec, "xla", None) == XlaTpuLoops(spec, coarse="squares", sample=8)
     over_examples = Spec(resolve("[n h] c", (4, 6, 8)))
     assert plan.usual_loops(over_examples).near_zero == (jax.__version_info__ >= (0, 10))
 
