@@ -320,7 +320,10 @@ def test_numbers_that_hardly_differ(size, axes, rng, use):
             lambda x: jn.standardize(x.reshape(2, 2, 2, 3), (0, 2), implementation="native"),
             r"reduces no such axes: (0, 2) of (2, 2, 2, 3)",
         ),
-        (lambda x: jn.standardize(x[:0], 1, implementation="native"), "reduces no such axes"),
+        (
+            lambda x: jn.standardize(x[:0], 1, implementation="native"),
+            "takes no empty arrays: got (0, 6)",
+        ),
     ],
 )
 def test_what_it_cannot_take_is_told(call, message, use):
