@@ -223,6 +223,7 @@ class TestNearZero:
     @pytest.fixture(autouse=True)
     def on_a_tpu(self, monkeypatch):
         jax.clear_caches()
+        monkeypatch.setattr(plan, "BRANCHES", (0,))  # with every version of JAX
         monkeypatch.setattr(placement, "platform", lambda: "tpu")
         monkeypatch.setattr(scaling, "LANES", 1)
         yield
