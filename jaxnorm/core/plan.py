@@ -161,19 +161,14 @@ def forward_of_sum(
 
     Where its kernels do not add, the sum is a step of its own.
     """
-    x, modules = (
-        operands.x,
-        {} if implementation in PLAIN else kernels.TABLE[implementation].modules,
-    )
-    module = import_module(modules["add_norm"]) if "add_norm" in modules else None
-    adds = module is not None and placement.platform() in module.platforms
-    alike = (jax.typeof(a).sharding for a in (x, residual))
-    if not adds or x.dtype != residual.dtype or next(alike) != next(alike):
-        total = x + residual
-        y, _ = forward(implementation, spec, operands._replace(x=total), moments=False)
-        return y, total
-    assert module is not None
-    return module.forward(loops_of_kernels(spec), operands, residual)
+    x, family = operands.x, kernels.TABLE.get(implementation)
+    if family and "add_norm" in family.modules and jax.typeof(x) == jax.typeof(residual):
+        module = import_module(family.modules["add_norm"])
+        if placement.platform() in module.platforms:
+            return module.forward(loops_of_kernels(spec), operands, residual)
+    total = x + residual
+    y, _ = forward(implementation, spec, operands._replace(x=total), moments=False)
+    return y, total
 
 
 def describe_derivative(implementation: str, spec: Spec, operands: Operands) -> str:

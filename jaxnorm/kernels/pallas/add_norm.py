@@ -34,13 +34,10 @@ def _plain_backward(static: Static, stored, cotangents):
     return add_norm.plain_backward(static, (given[0], scale), given[1:])
 
 
-def _without_gpus(kernels):
-    return {platform: kernel for platform, kernel in kernels.items() if platform != "gpu"}
-
-
+PLATFORMS = ("cpu", "tpu")
 KERNELS = AddNormKernels(
     "jaxnorm_pallas_add",
-    forward=_without_gpus(by_platform(_forward, _plain)),
-    backward=_without_gpus(by_platform(_backward, _plain_backward)),
+    forward=by_platform(_forward, _plain, PLATFORMS),
+    backward=by_platform(_backward, _plain_backward, PLATFORMS),
 )
 forward, platforms = KERNELS.forward, KERNELS.platforms

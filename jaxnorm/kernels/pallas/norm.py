@@ -91,7 +91,9 @@ def _recompute(static: Static, x: jax.Array) -> bool:
     return not static.moments
 
 
-def by_platform(kernel: Callable, plain: Callable) -> Kernels:
+def by_platform(
+    kernel: Callable, plain: Callable, platforms: tuple[str, ...] = ("cpu", "tpu", "gpu")
+) -> Kernels:
     """Return a kernel ``(static, *arguments, platform=, interpret=)`` by platform.
 
     On a CPU the kernel for a TPU is interpreted. Plain JAX, of arranged arrays too, stands in for
@@ -106,10 +108,10 @@ def by_platform(kernel: Callable, plain: Callable) -> Kernels:
             return plain(static, *arguments)
         return kernel(static, *arguments, platform=platform, interpret=interpret)
 
+    interpreted = partial(run, platform="tpu", interpret=True)
     return {
-        "cpu": partial(run, platform="tpu", interpret=True),
-        "tpu": partial(run, platform="tpu"),
-        "gpu": partial(run, platform="gpu"),
+        platform: interpreted if platform == "cpu" else partial(run, platform=platform)
+        for platform in platforms
     }
 
 
