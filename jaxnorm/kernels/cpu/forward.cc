@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t kBlockBytes = 4096;  // of rows that are worked on together: each step finds them in the nearest cache
+constexpr int64_t kBlockBytes = 8192;  // of rows that are worked on together: each step finds them in the nearest cache
 constexpr int64_t kMostRows = 16;      // of such a block
 
 // Results for each group; null where nobody asks.

@@ -96,27 +96,60 @@ void row_moments_in_double(const X* x, int64_t d, double* mean, double* var) {
   *var = square / d;
 }
 
-// The same in float32, where that holds the squares.
+// Of the first elements of a row: a guess at its mean.
+template <typename X>
+float mean_of_first(const X* x, int64_t d) {
+  constexpr int64_t kHead = 8;
+  float head[kHead] = {};
+  if (d < kHead) {
+    for (int64_t i = 0; i < d; ++i) head[0] += load(x[i]);
+    return head[0] / d;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < kHead; ++i) head[i] = load(x[i]);
+  return pairwise_sum<kHead>(head) / kHead;
+}
+
+// The same of up to kFloatRows neighbouring rows, in float32 where that holds the squares. Each step is for all of
+// them, so that the sums of one need not wait for those of another.
 template <bool centered, typename X>
-void row_moments(const X* x, int64_t d, double* mean, double* var) {
-  float guess = 0;
-  const int64_t head = centered ? std::min<int64_t>(d, 8) : 0;
-  for (int64_t i = 0; i < head; ++i) guess += load(x[i]);
-  if (centered) guess /= head;
-  bool far = true;
-  for (int reading = 0; far && reading < 2; ++reading) {
+void row_moments(const X* x, int64_t d, int64_t rows, double* mean, double* var) {
+  float guess[kFloatRows] = {};
+  double square[kFloatRows], rest[kFloatRows] = {};
+  auto read = [&](int64_t row) {
+    const X* from = x + row * d;
+    const float shift = guess[row];
     double sums[1 + centered];
-    row_sums(d, sums, [&](int64_t i, int64_t way, auto& partial) {
-      const float u = load(x[i]) - guess;
+    row_sums(d, sums, [=](int64_t i, int64_t way, auto& partial) {
+      const float u = load(from[i]) - shift;
       partial[0][way] += u * u;
       if (centered) partial[centered][way] += u;
     });
-    const double square = sums[0] / d, rest = centered ? sums[centered] / d : 0, lost = rest * rest;
-    if (!(square > 1e-30 && square < 1e36)) return row_moments_in_double<centered>(x, d, mean, var);
-    far = lost > 0.5 * square;
-    *mean = guess + rest;
-    *var = std::max(0.0, square - lost);
-    guess = float(*mean);
+    square[row] = sums[0] / d;
+    if (centered) rest[row] = sums[centered] / d;
+  };
+  auto is_held = [&](int64_t row) { return (square[row] > 1e-30) & (square[row] < 1e36); };
+  auto is_far = [&](int64_t row) { return rest[row] * rest[row] > 0.5 * square[row]; };
+  auto moments = [&](int64_t row) {
+    mean[row] = guess[row] + rest[row];
+    var[row] = std::max(0.0, square[row] - rest[row] * rest[row]);
+  };
+  for (int64_t row = 0; row < rows; ++row) {
+    if (centered) guess[row] = mean_of_first(x + row * d, d);
+    read(row);
+  }
+  int64_t repeated = 0;  // how many rows: compilers vectorize no early exit
+#pragma omp simd reduction(+ : repeated)
+  for (int64_t row = 0; row < rows; ++row) {
+    moments(row);
+    repeated += !is_held(row) | is_far(row);
+  }
+  for (int64_t row = 0; repeated && row < rows; ++row) {
+    if (is_held(row) && !is_far(row)) continue;
+    guess[row] = float(mean[row]);
+    read(row);
+    if (is_held(row)) moments(row);
+    else row_moments_in_double<centered>(x + row * d, d, mean + row, var + row);
   }
 }
 

@@ -14,10 +14,11 @@ namespace {
 template <typename X>
 void stats_of_rows(const StatsOptions& options, const X* x, int64_t d, int64_t rows, GroupStats* to) {
   auto moments = options.centered ? row_moments<true, X> : row_moments<false, X>;
-  for (int64_t row = 0; row < rows; ++row) {
-    double mean = 0, var;
-    moments(x + row * d, d, &mean, &var);
-    to[row] = options.stats(mean, var);
+  double mean[kFloatRows], var[kFloatRows];
+  for (int64_t start = 0; start < rows; start += kFloatRows) {
+    const int64_t count = std::min(kFloatRows, rows - start);
+    moments(x + start * d, d, count, mean, var);
+    options.stats(count, mean, var, to + start);
   }
 }
 

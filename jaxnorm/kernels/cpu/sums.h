@@ -5,8 +5,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#ifdef __AVX512F__
+constexpr int64_t kTile = 64;  // columns, at most, whose partial sums stay in registers
+#else
+constexpr int64_t kTile = 32;
+#endif
 constexpr int64_t kStrip = 512;          // columns, at most, of one call of column_sums
-constexpr int64_t kTile = 64;            // columns, at most, whose partial sums stay in registers
 constexpr int64_t kFloatRows = 16;       // rows that are added in float32
 constexpr int64_t kWays = 32;            // partial sums of a row, to which elements are added in turn
 constexpr int64_t kFloatElements = 512;  // elements of a row that are added in float32
@@ -74,19 +78,27 @@ template <int64_t count>
   return pairwise_sum<count == 1 ? 1 : half>(values);
 }
 
+// Adds the elements from i to end, in blocks of `ways`, and returns where the last block ends.
+template <int64_t ways, int count, typename Add>
+[[gnu::always_inline]] inline int64_t add_blocks(int64_t i, int64_t end, double (&sums)[count], Add add) {
+  if (i + ways > end) return i;
+  float partial[count][ways] = {};
+  do {  // once at least, which lets compilers keep the sums in registers
+#pragma omp simd
+    for (int64_t way = 0; way < ways; ++way) add(i + way, way, partial);
+    i += ways;
+  } while (i + ways <= end);
+  for (int k = 0; k < count; ++k) sums[k] += pairwise_sum<ways>(partial[k]);
+  return i;
+}
+
 // `count` sums over the d elements of a row: add(i, way, partial) adds the terms of element i to partial[0][way], ...
 template <int count, typename Add>
 [[gnu::always_inline]] inline void row_sums(int64_t d, double (&sums)[count], Add add) {
   std::fill(sums, sums + count, 0.0);
   for (int64_t start = 0; start < d; start += kFloatElements) {
     const int64_t end = std::min(d, start + kFloatElements);
-    float partial[count][kWays] = {};
-    int64_t i = start;
-    for (; i + kWays <= end; i += kWays)
-#pragma omp simd
-      for (int64_t way = 0; way < kWays; ++way) add(i + way, way, partial);
-#pragma omp simd
-    for (int64_t way = 0; way < end - i; ++way) add(i + way, way, partial);
-    for (int k = 0; k < count; ++k) sums[k] += pairwise_sum<kWays>(partial[k]);
+    const int64_t rest = add_blocks<8>(add_blocks<kWays>(start, end, sums, add), end, sums, add);
+    add_blocks<1>(rest, end, sums, add);
   }
 }
