@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against_oracle import drawn, gradients_of, relative, truth_over
 from cases import long_sweep
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from oracle import Part, oracle
 
 import jaxnorm as jn
 from jaxnorm.kernels import placement
@@ -58,43 +58,11 @@ def norm(x, scale, bias, **options):
     return y.reshape(x.shape)
 
 
-def relative(found, true):
-    return np.abs(np.asarray(found, np.float64) - true).max() / max(np.abs(true).max(), 1e-300)
-
-
-def drawn(rng, shape, axes, dtype, mean=0.0):
-    x, dy = rng.normal(mean, 2, shape), rng.normal(size=shape)
-    params = tuple(size if axis in (axes or ()) else 1 for axis, size in enumerate(shape))
-    scale, bias = rng.uniform(0.5, 1.5, (2, *params)) if axes else (None, None)
-    as_array = lambda a, dtype: None if a is None else jnp.asarray(a, dtype)
-    return *(as_array(a, dtype) for a in (x, dy)), *(as_array(a, "float32") for a in (scale, bias))
-
-
 def truth(x, dy, scale, bias, **options):
-    one = lambda a, value: np.full((1, 1, 1, 1), value) if a is None else np.asarray(a, np.float64)
-    x, dy = (np.asarray(a, np.float64) for a in (x, dy))
-    result = oracle(
-        x,
-        (Part((1, 3)),),
-        scale=one(scale, 1.0),
-        bias=one(bias, 0.0),
-        cotangent=dy,
-        **{"epsilon": EPSILON, **options},
-    )
-    over = lambda a, param: a.sum(
-        tuple(i for i, s in enumerate(param.shape) if s == 1), keepdims=True
-    )
-    params = () if scale is None else (over(result.dscale, scale), over(result.dbias, bias))
-    return result.y, result.dx, *params
+    return truth_over((1, 3), x, dy, scale, bias, **{"epsilon": EPSILON, **options})
 
 
-def gradients(x, dy, scale, bias, **options):
-    """The output, and the gradients of x and of the params that are given."""
-    if scale is None:
-        y, vjp = jax.vjp(lambda x: norm(x, None, None, **options), x)
-    else:
-        y, vjp = jax.vjp(partial(norm, **options), x, scale, bias)
-    return y, *vjp(dy.astype(y.dtype))
+gradients = partial(gradients_of, norm)
 
 
 CHANNELS = [

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from against_oracle import drawn, relative
 from cases import long_sweep
-from test_pallas import EPSILON, HARD, PARAMS, drawn, mixed, relative, truth
+from test_pallas import EPSILON, HARD, PARAMS, mixed, truth
 
 import jaxnorm as jn
 from jaxnorm.arguments.axes import resolve
