@@ -230,8 +230,8 @@ def bounds(rows: list[dict]) -> str:
         slowest = min(speeds, key=speeds.__getitem__)
         found.append(f"{kind}: {speeds[slowest]:.2f} ({slowest})")
     return (
-        f"Our slowest, where the slower of Flax's and of scale and bias alone has speed 1 and {LEAST} "
-        f"is wanted: {'; '.join(found)}.\n"
+        "Our slowest, where the slower of Flax's and of scale and bias alone has speed 1, and "
+        f"{LEAST} is wanted: {'; '.join(found)}.\n"
     )
 
 
