@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -270,7 +271,7 @@ def main() -> None:
     names = [name for name in MODELS if re.search(options.models, name)]
     if not names:
         parser.error(f"no model has this in its name; there are: {'; '.join(MODELS)}")
-    command = f"{in_front(allocator())}python -m bench.models {' '.join(sys.argv[1:])}".strip()
+    command = f"{in_front(allocator())}python -m bench.models {shlex.join(sys.argv[1:])}".strip()
     facts = machine() | {"commit": commit(), "native": loading.built(), "command": command}
     console, rows = Console(), []
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -206,14 +206,16 @@ def usual_loops(spec: Spec) -> PlainLoops:
     if placement.platform() == "cpu":
         return XlaCpuLoops(spec)
     loops = XlaTpuLoops(spec) if placement.platform() == "tpu" else PlainLoops(spec)
-    # a GPU makes one kernel of all passes over a row, but not where one of them reads a part of it
+    in_one_read = replace(loops, coarse="squares", sample=SAMPLE)
+    # A GPU makes one kernel of all passes over a row, but not where one of them reads a part of it.
+    # Where it also writes the statistics, for gradients, each pass is a kernel and reads the row.
     if placement.platform() == "gpu" and spec.reduces_trailing_axes:
-        return replace(loops, coarse="largest")
+        return replace(loops, coarse="largest", derivatives=in_one_read)
     # A TPU branches at no cost. Groups that span the examples are whole on each device, or summed
     # over devices: these agree on a branch without a collective of its own.
     branches = placement.platform() == "tpu" and jax.__version_info__ >= BRANCHES
     near_zero = branches and 0 in spec.axes
-    return replace(loops, coarse="squares", sample=SAMPLE, near_zero=near_zero)
+    return replace(in_one_read, near_zero=near_zero)
 
 
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:

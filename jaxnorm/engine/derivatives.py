@@ -12,6 +12,7 @@ from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import zero_from_primal
 
 from jaxnorm.arguments.dtypes import compute_dtype, needs_exponent
 from jaxnorm.engine import reference
@@ -48,9 +49,8 @@ def forward_weighted(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     x, where, scale, bias, *_ = operands
     if why_in_steps(loops.spec, operands) is not None:
         return forward_in_steps(loops, operands)
-    scaling = find_scaling(loops, x, where)
-    y, low_mean, var = normalized(loops, x, scaling, scale, bias)
-    return y, Stats(scaling._replace(estimates=None), low_mean, var)
+    y, scaling, low_mean, var = normalized(loops, x, where, scale, bias)
+    return y, Stats(scaling._replace(where=where), low_mean, var)
 
 
 def why_in_steps(spec: Spec, operands: Operands) -> str | None:
@@ -108,10 +108,15 @@ def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def normalized(loops: PlainLoops, x, scaling: Scaling, scale, bias):
-    """Return the output, the low part of the mean and the variance of each group."""
+def normalized(loops: PlainLoops, x, where, scale, bias):
+    """Return the output, and of each group scaling, low part of the mean and variance.
+
+    The scaling is without the mask.
+    """
+    scaling = find_scaling(loops, x, where)
     low_mean, var = estimate(loops, x, scaling)
-    return apply(loops, x, Stats(scaling, low_mean, var), scale, bias), low_mean, var
+    y = apply(loops, x, Stats(scaling, low_mean, var), scale, bias)
+    return y, scaling._replace(where=None, estimates=None), low_mean, var
 
 
 @normalized.defjvp
@@ -122,19 +127,25 @@ def _normalized_jvp(loops, primals, tangents):
     #     dlow_mean = mean(du),  dvar = 2 mean((u - low_mean) du),  dr = -1/2 r**3 dvar
     # This is linear in dx, dscale and dbias. So reference.tangent becomes a linear primitive, and
     # reference.backward is its transpose.
-    x, scaling, scale, bias = primals
-    y, low_mean, var = normalized(loops, *primals)
-    scaling = scaling._replace(estimates=None)
-    stats = Stats(scaling, low_mean if loops.keep_low_mean else None, var)
+    # Exponent and shift have no tangent, and neither has the weight of a group.
+    x, where, scale, bias = primals
+    loops = loops.for_derivatives(where)
+    y, scaling, low_mean, var = normalized(loops, *primals)
+    kept = low_mean if loops.keep_low_mean else None
+    stats = Stats(scaling._replace(where=where), kept, var)
     if loops.recompute:  # only the mask is stored
-        stats = Stats(Scaling(None, None, None, scaling.where), None, None)
+        stats = Stats(Scaling(None, None, None, where), None, None)
     kinds = [None if a is None else (a.shape, a.dtype) for a in (scale, bias)]
     if kinds[0] == kinds[1]:
         bias = scale  # only its shape and dtype are read: store one array
     residuals, inputs = Residuals(x, stats, scale, bias), Inputs(tangents[0], *tangents[2:])
     if why_transposed_by_jax(loops.spec) is not None:
-        return (y, low_mean, var), jax.checkpoint(partial(tangent, loops))(residuals, inputs)
-    return (y, low_mean, var), _linear(loops.recompute)(loops, residuals, inputs)
+        linear = jax.checkpoint(partial(tangent, loops))
+    else:
+        linear = partial(_linear(loops.recompute), loops)
+    dy, dlow_mean, dvar = linear(residuals, inputs)
+    no_tangents = jax.tree.map(zero_from_primal, scaling)
+    return (y, scaling, low_mean, var), (dy, no_tangents, dlow_mean, dvar)
 
 
 @cache

@@ -29,6 +29,7 @@ class PlainLoops:
       sample: the shift of a group is the mean of one in so many of its elements, see
         engine/scaling.py; 0 for the mean of all.
       near_zero: whether the shift is 0 where all groups have a mean near it.
+      derivatives: loops that take over where statistics are kept for a derivative; None for these.
     """
 
     spec: Spec
@@ -37,6 +38,16 @@ class PlainLoops:
     coarse: Literal["", "largest", "squares"] = ""
     sample: int = 0
     near_zero: bool = False
+    derivatives: "PlainLoops | None" = None
+
+    def for_derivatives(self, where: jax.Array | None) -> "PlainLoops":
+        """Return the loops where statistics are kept for a derivative.
+
+        With a mask these stay: a sample that it may hide needs a branch, and a GPU waits for it.
+        """
+        if self.derivatives is None or where is not None:
+            return self
+        return self.derivatives.of(self.spec)
 
     def of(self, spec: Spec) -> Self:
         """Return loops of this kind over the elements of another spec."""

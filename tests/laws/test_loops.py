@@ -13,6 +13,7 @@ import jaxnorm as jn
 from jaxnorm.arguments.axes import resolve
 from jaxnorm.core import plan
 from jaxnorm.engine import scaling
+from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Spec
 from jaxnorm.engine.xla import XlaCpuLoops, XlaTpuLoops
 from jaxnorm.kernels import placement
@@ -57,6 +58,13 @@ def test_loops_are_those_of_the_platform(monkeypatch):
     monkeypatch.setattr(placement, "platform", lambda: "tpu")
     assert plan.usual_loops(spec) == XlaTpuLoops(spec, coarse="squares", sample=8)
     assert plan.loops_for(spec, "xla", None) == XlaTpuLoops(spec, coarse="squares", sample=8)
+    monkeypatch.setattr(placement, "platform", lambda: "gpu")
+    rows = Spec(resolve("n [c]", (4, 8)))
+    alone, kept = plan.usual_loops(rows), PlainLoops(rows, coarse="squares", sample=8)
+    assert alone == PlainLoops(rows, coarse="largest", derivatives=kept)
+    assert (alone.for_derivatives(None), kept.for_derivatives(None)) == (kept, kept)
+    assert alone.for_derivatives(jnp.ones(8, bool)) == alone
+    monkeypatch.setattr(placement, "platform", lambda: "tpu")
     over_examples = Spec(resolve("[n h] c", (4, 6, 8)))
     assert plan.usual_loops(over_examples).near_zero == (jax.__version_info__ >= (0, 10))
 
@@ -105,6 +113,11 @@ def test_a_traced_epsilon_leaves_the_derivative_to_jax():
     assert found == ["JAX's transpose of the formulas, since epsilon is traced"]
 
 
+def alone_and_for_gradients(norm, x):
+    """Return the output twice: other loops may keep the statistics for gradients."""
+    return norm(x), jax.vjp(norm, x)[0]
+
+
 # the largest elements around the steps of the scale exponents, and the largest number there is
 SIZES = [1e-30, 1.0, 2.0**49, 2.0**51, 2.0**75, 2.0**77, 2.0**101, 2.0**103, 3e38]
 
@@ -120,15 +133,16 @@ def test_bfloat16_of_any_size(size, epsilon, axes, centered, elsewhere, rng):
     x[2] = size * (1 - 2.0**-8 * (np.arange(512) == 7))  # but for one element's last bit
     x = jnp.asarray(x, jnp.bfloat16)
     options = {"centered": centered, "epsilon": epsilon, "dtype": jnp.float32}
-    found = jn.standardize(x, axes, **options)
+    norm = lambda x: jn.standardize(x, axes, **options)
     exact, axis = np.asarray(x, np.float64), 1 if axes == "n [c]" else 0
     mean = exact.mean(axis, keepdims=True) * centered
     var = ((exact - mean) ** 2).mean(axis, keepdims=True)
     truth = (exact - mean) / np.sqrt(var + epsilon)
-    assert np.abs(found - truth).max() <= 2e-6 * max(1, np.abs(truth).max())
-    if centered and axis == 1:
-        assert np.all(found[1] == 0)
-    wrong = jn.standardize(x.at[0, 0].set(jnp.nan), axes, **options)
+    for found in alone_and_for_gradients(norm, x):
+        assert np.abs(found - truth).max() <= 2e-6 * max(1, np.abs(truth).max())
+        if centered and axis == 1:
+            assert np.all(found[1] == 0)
+    wrong = norm(x.at[0, 0].set(jnp.nan))
     assert np.isnan(wrong[0]).all() if axis == 1 else np.isnan(wrong[:, 0]).all()
 
 
@@ -164,13 +178,14 @@ HARD_FOR_SAMPLES = {
 def error_of(x, where=None):
     """The largest error of layer norm, relative to the largest element of its output."""
     x = x.astype(np.float32)
-    y = jn.layer_norm(jnp.asarray(x)[None], epsilon=1e-6, where=where)[0]
+    norm = lambda x: jn.layer_norm(x, epsilon=1e-6, where=where)
+    found = np.stack(alone_and_for_gradients(norm, jnp.asarray(x)[None]))
     weights = np.ones(len(x)) if where is None else np.asarray(where, np.float64)
     exact = x.astype(np.float64)
     mean = np.average(exact, weights=weights)
     deviation = np.where(weights > 0, exact - mean, 0)
     truth = deviation / np.sqrt(np.average(deviation**2, weights=weights) + 1e-6)
-    return np.abs(np.asarray(y) - truth).max() / np.abs(truth).max()
+    return np.abs(found - truth).max() / np.abs(truth).max()
 
 
 @pytest.mark.parametrize("name", HARD_FOR_SAMPLES)
@@ -182,7 +197,8 @@ def test_a_shift_from_a_sample_is_near_enough(name, elsewhere):
 @pytest.mark.parametrize("value", [0.1, 77, 1000, 1003, 1e15])
 def test_constants_are_exact(value, elsewhere):
     x = jnp.full((2, N), value, jnp.float32).at[1, -1].add(jnp.float32(value))
-    assert np.all(jn.layer_norm(x)[0] == 0)
+    for y in alone_and_for_gradients(jn.layer_norm, x):
+        assert np.all(y[0] == 0)
 
 
 @pytest.mark.parametrize("kept", ["few", "none", "one"])
@@ -215,6 +231,20 @@ def test_one_read_of_the_data(elsewhere):
     sampled = elsewhere == "tpu"
     assert len(whole) == 3 - sampled
     assert (str(N // 8) in reduced) == sampled
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_statistics_that_are_kept_take_one_read(masked, elsewhere):
+    """On a GPU each read is a kernel then; but a mask would take a branch, for which it waits."""
+    x = jax.ShapeDtypeStruct((64, N), jnp.float32)
+    where = jnp.arange(N) % 3 > 0 if masked else None
+    keep = jax.jit(lambda x: jax.vjp(partial(jn.layer_norm, where=where), x))
+    program = keep.lower(x).as_text()
+    reduced = re.findall(r"stablehlo.reduce.*?tensor<64x(\d+)xf32>", program)
+    passes = masked and elsewhere == "gpu"
+    assert (str(N // 8) in reduced) != passes
+    assert ("stablehlo.case" in program) == (masked and elsewhere == "tpu")
+    assert masked or reduced.count(str(N)) == 2
 
 
 class TestNearZero:

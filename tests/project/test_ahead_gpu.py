@@ -75,6 +75,20 @@ def test_x_is_read_once(name, dtype, on_one):
     assert found < (3.04 if dtype == "float32" else 3.08)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_plain_jax_reads_rows_once_for_kept_statistics(dtype, on_one):
+    """The output alone is one kernel. For gradients, besides a sample: x for the statistics, x and
+    dy for the sums over rows, and x and dy for y and dx, and for the sums of scale and bias.
+    """
+    norm = lambda x, scale, bias: jn.layer_norm(x, scale=scale, bias=bias)
+    x, param = on_one(32768, 4096, dtype=dtype), on_one(4096)
+    sizes = lambda text: transferred(text) / (math.prod(x.shape) * x.dtype.itemsize)
+    alone = program(norm, x, param, param)
+    assert sizes(alone) < 2.01
+    assert len(re.findall(r"^ .* fusion\(", alone[alone.index("\nENTRY") :], re.MULTILINE)) == 1
+    assert sizes(program(with_gradients(norm), x, param, param, x)) < 7.2
+
+
 WIDTHS = [(32, "bfloat16"), (1024, "bfloat16"), (1984, "float32"), (4096, "bfloat16")]
 
 
