@@ -96,7 +96,7 @@ void row_moments_in_double(const X* x, int64_t d, double* mean, double* var) {
   *var = square / d;
 }
 
-// Of the first elements of a row: a guess at its mean.
+// The mean of the first elements of a row: a guess at the mean of all.
 template <typename X>
 float mean_of_first(const X* x, int64_t d) {
   constexpr int64_t kHead = 8;
@@ -110,8 +110,8 @@ float mean_of_first(const X* x, int64_t d) {
   return pairwise_sum<kHead>(head) / kHead;
 }
 
-// The same of up to kFloatRows neighbouring rows, in float32 where that holds the squares. Each step is for all of
-// them, so that the sums of one need not wait for those of another.
+// Means and variances of up to kFloatRows neighbouring rows, in float32 where that holds the squares. Each step is for
+// all of them, so that the sums of one need not wait for those of another.
 template <bool centered, typename X>
 void row_moments(const X* x, int64_t d, int64_t rows, double* mean, double* var) {
   float guess[kFloatRows] = {};

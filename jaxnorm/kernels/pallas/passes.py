@@ -148,7 +148,7 @@ class Passes(PlainLoops):
         loops = self._again()
         for (turn, each), total in zip(axes.items(), sums, strict=True):
             loops.known[turn] = self._over_channels(total, each)
-        with suppress(_UnknownSumError):  # what is made of sums does not depend on the piece
+        with suppress(_UnknownSumError):  # results of sums do not depend on the piece
             formula(loops, pl.ds(0, 1))
         return loops
 
@@ -200,13 +200,13 @@ def sum_of_groups(values: jax.Array, d: int) -> jax.Array:
         return values
     if d == width:
         return jnp.broadcast_to(values.sum(-1, keepdims=True), values.shape)
-    # The matrix unit adds up the lanes of a group. It takes bfloat16, of which three make up any
-    # float32, and adds in float32.
+    # The matrix unit adds up the lanes of a group. It takes bfloat16 and adds in float32. Three
+    # bfloat16 numbers make up any float32.
     same = jnp.where(group_of((width, 1), 0, d) == group_of((1, width), 1, d), 1.0, 0.0)
     by_group = lambda a: jnp.dot(
         a.astype(jnp.bfloat16), same.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     )
-    # times the 0 of another group, what is not finite would be NaN
+    # Inf and NaN times the 0 of another group would be NaN
     finite = jnp.abs(values[0].astype(jnp.bfloat16).astype(jnp.float32)) < jnp.inf
     left, parts = jnp.where(finite, values[0], 0.0), []
     for _ in range(3):
