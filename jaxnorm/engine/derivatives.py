@@ -161,7 +161,7 @@ def _linear(recompute: bool) -> Callable:
         linear,
         function=tangent,
         like=arguments_like,
-        batched=PlainLoops.batched,
+        batched=lambda loops, size: loops.batched(size),
         results=3,
         results_like=reference.tangent_like,
     )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxnorm.engine.groups import inverse_root
+from jaxnorm.engine.xla import end_of_sum
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -79,8 +80,8 @@ def _normalize(
 def _mean(axis: int, values: jax.Array, where) -> jax.Array:
     """Return the mean of the elements that count, and 0 where none does."""
     if where is None:
-        return jnp.mean(values, axis, keepdims=True)
-    total = jnp.sum(values, axis, keepdims=True, where=where)
+        return end_of_sum(jnp.mean(values, axis, keepdims=True))
+    total = end_of_sum(jnp.sum(values, axis, keepdims=True, where=where))
     return total / jnp.maximum(jnp.sum(where, axis, keepdims=True), 1).astype(values.dtype)
 
 

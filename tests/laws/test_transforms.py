@@ -69,6 +69,26 @@ def test_vmap_over_parameters(case, implementation, rng):
     assert ulps(jax.jit(jax.vmap(one))(scales), np.stack([one(s) for s in scales])) <= 4
 
 
+@laws(CASES, native=KERNELS, quick=[BY_NAME["positional"]])
+def test_vmap_over_many_directions_equals_a_loop(case, implementation, rng):
+    # many, as of a Jacobian: XLA in jaxlib 0.10.2 then adds up wrong products for x that all share
+    x, scale, bias = arguments(case, rng)
+    d, ddx = arguments(case, rng, (2, 480))[0]
+    norm = partial(case, scale=scale, bias=bias)
+    gradient = jax.grad(partial(loss, case))
+    both = jax.jit(
+        lambda d, ddx: (
+            jax.jvp(norm, (x,), (d,))[1],
+            jax.vjp(norm, x)[1](d)[0],
+            jax.jvp(lambda x: gradient(x, scale, bias), (x,), (ddx,))[1],
+        )
+    )
+    some = np.array([0, 1, 2, 40, 77, 239, 240, 451, 479])
+    each = [both(d[i], ddx[i]) for i in some]
+    for found, truth in zip(jax.jit(jax.vmap(both))(d, ddx), zip(*each, strict=True), strict=True):
+        assert ulps(found[some], np.stack(truth)) <= 16
+
+
 @laws(CASES, native=KERNELS, quick=KINDS[:3])
 def test_scan_and_checkpoint_equal_a_loop(case, implementation, rng):
     x, scale, bias = arguments(case, rng)

@@ -141,6 +141,22 @@ def test_transformations_are_a_loop(case, rng):
     close(remade(x[0], params[0]), jax.tree.map(lambda leaf: leaf[0], of_x))
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("cell", long_sweep(["lstm", "gru", "rnn"], quick=["lstm"]))
+def test_vmap_over_many_directions_is_a_loop(cell, norm, rng):
+    # many, as of a Jacobian: XLA in jaxlib 0.10.2 then adds up wrong products of what all share
+    gates, features, units, some = {"lstm": 4, "gru": 3, "rnn": 1}[cell], 6, 32, [0, 40, 239, 479]
+    shapes = {"input_kernel": (features,), "recurrent_kernel": (units,), "bias": ()}
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    params = {name: 0.3 * draw(*shape, gates * units) for name, shape in shapes.items()}
+    x, d, dh = draw(5, 3, features), draw(480, 5, 3, features), draw(480, 5, units)
+    run = lambda x: jax.tree.leaves(getattr(jn.recurrent, cell)(x, params, norm=norm))[0]
+    both = jax.jit(lambda d, dh: (jax.jvp(run, (x,), (d,))[1], *jax.vjp(run, x)[1](dh)))
+    each = zip(*(both(d[i], dh[i]) for i in some), strict=True)
+    for found, truth in zip(jax.jit(jax.vmap(both))(d, dh), map(np.stack, each), strict=True):
+        np.testing.assert_allclose(found[np.array(some)], truth, atol=1e-5 * np.abs(truth).max())
+
+
 @pytest.mark.parametrize("time", long_sweep([0, 1, 3, 5], quick=[0]))
 def test_any_number_of_steps(time, rng, monkeypatch):
     """Divisible by the chunk or not, one, none: values, the last state and gradients."""
