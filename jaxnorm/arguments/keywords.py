@@ -187,11 +187,12 @@ def known_fields(module: type) -> None:
 def with_keywords_of(function: Callable, other: Callable, *, without: str = "") -> Signature:
     """Return the signature of a function that passes ``**options`` on to another function.
 
-    It has the parameters of the other function, but one, and the function's own keywords.
+    It has the parameters of the other function, but one, and the function's own keywords. What both
+    have stands where the other function has it, as the function has it.
     """
     own = {p.name: p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     parameters = signature(other).parameters.items()
-    passed = [p for name, p in parameters if name not in own and name != without]
+    passed = [own.pop(name, p) for name, p in parameters if name != without]
     return Signature([*passed, *own.values()])
 
 

@@ -18,6 +18,7 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.plan import Plan, describe_derivative, forward, forward_of_sum, select
+from jaxnorm.core.rounding import Rounding, check_rounding, scale_and_shift, with_offset
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import by_compiler, split_operands
@@ -34,11 +35,17 @@ class Call:
       spec: the static arguments.
       operands: the arrays.
       implementation: the name that the caller asks for; None for the rule of core/plan.py.
+      finish: function of the engine's output, see core/rounding.py; None for none.
     """
 
     spec: Spec
     operands: Operands
     implementation: str | None = None
+    finish: Callable[[jax.Array], jax.Array] | None = None
+
+    def finished(self, y: jax.Array) -> jax.Array:
+        """Return the output of the norm, given the engine's."""
+        return y if self.finish is None else self.finish(y)
 
     def select(self) -> Plan:
         """Return which implementation runs.
@@ -67,6 +74,8 @@ def prepare(
     features: tuple[int, ...] | None = None,
     *,
     scale: Param = None,
+    scale_offset: float = 0,
+    rounding: Rounding = "once",
     bias: Param = None,
     epsilon: ArrayLike = 1e-5,
     where: Param = None,
@@ -91,7 +100,9 @@ def prepare(
       reduction: its reduction axes. There may be none: every element is then a group of its own.
       features: the axes along which scale and bias lie, whose shape they have; None where they
         broadcast against ``x``.
-      scale: the gain.
+      scale: the gain, less ``scale_offset``.
+      scale_offset: a number that is added to the scale.
+      rounding: where half precision is rounded, see core/rounding.py.
       bias: the shift.
       epsilon: added to the variance; it may be traced.
       where: boolean mask or float weights.
@@ -120,6 +131,16 @@ def prepare(
         bias = validation.param("bias", bias, x.shape)
     else:
         scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    if type(scale_offset) is not int or scale_offset:  # a call without one takes no time for it
+        scale = with_offset(scale, scale_offset, x.dtype, rounding)
+    finish = None
+    if rounding != "once":
+        check_rounding(rounding, segments)
+        given = {"scale": scale, "bias": bias}
+        dtypes = {name: a.dtype for name, a in given.items() if a is not None}
+        output = validation.output_dtype(dtype, x=x.dtype, **dtypes)
+        finish = partial(scale_and_shift, **given, where=where, dtype=output)
+        scale = bias = dtype = None  # the engine's output is the normalized x, in its dtype
     spec, traced_epsilon = make_spec(
         reduction,
         x,
@@ -138,7 +159,8 @@ def prepare(
     ids = None
     if segments is not None or num_segments is not None:
         spec, ids = spec.along(segments, num_segments)
-    return Call(spec, Operands(x, where, scale, bias, ids, traced_epsilon, param), implementation)
+    operands = Operands(x, where, scale, bias, ids, traced_epsilon, param)
+    return Call(spec, operands, implementation, finish)
 
 
 def make_spec(
@@ -222,13 +244,14 @@ def _spec(
 def run(call: Call) -> jax.Array:
     """Return the output of a prepared call."""
     implementation = call.select().implementation
-    return _run(call.spec, implementation, call.operands)
+    return call.finished(_run(call.spec, implementation, call.operands))
 
 
 def run_with_moments(call: Call) -> tuple[jax.Array, Moments]:
     """Return the output of a prepared call, and the Moments of its groups."""
     implementation = call.select().implementation
-    return _run_with_moments(call.spec, implementation, call.operands)
+    y, moments = _run_with_moments(call.spec, implementation, call.operands)
+    return call.finished(y), moments
 
 
 def run_of_sum(call: Call, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -240,7 +263,8 @@ def run_of_sum(call: Call, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = call.operands.x + residual
         return run(replace(call, operands=call.operands._replace(x=total))), total
     implementation = call.select().implementation
-    return _run_of_sum(call.spec, implementation, call.operands, residual)
+    y, total = _run_of_sum(call.spec, implementation, call.operands, residual)
+    return call.finished(y), total
 
 
 @partial(jax.jit, static_argnums=(0, 1))

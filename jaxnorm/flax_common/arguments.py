@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.nn import initializers
+from jax.nn.initializers import Initializer
 
 from jaxnorm.arguments.axes import canonical_axes, other_axes
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
@@ -17,6 +19,16 @@ def module_axes(module: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...
     return canonical_axes(module.feature_axes, rank, "feature_axes"), canonical_axes(
         module.reduction_axes, rank, "reduction_axes"
     )
+
+
+def initial_scale(initializer: Initializer, offset: float) -> Initializer:
+    """Return the initializer of a scale that ``offset`` is added to.
+
+    The default, ones, is that of the gain: the scale then starts from ``1 - offset``.
+    """
+    if offset and initializer is initializers.ones:
+        return initializers.constant(1 - offset)
+    return initializer
 
 
 def instance_axes(

@@ -67,6 +67,8 @@ def over(
         x,
         reduction,
         features,
+        scale_offset=getattr(module, "scale_offset", 0),
+        rounding=getattr(module, "rounding", "once"),
         centered=centered,
         axis_name=across(module),
         segments=segments,

@@ -8,7 +8,7 @@ import jax
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
 from jaxnorm.flax_common import calls
-from jaxnorm.flax_common.arguments import inexact
+from jaxnorm.flax_common.arguments import inexact, initial_scale
 
 
 def inputs(
@@ -19,10 +19,14 @@ def inputs(
     Scale and bias are created on first use.
     """
     sizes = tuple(x.shape[axis] for axis in features)
-    # RMSNorm has no use_bias.
+    # RMSNorm has no bias.
+    start = {
+        "scale": initial_scale(module.scale_init, getattr(module, "scale_offset", 0)),
+        "bias": getattr(module, "bias_init", None),
+    }
     params = {
-        name: module.param(name, getattr(module, f"{name}_init"), sizes, module.param_dtype)
-        for name in ("scale", "bias")
+        name: module.param(name, initializer, sizes, module.param_dtype)
+        for name, initializer in start.items()
         if getattr(module, f"use_{name}", False)
     }
     scale, bias = params.get("scale"), params.get("bias")

@@ -1,5 +1,6 @@
 """Norms of each position over its features: layer, RMS and positional norm."""
 
+from dataclasses import field
 from typing import overload
 
 import jax
@@ -10,6 +11,7 @@ from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.arguments.options import Param
 from jaxnorm.arguments.validation import summands
 from jaxnorm.core.call import run, run_of_sum, run_with_moments
+from jaxnorm.core.rounding import Rounding
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import module_axes
 from jaxnorm.linen.calls import over, over_axes
@@ -42,6 +44,11 @@ class LayerNorm(nn.LayerNorm):
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
       force_float32_reductions: has no effect: statistics are always computed in float32 at least.
+      scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
+        the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
+        is not given.
+      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
+        :func:`jaxnorm.rms_norm`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -49,6 +56,10 @@ class LayerNorm(nn.LayerNorm):
     >>> y.round(3).tolist(), sorted(variables["params"])
     ([[-1.0, 1.0]], ['bias', 'scale'])
     """
+
+    # only by keyword, so that the positional fields are Flax's
+    scale_offset: float = field(default=0, kw_only=True)
+    rounding: Rounding = field(default="once", kw_only=True)
 
     @overload
     def __call__(
@@ -132,6 +143,11 @@ class RMSNorm(nn.RMSNorm):
         The devices of each group share statistics; by default all devices do.
       use_fast_variance: has no effect; accepted because Flax has it.
       force_float32_reductions: has no effect: statistics are always computed in float32 at least.
+      scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
+        the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
+        is not given.
+      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
+        :func:`jaxnorm.rms_norm`.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -139,6 +155,10 @@ class RMSNorm(nn.RMSNorm):
     >>> y.round(3).tolist()
     [[1.0, -1.0]]
     """
+
+    # only by keyword, so that the positional fields are Flax's
+    scale_offset: float = field(default=0, kw_only=True)
+    rounding: Rounding = field(default="once", kw_only=True)
 
     @overload
     def __call__(

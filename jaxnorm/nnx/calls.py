@@ -1,16 +1,44 @@
 """The arguments that an nnx module passes to its norm: parameters, mask, dtype."""
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
 
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
 from jaxnorm.flax_common import calls
 from jaxnorm.flax_common.arguments import inexact
 from jaxnorm.nnx import flax_versions
+
+
+class RMSOptions(TypedDict, total=False):
+    """The arguments by keyword of Flax's RMSNorm, but for ``rngs``."""
+
+    epsilon: float
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+    use_scale: bool
+    scale_init: Initializer
+    reduction_axes: int | Sequence[int]
+    feature_axes: int | Sequence[int]
+    axis_name: str | Sequence[str] | None
+    axis_index_groups: Any
+    use_fast_variance: bool
+    promote_dtype: Any
+    scale_metadata: Mapping[str, Any]
+
+
+class LayerOptions(RMSOptions, total=False):
+    """The arguments by keyword of Flax's LayerNorm, but for ``rngs``."""
+
+    use_bias: bool
+    bias_init: Initializer
+    bias_metadata: Mapping[str, Any]
 
 
 def inputs(

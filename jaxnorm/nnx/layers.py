@@ -1,9 +1,11 @@
 """Norms of each position over its features: layer, RMS and positional norm."""
 
-from typing import overload
+from collections.abc import Mapping
+from typing import Any, Unpack, overload
 
 import jax
 from flax import nnx
+from jax.nn import initializers
 
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
@@ -11,11 +13,18 @@ from jaxnorm.arguments.options import Param
 from jaxnorm.arguments.validation import summands
 from jaxnorm.core.call import run, run_of_sum, run_with_moments
 from jaxnorm.core.normalization import takes_arguments_of
+from jaxnorm.core.rounding import Rounding
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import module_axes
-from jaxnorm.nnx.calls import over, over_axes
+from jaxnorm.flax_common.arguments import initial_scale, module_axes
+from jaxnorm.nnx.calls import LayerOptions, RMSOptions, over, over_axes
 
 __all__ = ["LayerNorm", "PositionalNorm", "RMSNorm"]
+
+
+def _with_initial_scale(offset: float, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a constructor with the initializer of a scale with an offset."""
+    given = options.get("scale_init", initializers.ones)
+    return {**options, **({"scale_init": initial_scale(given, offset)} if offset else {})}
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -50,6 +59,11 @@ class LayerNorm(nnx.LayerNorm):
       rngs: random number generators for the initializers.
       bias_metadata: metadata of the ``nnx.Param`` that holds the bias; none by default.
       scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
+      scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
+        the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
+        is not given.
+      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
+        :func:`jaxnorm.rms_norm`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -57,6 +71,26 @@ class LayerNorm(nnx.LayerNorm):
     >>> nnx.LayerNorm(2, rngs=Rngs(0))(jnp.array([[1.0, 3.0]])).round(3).tolist()
     [[-1.0, 1.0]]
     """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        rngs: nnx.Rngs,
+        scale_offset: float = 0,
+        rounding: Rounding = "once",
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        """Take the arguments of :class:`flax.nnx.LayerNorm`, ``scale_offset`` and ``rounding``."""
+        super().__init__(num_features, rngs=rngs, **_with_initial_scale(scale_offset, options))
+        self.scale_offset, self.rounding = scale_offset, rounding
+
+    # for modules that were pickled before these attributes existed
+    scale_offset: float = 0
+    rounding: Rounding = "once"
+
+    # The installed Flax decides which other arguments the constructor takes.
+    __init__.__signature__ = with_keywords_of(__init__, nnx.LayerNorm.__init__)  # type: ignore[attr-defined]
 
     @overload
     def __call__(
@@ -146,6 +180,11 @@ class RMSNorm(nnx.RMSNorm):
         statistics are computed.
       rngs: random number generators for the initializers.
       scale_metadata: metadata of the ``nnx.Param`` that holds the scale; none by default.
+      scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
+        the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
+        is not given.
+      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
+        :func:`jaxnorm.rms_norm`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -153,6 +192,26 @@ class RMSNorm(nnx.RMSNorm):
     >>> nnx.RMSNorm(2, rngs=Rngs(0))(jnp.array([[3.0, -3.0]])).round(3).tolist()
     [[1.0, -1.0]]
     """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        rngs: nnx.Rngs,
+        scale_offset: float = 0,
+        rounding: Rounding = "once",
+        **options: Unpack[RMSOptions],
+    ) -> None:
+        """Take the arguments of :class:`flax.nnx.RMSNorm`, ``scale_offset`` and ``rounding``."""
+        super().__init__(num_features, rngs=rngs, **_with_initial_scale(scale_offset, options))
+        self.scale_offset, self.rounding = scale_offset, rounding
+
+    # for modules that were pickled before these attributes existed
+    scale_offset: float = 0
+    rounding: Rounding = "once"
+
+    # The installed Flax decides which other arguments the constructor takes.
+    __init__.__signature__ = with_keywords_of(__init__, nnx.RMSNorm.__init__)  # type: ignore[attr-defined]
 
     @overload
     def __call__(

@@ -21,6 +21,7 @@ from jaxnorm.arguments.features import checked_divisor, spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import EpsilonIn, NormOptions, Param
 from jaxnorm.core.call import prepare, run, run_with_moments
+from jaxnorm.core.rounding import Rounding
 from jaxnorm.core.statistics import Moments
 
 
@@ -96,6 +97,8 @@ def layer_norm(
     *,
     axes: Axes = -1,
     scale: Param = None,
+    scale_offset: float = 0,
+    rounding: Rounding = "once",
     bias: Param = None,
     epsilon: ArrayLike = 1e-6,
     where: Param = None,
@@ -116,6 +119,11 @@ def layer_norm(
         and one bias for each element, like ``normalized_shape`` in PyTorch and Paddle.
       scale: gain of the shape of the reduction axes, of any floating dtype. It is cast to the
         dtype of the statistics, which is float32 at least.
+      scale_offset: a number that is added to ``scale`` in the dtype of the statistics: with 1 the
+        gain is ``1 + scale``, as in Gemma.
+      rounding: where half precision is rounded. ``"once"`` rounds ``y`` alone. ``"twice"`` also
+        rounds the normalized ``x`` to its dtype, and each product and sum with a parameter of half
+        precision, as Llama does.
       bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``. Elements where it
@@ -148,6 +156,8 @@ def layer_norm(
         unsplit(x.shape, reduced),
         features,
         scale=scale,
+        scale_offset=scale_offset,
+        rounding=rounding,
         bias=bias,
         epsilon=epsilon,
         where=where,
@@ -226,6 +236,8 @@ def rms_norm(
     *,
     axes: Axes = -1,
     scale: Param = None,
+    scale_offset: float = 0,
+    rounding: Rounding = "once",
     bias: Param = None,
     epsilon: ArrayLike = 1e-6,
     where: Param = None,
@@ -241,6 +253,11 @@ def rms_norm(
       axes: the reduction axes, which are the feature axes too.
       scale: gain of the shape of the reduction axes, of any floating dtype. It is cast to the
         dtype of the statistics, which is float32 at least.
+      scale_offset: a number that is added to ``scale`` in the dtype of the statistics: with 1 the
+        gain is ``1 + scale``, as in Gemma.
+      rounding: where half precision is rounded. ``"once"`` rounds ``y`` alone. ``"twice"`` also
+        rounds the normalized ``x`` to its dtype, and each product and sum with a parameter of half
+        precision, as Llama does.
       bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the mean square.
       where: boolean mask or float weights that broadcast against ``x``. Elements where it
@@ -265,6 +282,8 @@ def rms_norm(
         unsplit(x.shape, reduced),
         reduced,
         scale=scale,
+        scale_offset=scale_offset,
+        rounding=rounding,
         bias=bias,
         epsilon=epsilon,
         where=where,

@@ -10,6 +10,7 @@ from jaxnorm.arguments.axes import Axes, unsplit, whole
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run_of_sum
+from jaxnorm.core.rounding import Rounding
 
 NORMS = ("rms", "layer")
 
@@ -23,6 +24,8 @@ def add_norm(
     norm: Literal["rms", "layer"] = "rms",
     axes: Axes = -1,
     scale: Param = None,
+    scale_offset: float = 0,
+    rounding: Rounding = "once",
     bias: Param = None,
     epsilon: ArrayLike = 1e-6,
     where: Param = None,
@@ -49,6 +52,11 @@ def add_norm(
       axes: the reduction axes, which are the feature axes too.
       scale: gain of the shape of the reduction axes, of any floating dtype. It is cast to the
         dtype of the statistics, which is float32 at least.
+      scale_offset: a number that is added to ``scale`` in the dtype of the statistics: with 1 the
+        gain is ``1 + scale``, as in Gemma.
+      rounding: where half precision is rounded. ``"once"`` rounds ``y`` alone. ``"twice"`` also
+        rounds the normalized ``x`` to its dtype, and each product and sum with a parameter of half
+        precision, as Llama does.
       bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance or the mean square.
       where: boolean mask or float weights that broadcast against ``x``. Elements of the sum where
@@ -78,6 +86,8 @@ def add_norm(
         unsplit(x.shape, reduced),
         reduced,
         scale=scale,
+        scale_offset=scale_offset,
+        rounding=rounding,
         bias=bias,
         epsilon=epsilon,
         where=where,

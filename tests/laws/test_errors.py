@@ -140,7 +140,7 @@ WRONG = [
     (
         lambda: jn.layer_norm(X, eps=1e-5),
         TypeError,
-        "eps must be an argument of layer_norm, which takes axes, scale, bias, epsilon, ",
+        "eps must be an argument of layer_norm, which takes axes, scale, scale_offset, rounding, ",
     ),
     (
         lambda: jn.layer_norm(X, eps=1e-5),

@@ -104,7 +104,12 @@ def test_same_signatures_as_flax(family, name):
             found.pop("kwargs", None)
         more = {
             "__call__": {"segments": None, "num_segments": None, "residual": None},
-            "__init__": {"unbiased": False, "skip_constant": False},
+            "__init__": {
+                "unbiased": False,
+                "skip_constant": False,
+                "scale_offset": 0,
+                "rounding": "once",
+            },
         }
         for beyond, default in more[method].items():
             if beyond in found:

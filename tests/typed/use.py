@@ -78,6 +78,7 @@ def norms() -> None:
         jn.positional_norm(x, scale=ones, epsilon=np.float32(1e-3)), tuple[Array, jn.Moments]
     )
     assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, full_range=True), Array)
+    assert_type(jn.rms_norm(x, scale=ones, scale_offset=1, rounding="twice"), Array)
     assert_type(jn.add_norm(x, x, norm="layer", scale=ones), tuple[Array, Array])
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
     assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
@@ -167,7 +168,7 @@ class Norms(flax.linen.Module):
         mask = x > 0
         assert_type(jn.linen.LayerNorm(epsilon=1e-5, use_bias=False), jn.linen.LayerNorm)
         x = assert_type(jn.linen.LayerNorm(epsilon=1e-5)(x, mask=mask), Array)
-        x = assert_type(jn.linen.RMSNorm(dtype="float32")(x), Array)
+        x = assert_type(jn.linen.RMSNorm(dtype="float32", scale_offset=1)(x), Array)
         x = assert_type(jn.linen.InstanceNorm(feature_axes=-1)(x), Array)
         x = assert_type(
             jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(
@@ -226,6 +227,7 @@ def nnx_norms() -> None:
     assert_type(jn.nnx.LayerNorm(6, epsilon=1e-5, rngs=rngs), jn.nnx.LayerNorm)
     assert_type(jn.nnx.LayerNorm(6, use_bias=False, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.RMSNorm(6, dtype="float32", rngs=rngs)(x, mask), Array)
+    assert_type(jn.nnx.RMSNorm(6, scale_offset=1, rounding="twice", rngs=rngs)(x), Array)
     assert_type(jn.nnx.InstanceNorm(6, feature_axes=-1, rngs=rngs)(x), Array)
     assert_type(
         jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1),

@@ -37,6 +37,9 @@ jn.linen.LSTM(4, num_layer=2)  # error
 jn.linen.PositionalNorm()(x).sum()  # error
 jn.linen.GRU(4)(x, return_carry=True).sum()  # error
 jn.nnx.LayerNorm(6)  # error
+jn.nnx.LayerNorm(6, epsilom=1.0, rngs=rngs)  # error
+jn.nnx.RMSNorm(6, rounding="thrice", rngs=rngs)  # error
+jn.rms_norm(x, scale=x, scale_offset="1")  # error
 jn.nnx.GroupNorm(6, num_group=2, rngs=rngs)  # error
 jn.nnx.PositionalNorm(6, epsilom=1.0, rngs=rngs)  # error
 jn.nnx.LSTM(6, 3, forget_bais=0.0, rngs=rngs)  # error

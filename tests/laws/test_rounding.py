@@ -1,0 +1,223 @@
+"""Test where half precision is rounded, bit for bit, and scales with an offset.
+
+The truth is float64 arithmetic, rounded by NumPy where the formula says so. A normalized element is
+float32 before it is rounded, so of those within 1e-6 of a tie between two numbers of half
+precision either may come.
+"""
+
+import importlib
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx as flax_nnx
+
+import jaxnorm as jn
+from jaxnorm import linen, nnx
+
+HALF = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+NORMS = {"rms": jn.rms_norm, "layer": jn.layer_norm}
+EPSILON = 1e-6
+W = np.ones(4, np.float32)
+
+
+def to(dtype, values):
+    return np.asarray(values).astype(HALF.get(dtype, dtype)).astype(np.float64)
+
+
+def arrays(rng, dtype, shape=(64, 96)):
+    x, scale, bias = rng.normal(size=shape), *rng.normal(1, 0.3, (2, shape[-1]))
+    return [jnp.asarray(a, dtype) for a in (x, scale, bias)]
+
+
+def normalized(name, x, where=None):
+    """Return z, and which elements lie too near to a tie to say how they are rounded."""
+    wide = np.asarray(x, np.float64)
+    count = np.ones_like(wide) if where is None else np.broadcast_to(where, wide.shape)
+    mean = lambda a: (a * count).sum(-1, keepdims=True) / count.sum(-1, keepdims=True)
+    wide = wide - mean(wide) * (name == "layer")
+    z = wide / np.sqrt(mean(wide**2) + EPSILON)
+    near = to(x.dtype.name, z * (1 + 1e-6)) != to(x.dtype.name, z * (1 - 1e-6))
+    assert near.mean() < 1e-2
+    return z, near
+
+
+def same_bits(found, truth, near):
+    found = np.asarray(found, np.float64)
+    np.testing.assert_array_equal(found[~near], truth[~near])
+
+
+@pytest.fixture(params=["eager", "jit"])
+def way(request):
+    return jax.jit if request.param == "jit" else lambda function: function
+
+
+@pytest.mark.parametrize("implementation", ["xla", "native", "pallas"], indirect=True)
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", NORMS)
+class TestTwice:
+    @pytest.fixture
+    def call(self, name, dtype, implementation, way, rng):
+        """Return a function of parameters and options, its x, z, and what is near to a tie."""
+        norm, x = partial(NORMS[name], epsilon=EPSILON, rounding="twice"), arrays(rng, dtype)[0]
+        return lambda **options: (
+            way(lambda x: norm(x, **options))(x),
+            *normalized(name, x, options.get("where")),
+        )
+
+    def test_products_and_sums_are_rounded(self, call, dtype, rng):
+        _, scale, bias = arrays(rng, dtype)
+        r, (w, b) = partial(to, dtype), (np.asarray(a, np.float64) for a in (scale, bias))
+        for options, truth in (
+            ({}, r),
+            ({"scale": scale}, lambda z: r(r(z) * w)),
+            ({"scale": scale, "scale_offset": 1}, lambda z: r(r(z) * r(1 + w))),
+            ({"scale": scale, "bias": bias}, lambda z: r(r(r(z) * w) + b)),
+        ):
+            found, z, near = call(**options)
+            same_bits(found, truth(z), near)
+
+    def test_those_with_a_parameter_of_float32_are_not(self, call, dtype, rng):
+        scale, bias = (a.astype(jnp.float32) for a in arrays(rng, dtype)[1:])
+        r, f = partial(to, dtype), partial(to, "float32")
+        w, b = (np.asarray(a, np.float64) for a in (scale, bias))
+        for options, truth in (
+            ({"scale": scale, "dtype": jnp.float32}, lambda z: f(r(z) * w)),
+            ({"scale": scale}, lambda z: r(f(r(z) * w))),
+            ({"scale": scale, "bias": bias, "dtype": jnp.float32}, lambda z: f(f(r(z) * w) + b)),
+        ):
+            found, z, near = call(**options)
+            assert found.dtype == options.get("dtype", dtype)
+            same_bits(found, truth(z), near)
+
+    def test_what_a_mask_hides_is_0(self, call, dtype, rng):
+        x, scale, bias = arrays(rng, dtype)
+        where, r = rng.random(x.shape) < 0.7, partial(to, dtype)
+        found, z, near = call(scale=scale, bias=bias, where=where)
+        w, b = (np.asarray(a, np.float64) for a in (scale, bias))
+        same_bits(found, r(r(r(z) * w) + b) * where, near)
+
+
+@pytest.mark.parametrize("family", ["function", "linen", "nnx"])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("rounding", ["once", "twice"])
+def test_a_gain_of_1_plus_the_scale(rounding, name, family, rng):
+    """As in Gemma with "once": in bfloat16, 1 + scale would lose bits of the scale."""
+    x, scale, _ = arrays(rng, "bfloat16")
+    scale, options = scale - 1, {"scale_offset": 1, "rounding": rounding, "epsilon": EPSILON}
+    title = {"rms": "RMSNorm", "layer": "LayerNorm"}[name]
+    kinds = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
+    if family == "function":
+        found = NORMS[name](x, scale=scale, **options)
+    elif family == "linen":
+        module = getattr(linen, title)(**options, **kinds)
+        params = module.init(jax.random.key(0), x)["params"]
+        assert np.all(params["scale"] == 0)
+        found = module.apply({"params": {**params, "scale": scale}}, x)
+    else:
+        module = getattr(nnx, title)(x.shape[-1], rngs=flax_nnx.Rngs(0), **options, **kinds)
+        assert np.all(module.scale[...] == 0)
+        module.scale[...] = scale
+        found = module(x)
+    z, near = normalized(name, x)
+    r, gain = partial(to, "bfloat16"), 1 + np.asarray(scale, np.float64)
+    if rounding == "twice":
+        return same_bits(found, r(r(z) * r(gain)), near)
+    truth = z * gain
+    same_bits(found, r(truth), r(truth * (1 + 1e-6)) != r(truth * (1 - 1e-6)))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_of_a_sum(norm, rng):
+    (x, scale, _), options = arrays(rng, "bfloat16"), {"scale_offset": 1, "rounding": "twice"}
+    y, total = jn.add_norm(x, x[::-1], norm=norm, scale=scale, **options)
+    np.testing.assert_array_equal(total, x + x[::-1])
+    np.testing.assert_array_equal(y, NORMS[norm](total, scale=scale, **options))
+
+
+def test_gradients_are_those_of_the_formula(rng):
+    x, scale, dy = (a.astype(jnp.bfloat16) for a in arrays(rng, "float32", (5, 64)))
+
+    def formula(x, scale):  # as Llama is written for PyTorch
+        wide = x.astype(jnp.float32)
+        z = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + EPSILON)
+        return scale[None] * z.astype(x.dtype)
+
+    norm = lambda x, scale: jn.rms_norm(x, scale=scale, epsilon=EPSILON, rounding="twice")
+    ways = (jax.vjp(f, x, scale)[1](norm(x, scale) * dy[None]) for f in (norm, formula))
+    for found, truth in zip(*ways, strict=True):
+        found, truth = np.asarray(found, np.float64), np.asarray(truth, np.float64)
+        assert np.abs(found - truth).max() <= 2**-7 * np.abs(truth).max()
+
+
+def test_of_initializers_only_the_default_is_that_of_the_gain():
+    x = jnp.ones((2, 3))
+    module = linen.RMSNorm(scale_offset=1, scale_init=jax.nn.initializers.constant(0.5))
+    assert np.all(module.init(jax.random.key(0), x)["params"]["scale"] == 0.5)
+    options = {"scale_offset": 1, "scale_init": jax.nn.initializers.constant(0.5)}
+    assert np.all(nnx.RMSNorm(3, rngs=flax_nnx.Rngs(0), **options).scale[...] == 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"scale_offset": 1}, ValueError, "scale_offset must have a scale to be added to: got 1.0"),
+        ({"scale": W, "scale_offset": "1"}, TypeError, "scale_offset must be a number: got '1'"),
+        ({"scale": W, "scale_offset": -1}, ValueError, "scale_offset must be finite and >= 0"),
+        ({"scale": W, "scale_offset": True}, TypeError, "scale_offset must be a number: got True"),
+        ({"rounding": "thrice"}, ValueError, "rounding must be 'once' or 'twice': got 'thrice'."),
+        (
+            {"rounding": "twice", "segments": np.zeros(3, int), "num_segments": 1, "axes": 0},
+            ValueError,
+            "rounding='twice' must have no segments",
+        ),
+    ],
+)
+def test_wrong_arguments(options, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        jn.layer_norm(jnp.ones((3, 4)), **options)
+
+
+FAMILIES = {  # model, class, arguments
+    "llama": ("LlamaRMSNorm", {"rounding": "twice"}),
+    "llama4": ("Llama4TextRMSNorm", {"rounding": "twice"}),
+    "qwen3": ("Qwen3RMSNorm", {"rounding": "twice"}),
+    "mistral": ("MistralRMSNorm", {"rounding": "twice"}),
+    "phi3": ("Phi3RMSNorm", {"rounding": "twice"}),
+    "deepseek_v3": ("DeepseekV3RMSNorm", {"rounding": "twice"}),
+    "t5": ("T5LayerNorm", {"rounding": "twice"}),
+    "olmo2": ("Olmo2RMSNorm", {}),
+    "gpt_oss": ("GptOssRMSNorm", {}),
+    "gemma4": ("Gemma4RMSNorm", {}),
+    "gemma": ("GemmaRMSNorm", {"scale_offset": 1}),
+    "gemma2": ("Gemma2RMSNorm", {"scale_offset": 1}),
+    "gemma3": ("Gemma3RMSNorm", {"scale_offset": 1}),
+    "qwen3_next": ("Qwen3NextRMSNorm", {"scale_offset": 1}),
+}
+
+
+# T5's with float32 weights rounds nothing.
+ROWS = [(family, weights) for family in FAMILIES for weights in ("bfloat16", "float32")]
+ROWS.remove(("t5", "float32"))
+
+
+@pytest.mark.parametrize(("family", "weights"), ROWS)
+def test_bits_are_those_of_the_class_in_transformers(family, weights, rng, way):
+    torch, (name, options) = pytest.importorskip("torch"), FAMILIES[family]
+    pytest.importorskip("transformers")
+    of_family = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    module = getattr(of_family, name)(512, eps=EPSILON).to(getattr(torch, weights))
+    x, w = rng.normal(size=(256, 512)), rng.normal(1, 0.3, 512) - options.get("scale_offset", 0)
+    x, w = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, weights)
+    as_tensor = lambda a: torch.tensor(np.asarray(a, np.float32)).to(getattr(torch, a.dtype.name))
+    module.weight.data = as_tensor(w)
+    theirs = module(as_tensor(x)).detach()
+    dtype = str(theirs.dtype).removeprefix("torch.")
+    ours = way(lambda x: jn.rms_norm(x, scale=w, epsilon=EPSILON, dtype=dtype, **options))(x)
+    differ = np.asarray(ours, np.float32) != theirs.float().numpy()
+    # A product with a weight of float32 is float32, which may lie at a tie of two of bfloat16.
+    assert differ.sum() <= (0 if weights == "bfloat16" else 2)
