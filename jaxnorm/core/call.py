@@ -18,7 +18,7 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.plan import Plan, describe_derivative, forward, forward_of_sum, select
-from jaxnorm.core.rounding import Rounding, check_rounding, scale_and_shift, with_offset
+from jaxnorm.core.rounding import Rounding, after_norm, with_offset
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import by_compiler, split_operands
@@ -134,13 +134,9 @@ def prepare(
     if type(scale_offset) is not int or scale_offset:  # a call without one takes no time for it
         scale = with_offset(scale, scale_offset, x.dtype, rounding)
     finish = None
-    if rounding != "once":
-        check_rounding(rounding, segments)
-        given = {"scale": scale, "bias": bias}
-        dtypes = {name: a.dtype for name, a in given.items() if a is not None}
-        output = validation.output_dtype(dtype, x=x.dtype, **dtypes)
-        finish = partial(scale_and_shift, **given, where=where, dtype=output)
-        scale = bias = dtype = None  # the engine's output is the normalized x, in its dtype
+    if rounding != "once":  # the engine's output is then the normalized x, in its dtype
+        finish = after_norm(rounding, x, where, segments, scale=scale, bias=bias, dtype=dtype)
+        scale = bias = dtype = None
     spec, traced_epsilon = make_spec(
         reduction,
         x,

@@ -5,6 +5,7 @@ With R the rounding to half precision and z the normalized x, ``rounding="once"`
 the arithmetic of a model that casts z back to the dtype of x before it applies its parameters.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -37,12 +38,28 @@ def with_offset(
     return gain if rounding == "once" else rounded(gain, scale.dtype).astype(scale.dtype)
 
 
-def check_rounding(rounding: Any, segments: Any) -> None:
-    """Raise ValueError unless a norm can be rounded so."""
-    if rounding not in ("once", "twice"):
+def after_norm(
+    rounding: Any,
+    x: jax.Array,
+    where: jax.Array | None,
+    segments: Any,
+    *,
+    dtype: DTypeLike | None,
+    **params: jax.Array | None,
+) -> Callable[[jax.Array], jax.Array]:
+    """Return the function of the normalized x that gives the output of ``rounding="twice"``.
+
+    Raises:
+      TypeError: the output cannot have this dtype.
+      ValueError: the norm cannot be rounded so.
+    """
+    if rounding != "twice":
         raise ValueError(f"rounding must be 'once' or 'twice': got {rounding!r}.")
-    if rounding == "twice" and segments is not None:
+    if segments is not None:
         raise ValueError("rounding='twice' must have no segments: normalize without a scale first.")
+    dtypes = {name: param.dtype for name, param in params.items() if param is not None}
+    output = validation.output_dtype(dtype, x=x.dtype, **dtypes)
+    return partial(scale_and_shift, **params, where=where, dtype=output)
 
 
 @partial(jax.jit, static_argnames="dtype")
