@@ -64,7 +64,7 @@ def way(request):
 class TestTwice:
     @pytest.fixture
     def call(self, name, dtype, implementation, way, rng):
-        """Return a function of parameters and options, its x, z, and what is near to a tie."""
+        """Return a function of options that returns the output, z, and what is near to a tie."""
         norm, x = partial(NORMS[name], epsilon=EPSILON, rounding="twice"), arrays(rng, dtype)[0]
         return lambda **options: (
             way(lambda x: norm(x, **options))(x),
