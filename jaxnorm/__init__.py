@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from jaxnorm.norms.graphs import pair_norm as pair_norm
     from jaxnorm.norms.residual import add_norm as add_norm
     from jaxnorm.norms.switchable import switchable_norm as switchable_norm
+    from jaxnorm.norms.table import available_norms as available_norms
+    from jaxnorm.norms.table import register_norm as register_norm
+    from jaxnorm.norms.table import unregister_norm as unregister_norm
     from jaxnorm.norms.weights import spectral_norm as spectral_norm
     from jaxnorm.norms.weights import weight_norm as weight_norm
 
@@ -46,6 +49,7 @@ _MODULE_OF = {
     "NormOptions": "arguments.options",
     "Plan": "core.plan",
     "add_norm": "norms.residual",
+    "available_norms": "norms.table",
     "batch_norm": "norms.axes",
     "ema": "core.running",
     "graph_norm": "norms.graphs",
@@ -58,10 +62,12 @@ _MODULE_OF = {
     "pair_norm": "norms.graphs",
     "plan": "core.normalization",
     "positional_norm": "norms.axes",
+    "register_norm": "norms.table",
     "rms_norm": "norms.axes",
     "spectral_norm": "norms.weights",
     "standardize": "core.normalization",
     "switchable_norm": "norms.switchable",
+    "unregister_norm": "norms.table",
     "weight_norm": "norms.weights",
 }
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")

@@ -11,11 +11,12 @@ from jaxnorm.experiments import interrupts
 
 # module -> package
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
-COMMANDS = ("fit", "show", "compare", "explain", "axes")
+COMMANDS = ("fit", "show", "norms", "compare", "explain", "axes")
 HELP = """usage: jaxnorm COMMAND ...
 
   fit      fit the statistics of a data set in files
   show     print the statistics that fit found
+  norms    list the norms by name
 
 compare, explain and axes, which are experiments, need pip install 'jaxnorm[experiments]'."""
 
@@ -26,8 +27,9 @@ def main() -> int:
         print(f"jaxnorm {__version__}")
         return 0
     # need nothing of what the experiments do, not even JAX
-    if sys.argv[1:2] in (["fit"], ["show"]):
-        return interrupts.command(_fit if sys.argv[1] == "fit" else _show)
+    alone = {"fit": _fit, "show": _show, "norms": _norms}
+    if sys.argv[1:2] and sys.argv[1] in alone:
+        return interrupts.command(alone[sys.argv[1]])
     if sys.argv[1:] and (word := sys.argv[1]) not in COMMANDS and not word.startswith("-"):
         close = difflib.get_close_matches(word, COMMANDS, 1)
         meant = f": did you mean {close[0]}?" if close else "."
@@ -63,7 +65,18 @@ def _show() -> int:
     return main(sys.argv[2:])
 
 
+def _norms() -> int:
+    from jaxnorm.norms.command import main
+
+    return main(sys.argv[2:])
+
+
 def _run() -> int:
+    # The parser lists the norms, so those of your own come first.
+    from jaxnorm.norms.command import import_named
+
+    if status := import_named(sys.argv[1:]):
+        return status
     # takes seconds, in which an interrupt is to be quiet already
     from jaxnorm.experiments.command import main
 

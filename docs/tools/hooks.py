@@ -7,6 +7,7 @@ they become the site's.
 
 import posixpath
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import RegexRemovePreprocessor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import PACKAGES, with_norms
 
 ROOT = Path(__file__).parents[2]
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -117,6 +121,8 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         (boost for folder, boost in BOOSTS.items() if page.file.src_uri.startswith(folder)), 1
     )
     page.meta.setdefault("search", {}).setdefault("boost", boost)
+    if package := PACKAGES.get(page.file.src_uri):
+        markdown = with_norms(markdown, package)
     folder = repository_path(page.file.src_uri).parent
 
     def on_site(link: re.Match) -> str:

@@ -18,6 +18,7 @@ from jaxnorm.experiments.picture import draw
 from jaxnorm.experiments.runs import to_resume
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import OPTIMIZERS
+from jaxnorm.norms.command import IMPORT, IMPORT_HELP
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,10 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # fit and show are listed for --help alone: __main__.py runs them without this
+    # fit, show and norms are listed for --help alone: __main__.py runs them without this
     # parser
     commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)
     commands.add_parser("show", help="print the statistics that fit found", add_help=False)
+    commands.add_parser("norms", help="list the norms by name", add_help=False)
     add = commands.add_parser(
         "compare",
         help="train the same network with different norms",
@@ -126,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     norms = _all(norms for task in TASKS.values() for norms in task.variants.values())
     add("--norms", metavar="NAMES", type=_names, help=f"comma-separated: {norms}")
+    add(IMPORT, metavar="MODULE", action="append", help=IMPORT_HELP)
     add("--batch-sizes", metavar="SIZES", type=_sizes, help="comma-separated")
     add("--seeds", metavar="N", type=_positive(int), help="number of seeds, from 0")
     add("--epochs", metavar="N", type=_positive(int), help="passes over the training data")
@@ -223,6 +226,7 @@ def _add_explain(commands) -> None:
         type=_known(norms),
         help=f"comma-separated: {', '.join(norms)}; {','.join(usual.norms)} by default",
     )
+    add(IMPORT, metavar="MODULE", action="append", help=IMPORT_HELP)
     add("--batch-size", metavar="SIZE", type=_positive(int), help=f"{usual.batch_size} by default")
     add("--seeds", metavar="N", type=_positive(int), help=f"{usual.seeds} by default")
     add("--epochs", metavar="N", type=_positive(int), help=f"{usual.epochs} by default")

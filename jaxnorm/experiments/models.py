@@ -5,11 +5,13 @@ LeNet has its norm in the dense or in the convolutional part.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from jaxnorm import linen as jn
+from jaxnorm.norms.table import Norm, available_norms
 
 # height, width, channels
 IMAGE = (-3, -2, -1)
@@ -17,26 +19,39 @@ IMAGE = (-3, -2, -1)
 # a function of (evaluating, momentum of running statistics) that returns a norm
 MakeNorm = Callable[[bool, float], Callable[[jax.Array], jax.Array]]
 
+# norms of graphs, whose nodes would be the examples of a batch
+OF_GRAPHS = ("graph", "pair")
+
+
+def _by_name(row: Norm, options: dict[str, Any]) -> MakeNorm:
+    def make(evaluating: bool, momentum: float) -> Callable[[jax.Array], jax.Array]:
+        running = {"use_running_average": evaluating, "momentum": momentum} if row.running else {}
+        return jn.norm(row.name, **running, **options)
+
+    return make
+
+
+def _table(positions: bool, options: dict[str, dict[str, Any]]) -> dict[str, MakeNorm]:
+    """Return the norms of the table that a network can have before its tanh, by name.
+
+    Without positions, those that need positions are left out.
+    """
+    found: dict[str, MakeNorm] = {"none": lambda evaluating, momentum: lambda x: x}
+    for name, row in available_norms().items():
+        fits = row.linen is not None and row.call == "y = norm(x)" and name not in OF_GRAPHS
+        if fits and (positions or not row.positions):
+            found[name] = _by_name(row, options.get(name, {}))
+    return found
+
+
+WHOLE = {"reduction_axes": IMAGE, "feature_axes": IMAGE}
 # the norm before each tanh, by its name
-DENSE: dict[str, MakeNorm] = {
-    "none": lambda evaluating, momentum: lambda x: x,
-    "batch": lambda evaluating, momentum: jn.BatchNorm(evaluating, momentum=momentum),
-    "layer": lambda evaluating, momentum: jn.LayerNorm(),
-    "rms": lambda evaluating, momentum: jn.RMSNorm(),
-    "group": lambda evaluating, momentum: jn.GroupNorm(num_groups=4),
-}
-CONV: dict[str, MakeNorm] = {
-    **DENSE,
-    "layer": lambda evaluating, momentum: jn.LayerNorm(reduction_axes=IMAGE, feature_axes=IMAGE),
-    "layer-channels": DENSE["layer"],
-    "rms": lambda evaluating, momentum: jn.RMSNorm(reduction_axes=IMAGE, feature_axes=IMAGE),
-    "group": lambda evaluating, momentum: jn.GroupNorm(num_groups=2),
-    "instance": lambda evaluating, momentum: jn.InstanceNorm(),
-    "switchable": lambda evaluating, momentum: jn.SwitchableNorm(evaluating, momentum=momentum),
-}
+DENSE = _table(False, {"group": {"num_groups": 4}})
+CONV = _table(True, {"group": {"num_groups": 2}, "layer": WHOLE, "rms": WHOLE})
+CONV["layer-channels"] = DENSE["layer"]
 VARIANTS = {"dense": DENSE, "conv": CONV, "deep": CONV}
 # norms that keep running statistics
-RUNNING = ("batch", "switchable")
+RUNNING = tuple(name for name, row in available_norms().items() if row.running)
 
 
 class LeNet(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from flax import linen as nn
 
 from jaxnorm.experiments import data, data_sequences, sequences
-from jaxnorm.experiments.models import MLP, VARIANTS, LeNet
+from jaxnorm.experiments.models import DENSE, MLP, VARIANTS, LeNet
 from jaxnorm.experiments.painter import Painter
 from jaxnorm.experiments.training import Losses, cross_entropy, outputs_are_losses
 from jaxnorm.experiments.writers import PenWriter, TextWriter
@@ -73,7 +73,7 @@ TASKS = {
         "MLP 784-1000-1000-10 on MNIST, without the order of the pixels",
         data.mnist,
         MLP,
-        {"mlp": ("none", "batch", "layer", "rms", "group")},
+        {"mlp": DENSE},
         LENET
         | {
             "variants": ("mlp",),

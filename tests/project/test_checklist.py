@@ -38,7 +38,7 @@ SAID = (
 )
 FIRST = ("batch_norm", "rms_norm")  # which no change since the first version names
 # of weights, which have no x, and of a sum, which is x with an option of layer norm's modules
-OTHERS = ("jaxnorm.norms.weights", "jaxnorm.norms.residual")
+OTHERS = ("jaxnorm.norms.weights", "jaxnorm.norms.residual", "jaxnorm.norms.table")
 MODULES = [
     import_module(module.name)
     for module in iter_modules(norms.__path__, "jaxnorm.norms.")
@@ -137,7 +137,6 @@ def of_function(name):
         "jaxnorm/__init__.py: an import for type checkers": name in imported_for_types(),
         "tests/cases.py: a row of CASES": any(name in called(case) for case in CASES),
         f"tests/typed/use.py: a line for jn.{name}": name in lines_of_types(),
-        **of_reference("jaxnorm", name),
     }
 
 
@@ -152,21 +151,11 @@ def of_module(package, name):
         f"tests/cases.py: a row of TWINS for {module}": module in dict(TWINS),
         f"tests/typed/use.py: a line for jn.{short}.{module}": f"{short}.{module}"
         in lines_of_types(),
-        f"README.md: a row of the table of norms with {module}": any(
-            line.startswith("|") and f"`{name}`" in line and f"`{module}`" in line
-            for line in written("README.md").splitlines()
+        f"README.md: `{module}` in the table of norms": f"`{module}`" in written("README.md"),
+        "jaxnorm/norms/table.py: a row": any(
+            (row.function, getattr(row, short)) == (name, module)
+            for row in jaxnorm.available_norms().values()
         ),
-        **of_reference(package.__name__, module),
-    }
-
-
-def of_reference(package, name):
-    """Whether the page of a package's reference has a name twice, by place."""
-    page = f"docs/reference/{package.removeprefix('jaxnorm.')}.md"
-    text = written(*page.split("/"))
-    return {
-        f"{page}: an entry of the table for {name}": f"[{package}.{name}]" in text,
-        f"{page}: a line ::: {package}.{name}": f"::: {package}.{name}\n" in text,
     }
 
 
@@ -208,6 +197,8 @@ def test_the_norms_are_those_that_are_public():
         "weight_norm",
         "spectral_norm",
         "add_norm",
+        "register_norm",
+        "unregister_norm",
     } == set(FUNCTIONS)
 
 

@@ -86,6 +86,9 @@ def norms() -> None:
         jn.graph_norm(x[0], ones, segments=np.zeros(5, int), num_segments=1, scale=ones), Array
     )
     assert_type(jn.pair_norm(x[0], 2.0, where=x[0] > 0), Array)
+    row = jn.register_norm("own", linen=jn.linen.RMSNorm, call="y = norm(x)", running=False)
+    assert_type(jn.available_norms()[row.name].formula, str)
+    jn.unregister_norm(row.name)
     assert_type(jn.group_norm(x, 2, feature_axes=-1, axes=(1,), dtype="bfloat16"), Array)
     y, batch = assert_type(
         jn.switchable_norm(x, np.zeros(3), np.zeros(3)), tuple[Array, jn.Moments]
@@ -177,6 +180,7 @@ class Norms(flax.linen.Module):
             Array,
         )
         x = assert_type(jn.linen.PairNorm(length=2.0)(x, mask=mask), Array)
+        assert_type(jn.linen.norm("rms", epsilon=1e-5), flax.linen.Module)
         x = assert_type(jn.linen.GroupNorm(num_groups=None, group_size=3)(x), Array)
         x, m = assert_type(jn.linen.PositionalNorm(use_scale=True)(x), tuple[Array, jn.Moments])
         x = assert_type(
@@ -234,6 +238,7 @@ def nnx_norms() -> None:
         Array,
     )
     assert_type(jn.nnx.PairNorm(6, length=2.0, rngs=rngs)(x, mask=mask), Array)
+    assert_type(jn.nnx.norm("rms", 6, rngs=rngs, epsilon=1e-5), flax.nnx.Module)
     assert_type(jn.nnx.GroupNorm(6, num_groups=None, group_size=3, rngs=rngs)(x), Array)
     assert_type(jn.nnx.GroupNorm(6, 2, epsilon=1e-5, rngs=rngs), jn.nnx.GroupNorm)
     assert_type(

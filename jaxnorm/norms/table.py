@@ -1,0 +1,302 @@
+"""The table of all norms by name, which the modules, the command line and the tests read."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+# a module's class, or its name in jaxnorm.linen and jaxnorm.nnx
+Module = str | Callable[..., Any] | None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A row of the table of norms.
+
+    Attributes:
+      name: the name of the norm in ``norm(name)``.
+      linen: the class of its linen module; a string names a class of :mod:`jaxnorm.linen`.
+      nnx: the class of its nnx module; a string names a class of :mod:`jaxnorm.nnx`.
+      function: the name of its function in :mod:`jaxnorm`, or "".
+      formula: the output.
+      axes: which elements share statistics, as a pattern, or "".
+      source: the paper.
+      call: how a module is called, and what it returns.
+      positions: whether ``x`` must have axes between the batch and the features.
+      running: whether modules keep running statistics, and take ``use_running_average``.
+    """
+
+    name: str
+    linen: Module = None
+    nnx: Module = None
+    function: str = ""
+    formula: str = ""
+    axes: str = ""
+    source: str = ""
+    call: str = "y = norm(x)"
+    positions: bool = False
+    running: bool = False
+
+    def __str__(self) -> str:
+        modules = dict.fromkeys(_shown(module) for module in (self.linen, self.nnx) if module)
+        used = [*modules, *([f"jn.{self.function}"] if self.function else [])]
+        lines = [f"{self.name:<22}{self.call:<32}{', '.join(used)}"]
+        lines += [f"{self.formula:<50}{self.axes}", self.source]
+        return "\n    ".join(line.rstrip() for line in lines if line.strip())
+
+
+class Norms(Mapping[str, Norm]):
+    """Norms by their names; a read-only mapping that prints itself."""
+
+    def __init__(self, rows: dict[str, Norm]) -> None:
+        self._rows = dict(rows)
+
+    def __getitem__(self, name: str) -> Norm:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self._rows.values()))
+
+
+def _shown(module: Module) -> str:
+    return module if isinstance(module, str) else getattr(module, "__name__", repr(module))
+
+
+def _row(name: str, module: str, function: str = "", **about: Any) -> Norm:
+    """Return the row of a norm of ours, whose modules have one name in both families."""
+    return Norm(name, module, module, function, **about)
+
+
+_STANDARD = "(x - mean) / sqrt(var + epsilon) * scale + bias"
+_ROWS = {
+    row.name: row
+    for row in (
+        _row(
+            "batch",
+            "BatchNorm",
+            "batch_norm",
+            formula=_STANDARD,
+            axes="[n h w] c",
+            source="Ioffe & Szegedy 2015, arXiv 1502.03167",
+            running=True,
+        ),
+        _row(
+            "layer",
+            "LayerNorm",
+            "layer_norm",
+            formula=_STANDARD,
+            axes="n h w [c]",
+            source="Ba, Kiros & Hinton 2016, arXiv 1607.06450",
+        ),
+        _row(
+            "rms",
+            "RMSNorm",
+            "rms_norm",
+            formula="x / sqrt(mean(x**2) + epsilon) * scale",
+            axes="n h w [c]",
+            source="Zhang & Sennrich 2019, arXiv 1910.07467",
+        ),
+        _row(
+            "instance",
+            "InstanceNorm",
+            "instance_norm",
+            formula=_STANDARD,
+            axes="n [h w] c",
+            source="Ulyanov, Vedaldi & Lempitsky 2016, arXiv 1607.08022",
+            positions=True,
+        ),
+        _row(
+            "group",
+            "GroupNorm",
+            "group_norm",
+            formula=_STANDARD,
+            axes="n [h w] (g [c])",
+            source="Wu & He 2018, arXiv 1803.08494",
+        ),
+        _row(
+            "positional",
+            "PositionalNorm",
+            "positional_norm",
+            formula=_STANDARD,
+            axes="n h w [c]",
+            source="Li et al. 2019, arXiv 1907.04312",
+            call="y, moments = norm(x)",
+        ),
+        _row(
+            "switchable",
+            "SwitchableNorm",
+            "switchable_norm",
+            formula="(x - mean) / sqrt(var + epsilon) * scale + bias, of blended statistics",
+            source="Luo et al. 2018, arXiv 1806.10779",
+            positions=True,
+            running=True,
+        ),
+        _row(
+            "graph",
+            "GraphNorm",
+            "graph_norm",
+            formula="d = x - mean_scale * mean, d / sqrt(mean(d**2) + epsilon) * scale + bias",
+            axes="b [n] c",
+            source="Cai et al. 2020, arXiv 2009.03294",
+            call="y = norm(x, segments=ids)",
+        ),
+        _row(
+            "pair",
+            "PairNorm",
+            "pair_norm",
+            formula="d = x - mean, length * d / sqrt(mean(|d|**2) + epsilon)",
+            axes="b [n] c",
+            source="Zhao & Akoglu 2019, arXiv 1909.12223",
+            call="y = norm(x, segments=ids)",
+        ),
+    )
+}
+
+
+def available_norms() -> Norms:
+    """Return the table of all norms, by name.
+
+    It has the norms of jaxnorm, and those that :func:`register_norm` added.
+
+    Returns:
+      A read-only mapping from names to rows. It prints itself: for each norm how its module is
+      called, its modules and its function, its formula, its axes and its paper.
+
+    >>> import jaxnorm as jn
+    >>> "layer" in jn.available_norms()
+    True
+    >>> jn.available_norms()["rms"]  # doctest: +ELLIPSIS
+    Norm(name='rms', linen='RMSNorm', nnx='RMSNorm', function='rms_norm', ...)
+    >>> print(jn.available_norms()["rms"])
+    rms                   y = norm(x)                     RMSNorm, jn.rms_norm
+        x / sqrt(mean(x**2) + epsilon) * scale            n h w [c]
+        Zhang & Sennrich 2019, arXiv 1910.07467
+    """
+    return Norms(_ROWS)
+
+
+def register_norm(
+    name: str,
+    /,
+    *,
+    linen: Callable[..., Any] | None = None,
+    nnx: Callable[..., Any] | None = None,
+    formula: str = "",
+    axes: str = "",
+    source: str = "",
+    call: str = "y = norm(x)",
+    positions: bool = False,
+    running: bool = False,
+) -> Norm:
+    """Add a norm of your own to the table.
+
+    :func:`available_norms` then lists it, ``norm(name)`` of :mod:`jaxnorm.linen` or
+    :mod:`jaxnorm.nnx` makes its module, and ``jaxnorm compare --norms name`` trains networks with
+    it.
+
+    Args:
+      name: a name that no norm has.
+      linen: the class of a linen module, or a function of keyword arguments that returns a module.
+      nnx: the class of an nnx module, or a function of ``(num_features, *, rngs, **options)``.
+      formula: the output, in a line.
+      axes: which elements share statistics, as a pattern.
+      source: the paper.
+      call: how a module is called, and what it returns. Programs that replace one norm by another
+        use norms with ``"y = norm(x)"``.
+      positions: whether ``x`` must have axes between the batch and the features.
+      running: whether modules keep running statistics. They must then take
+        ``use_running_average`` and ``momentum``, as Flax's BatchNorm does.
+
+    Returns:
+      The new row.
+
+    Raises:
+      TypeError: a module that cannot be called, or no module at all.
+      ValueError: a name that is taken, or that is no word.
+
+    >>> import flax.linen, jax, jaxnorm as jn
+    >>> class Doubled(flax.linen.Module):
+    ...     def __call__(self, x):
+    ...         return 2 * jn.rms_norm(x)
+    >>> print(jn.register_norm("doubled", linen=Doubled, formula="2 x / sqrt(mean(x**2))"))
+    doubled               y = norm(x)                     Doubled
+        2 x / sqrt(mean(x**2))
+    >>> jn.linen.norm("doubled").apply({}, jax.numpy.array([3.0, -3.0])).round(3).tolist()
+    [2.0, -2.0]
+    >>> jn.unregister_norm("doubled")
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"name must be a word of letters, digits and _: got {name!r}.")
+    if name in _ROWS:
+        raise ValueError(
+            f"name must not be taken: there is a norm {name!r}. Choose another, or remove a norm "
+            "of your own by unregister_norm."
+        )
+    given = {family: module for family, module in (("linen", linen), ("nnx", nnx)) if module}
+    if not given or not all(map(callable, given.values())):
+        got = given or "neither"
+        raise TypeError(f"linen or nnx must be the class of a module: got {got}.")
+    about = {"formula": formula, "axes": axes, "source": source, "call": call}
+    _ROWS[name] = row = Norm(name, linen, nnx, **about, positions=positions, running=running)
+    return row
+
+
+def unregister_norm(name: str, /) -> None:
+    """Remove a norm of your own from the table.
+
+    Args:
+      name: the name under which :func:`register_norm` added it.
+
+    Raises:
+      ValueError: no such norm, or one of jaxnorm's.
+
+    >>> import jaxnorm as jn
+    >>> jn.unregister_norm("layer")
+    Traceback (most recent call last):
+      ...
+    ValueError: name must be of a norm of your own: 'layer' is one of jaxnorm's.
+    """
+    if isinstance(find(name).linen or find(name).nnx, str):
+        raise ValueError(f"name must be of a norm of your own: {name!r} is one of jaxnorm's.")
+    del _ROWS[name]
+
+
+def find(name: str) -> Norm:
+    """Return the row of a norm.
+
+    Raises:
+      ValueError: there is no norm of this name.
+    """
+    if name in _ROWS:
+        return _ROWS[name]
+    close = get_close_matches(str(name), _ROWS, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"name must be one of {', '.join(_ROWS)}: got {name!r}.{hint}")
+
+
+def make(family: str, classes: Any, name: str, /, *given: Any, **options: Any) -> Any:
+    """Return a new module of a norm.
+
+    Args:
+      family: "linen" or "nnx".
+      classes: the package of the family.
+      name: the norm.
+      *given: positional arguments of the constructor.
+      **options: keyword arguments of the constructor.
+
+    Raises:
+      ValueError: an unknown norm, or one without a module of this family.
+    """
+    module = getattr(find(name), family)
+    if module is None:
+        raise ValueError(
+            f"name must be of a norm with a module for {family}: {name!r} has none. Register it "
+            f"with {family}=."
+        )
+    return (getattr(classes, module) if isinstance(module, str) else module)(*given, **options)
