@@ -18,7 +18,13 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.options import AxisName, EpsilonIn, Param
 from jaxnorm.core.plan import Plan, describe_derivative, forward, forward_of_sum, select
-from jaxnorm.core.rounding import Rounding, after_norm, with_offset
+from jaxnorm.core.rounding import (
+    Rounding,
+    after_norm,
+    check_input_rounding,
+    in_input_dtype,
+    with_offset,
+)
 from jaxnorm.core.statistics import Moments, from_stats
 from jaxnorm.engine.segments import Segments
 from jaxnorm.engine.sharding import by_compiler, split_operands
@@ -36,12 +42,14 @@ class Call:
       operands: the arrays.
       implementation: the name that the caller asks for; None for the rule of core/plan.py.
       finish: function of the engine's output, see core/rounding.py; None for none.
+      in_input_dtype: whether x is normalized by arithmetic in its own dtype, without the engine.
     """
 
     spec: Spec
     operands: Operands
     implementation: str | None = None
     finish: Callable[[jax.Array], jax.Array] | None = None
+    in_input_dtype: bool = False
 
     def finished(self, y: jax.Array) -> jax.Array:
         """Return the output of the norm, given the engine's."""
@@ -53,7 +61,7 @@ class Call:
         Raises:
           ValueError: the one that is asked for cannot take these arguments.
         """
-        operation = "norm" if self.spec.ordinary else None
+        operation = "norm" if self.spec.ordinary and not self.in_input_dtype else None
         return select(self.implementation, operation, self.operands.x, self.spec, self.operands)
 
     def plan(self) -> Plan:
@@ -156,7 +164,9 @@ def prepare(
     if segments is not None or num_segments is not None:
         spec, ids = spec.along(segments, num_segments)
     operands = Operands(x, where, scale, bias, ids, traced_epsilon, param)
-    return Call(spec, operands, implementation, finish)
+    if rounding == "input":
+        check_input_rounding(spec, x)
+    return Call(spec, operands, implementation, finish, rounding == "input")
 
 
 def make_spec(
@@ -240,6 +250,8 @@ def _spec(
 def run(call: Call) -> jax.Array:
     """Return the output of a prepared call."""
     implementation = call.select().implementation
+    if call.in_input_dtype:
+        return call.finished(in_input_dtype(call.spec, call.operands))
     return call.finished(_run(call.spec, implementation, call.operands))
 
 
@@ -255,7 +267,8 @@ def run_of_sum(call: Call, residual: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Both have one shape.
     """
-    if call.operands.ids is not None:  # XLA shards segments: the sum is a step of its own
+    # XLA shards segments: the sum is a step of its own.
+    if call.operands.ids is not None or call.in_input_dtype:
         total = call.operands.x + residual
         return run(replace(call, operands=call.operands._replace(x=total))), total
     implementation = call.select().implementation

@@ -3,9 +3,12 @@
 With R the rounding to half precision and z the normalized x, ``rounding="once"`` gives
 ``R(z * scale + bias)``, as the engine computes it. ``"twice"`` gives ``R(R(R(z) * scale) + bias)``:
 the arithmetic of a model that casts z back to the dtype of x before it applies its parameters.
+``"input"`` continues so, and computes z itself in the dtype of x: each operation is rounded, but
+for the sums over a group, as in a model written without a cast.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,8 +19,12 @@ from jax.typing import DTypeLike
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.dtypes import compute_dtype, promoted, real_dtype
+from jaxnorm.core.plan import find_stats
+from jaxnorm.engine.groups import inverse_root, mask_fill_split
+from jaxnorm.engine.sharding import split_operands
+from jaxnorm.engine.spec import Operands, Spec
 
-Rounding = Literal["once", "twice"]
+Rounding = Literal["once", "twice", "input"]
 
 
 def with_offset(
@@ -26,7 +33,7 @@ def with_offset(
     """Return the gain, ``offset + scale``.
 
     It is added up in the dtype of the statistics of ``dtype``, since half precision would round it
-    to 8 or 11 bits; with ``rounding="twice"`` it is rounded so.
+    to 8 or 11 bits; with ``rounding="twice"`` or ``"input"`` it is rounded so.
     """
     offset = validation.number("scale_offset", offset)
     if not offset:
@@ -47,16 +54,18 @@ def after_norm(
     dtype: DTypeLike | None,
     **params: jax.Array | None,
 ) -> Callable[[jax.Array], jax.Array]:
-    """Return the function of the normalized x that gives the output of ``rounding="twice"``.
+    """Return the function of the normalized x that rounds each product and sum with a parameter.
 
     Raises:
       TypeError: the output cannot have this dtype.
       ValueError: the norm cannot be rounded so.
     """
-    if rounding != "twice":
-        raise ValueError(f"rounding must be 'once' or 'twice': got {rounding!r}.")
+    if rounding not in ("twice", "input"):
+        raise ValueError(f"rounding must be 'once', 'twice' or 'input': got {rounding!r}.")
     if segments is not None:
-        raise ValueError("rounding='twice' must have no segments: normalize without a scale first.")
+        raise ValueError(
+            f"rounding={rounding!r} must have no segments: normalize without a scale first."
+        )
     dtypes = {name: param.dtype for name, param in params.items() if param is not None}
     output = validation.output_dtype(dtype, x=x.dtype, **dtypes)
     return partial(scale_and_shift, **params, where=where, dtype=output)
@@ -83,6 +92,40 @@ def scale_and_shift(
     if where is not None:
         y = jnp.where(where.astype(bool), y, 0)
     return y.astype(dtype)
+
+
+def check_input_rounding(spec: Spec, x: jax.Array) -> None:
+    """Raise unless ``rounding="input"`` can compute what the spec asks for."""
+    ordinary = {"correction": 0, "epsilon_in": "var", "full_range": False}
+    for name, usual in ordinary.items():
+        if (given := getattr(spec, name)) != usual:
+            raise ValueError(f"rounding='input' must have {name}={usual!r}: got {given!r}.")
+    if jnp.iscomplexobj(x):
+        raise TypeError(f"rounding='input' must have a real x: got {x.dtype}.")
+
+
+@partial(jax.jit, static_argnums=0)
+def in_input_dtype(spec: Spec, operands: Operands) -> jax.Array:
+    """Return the normalized x as arithmetic in its own dtype gives it.
+
+    Each operation is rounded. The mean over a group is of sums in float32, as in ``jnp.mean``.
+    """
+    shape, dtype = operands.x.shape, operands.x.dtype
+    operands = split_operands(spec, operands)
+    where, r = operands.where, partial(rounded, dtype=dtype)
+    x = mask_fill_split(spec, operands.x, where).reshape(spec.reduction.split_shape)
+
+    def mean(values: jax.Array) -> jax.Array:
+        stats = find_stats(replace(spec, centered=True), values, where, "xla")
+        return r(stats.scaling.shift + stats.low_mean)
+
+    x = r(x)
+    if spec.centered:
+        x = r(x - mean(x))
+    epsilon = jnp.asarray(spec.epsilon if operands.epsilon is None else operands.epsilon, dtype)
+    total = r(mean(r(x * x)) + epsilon.astype(x.dtype))
+    z = r(x * r(inverse_root(total, 0, positive=False)))
+    return z.reshape(shape).astype(dtype)
 
 
 def rounded(values: jax.Array, dtype: jnp.dtype) -> jax.Array:

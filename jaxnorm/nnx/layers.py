@@ -62,8 +62,8 @@ class LayerNorm(nnx.LayerNorm):
       scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
         the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
         is not given.
-      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
-        :func:`jaxnorm.rms_norm`.
+      rounding: where half precision is rounded, ``"once"`` by default, ``"twice"`` or ``"input"``;
+        see :func:`jaxnorm.rms_norm`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -183,8 +183,8 @@ class RMSNorm(nnx.RMSNorm):
       scale_offset: a number that is added to the scale, in float32 at least; 0 by default. With 1
         the gain is ``1 + scale``, as in Gemma, and the scale starts from zeros where ``scale_init``
         is not given.
-      rounding: where half precision is rounded, ``"once"`` by default or ``"twice"``; see
-        :func:`jaxnorm.rms_norm`.
+      rounding: where half precision is rounded, ``"once"`` by default, ``"twice"`` or ``"input"``;
+        see :func:`jaxnorm.rms_norm`.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs

@@ -123,7 +123,8 @@ def layer_norm(
         gain is ``1 + scale``, as in Gemma.
       rounding: where half precision is rounded. ``"once"`` rounds ``y`` alone. ``"twice"`` also
         rounds the normalized ``x`` to its dtype, and each product and sum with a parameter of half
-        precision, as Llama does.
+        precision, as Llama does. ``"input"`` rounds every operation to the dtype of ``x`` but the
+        sums in the means, as Google's Gemma does; plain JAX computes it.
       bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the variance.
       where: boolean mask or float weights that broadcast against ``x``. Elements where it
@@ -257,7 +258,8 @@ def rms_norm(
         gain is ``1 + scale``, as in Gemma.
       rounding: where half precision is rounded. ``"once"`` rounds ``y`` alone. ``"twice"`` also
         rounds the normalized ``x`` to its dtype, and each product and sum with a parameter of half
-        precision, as Llama does.
+        precision, as Llama does. ``"input"`` rounds every operation to the dtype of ``x`` but the
+        sums in the means, as Google's Gemma does; plain JAX computes it.
       bias: shift of the same shape as ``scale``, of any floating dtype, cast likewise.
       epsilon: added to the mean square.
       where: boolean mask or float weights that broadcast against ``x``. Elements where it

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from flax import linen as flax_linen
 from flax import nnx as flax_nnx
 
 import jaxnorm as jn
@@ -53,9 +54,18 @@ def same_bits(found, truth, near):
     np.testing.assert_array_equal(found[~near], truth[~near])
 
 
-@pytest.fixture(params=["eager", "jit"])
+# XLA may leave out roundings unless it is told not to
+STRICT = {"xla_allow_excess_precision": False}
+WAYS = {
+    "eager": lambda function: function,
+    "jit": jax.jit,
+    "strict": partial(jax.jit, compiler_options=STRICT),
+}
+
+
+@pytest.fixture(params=WAYS)
 def way(request):
-    return jax.jit if request.param == "jit" else lambda function: function
+    return WAYS[request.param]
 
 
 @pytest.mark.parametrize("implementation", ["xla", "native", "pallas"], indirect=True)
@@ -102,6 +112,114 @@ class TestTwice:
         found, z, near = call(scale=scale, bias=bias, where=where)
         w, b = (np.asarray(a, np.float64) for a in (scale, bias))
         same_bits(found, r(r(r(z) * w) + b) * where, near)
+
+
+class TestInput:
+    """As Google's Gemma is written for JAX: all arithmetic in the dtype of x."""
+
+    @staticmethod
+    def truth(name, x, dtype, where=True):
+        """Return z, and the rows whose mean or variance lies near to a tie."""
+        r, doubt = partial(to, dtype), np.zeros((*x.shape[:-1], 1), bool)
+        n = np.broadcast_to(where, x.shape).sum(-1, keepdims=True)
+
+        def mean(values):
+            found = np.where(where, values, 0).sum(-1, keepdims=True) / n
+            return r(found), r(found * (1 + 1e-6)) != r(found * (1 - 1e-6))
+
+        x = np.where(where, np.asarray(x, np.float64), 0)
+        if name == "layer":
+            shift, doubt = mean(x)
+            x = np.where(where, r(x - shift), 0)
+        var, more = mean(r(x * x))
+        total = r(var + r(EPSILON))
+        root = 1 / np.sqrt(total)
+        more |= r(root * (1 + 1e-6)) != r(root * (1 - 1e-6))
+        return r(x * r(root)), doubt | more
+
+    @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize("name", NORMS)
+    def test_every_operation_is_rounded(self, name, dtype, way, rng):
+        x, scale, bias = arrays(rng, dtype)
+        r, (w, b) = partial(to, dtype), (np.asarray(a, np.float64) for a in (scale, bias))
+        norm = partial(NORMS[name], epsilon=EPSILON, rounding="input")
+        where = rng.random(x.shape) < 0.7
+        hidden = jnp.where(where, x, jnp.nan)
+        for given, options, truth in (
+            (x, {}, lambda z: z),
+            (x, {"scale": scale, "scale_offset": 1}, lambda z: r(z * r(1 + w))),
+            (x, {"scale": scale, "bias": bias}, lambda z: r(r(z * w) + b)),
+            (hidden, {"scale": scale, "where": where}, lambda z: r(z * w)),
+        ):
+            z, doubt = self.truth(name, given, dtype, options.get("where", True))
+            assert doubt.mean() < 0.05
+            found = way(lambda x, options=options: norm(x, **options))(given)
+            same_bits(found, truth(z), np.broadcast_to(doubt, z.shape))
+
+    def test_bits_are_those_of_the_formula_in_jnp(self, way, rng):
+        x, scale, _ = arrays(rng, "bfloat16")
+        root = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)
+        formula = x * root * (1 + scale)[None]  # eager
+        norm = partial(jn.rms_norm, epsilon=EPSILON, rounding="input", scale_offset=1)
+        found = way(lambda x: norm(x, scale=scale))(x)
+        assert (np.asarray(found) != np.asarray(formula)).any(-1).sum() <= 1
+        assert (np.asarray(found) != np.asarray(norm(x, scale=scale, rounding="once"))).mean() > 0.2
+
+    def test_gradients_are_those_of_the_formula(self, rng):
+        x, dy = arrays(rng, "bfloat16")[0], arrays(rng, "bfloat16")[0][::-1]
+
+        def formula(x):
+            return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPSILON)
+
+        found, truth = (
+            np.asarray(jax.vjp(f, x)[1](dy)[0], np.float64)
+            for f in (partial(jn.rms_norm, epsilon=EPSILON, rounding="input"), formula)
+        )
+        assert np.abs(found - truth).max() <= 2**-6 * np.abs(truth).max()
+
+    def test_nothing_to_divide_by(self):
+        x = jnp.zeros((2, 8), jnp.bfloat16)
+        norm = partial(jn.rms_norm, epsilon=0.0, rounding="input")
+        assert np.all(norm(x) == 0)
+        assert np.all(jax.grad(lambda x: norm(x).astype(jnp.float32).sum())(x) == 0)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_bits_are_those_of_maxtext(offset, weights, way, rng):
+    """It rounds the normalized x and the weight, and adds the offset in half precision."""
+    x, scale = arrays(rng, "bfloat16")[0], arrays(rng, weights)[1] - offset
+    wide = x.astype(jnp.float32)
+    z = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + EPSILON)
+    weight = scale.astype(jnp.bfloat16)
+    formula = z.astype(jnp.bfloat16) * (weight + jnp.asarray(offset, jnp.bfloat16))[None]
+    options = {"scale": weight, "scale_offset": offset, "rounding": "twice", "epsilon": EPSILON}
+    found = way(lambda x: jn.rms_norm(x, **options))(x)
+    _, near = normalized("rms", x)
+    same_bits(found, np.asarray(formula, np.float64), near)
+
+
+@pytest.mark.usefixtures("ordinary_promotion")
+@pytest.mark.parametrize("family", ["linen", "nnx"])
+def test_bits_are_those_of_flax(family, way, rng):
+    """Flax multiplies x by rsqrt and weight together; its nnx rounds the weight first."""
+    x, scale, _ = arrays(rng, "bfloat16", (256, 96))
+    scale = jnp.asarray(rng.normal(1, 0.3, 96), jnp.float32)
+    kinds = {"dtype": jnp.bfloat16, "epsilon": EPSILON}
+    if family == "linen":
+        theirs = flax_linen.RMSNorm(**kinds).apply({"params": {"scale": scale}}, x)
+        ours = way(lambda x: linen.RMSNorm(**kinds).apply({"params": {"scale": scale}}, x))(x)
+    else:
+        module = flax_nnx.RMSNorm(96, rngs=flax_nnx.Rngs(0), **kinds)
+        module.scale[...] = scale
+        theirs = module(x)
+        scale = scale.astype(jnp.bfloat16)
+        ours = way(lambda x: jn.rms_norm(x, scale=scale, epsilon=EPSILON))(x)
+    truth = normalized("rms", x)[0] * np.asarray(scale, np.float64)
+    r = partial(to, "bfloat16")
+    near = r(truth * (1 + 1e-6)) != r(truth * (1 - 1e-6))
+    assert near.mean() < 1e-3
+    same_bits(ours, np.asarray(theirs, np.float64), near)
 
 
 @pytest.mark.parametrize("family", ["function", "linen", "nnx"])
@@ -171,11 +289,19 @@ def test_of_initializers_only_the_default_is_that_of_the_gain():
         ({"scale": W, "scale_offset": "1"}, TypeError, "scale_offset must be a number: got '1'"),
         ({"scale": W, "scale_offset": -1}, ValueError, "scale_offset must be finite and >= 0"),
         ({"scale": W, "scale_offset": True}, TypeError, "scale_offset must be a number: got True"),
-        ({"rounding": "thrice"}, ValueError, "rounding must be 'once' or 'twice': got 'thrice'."),
+        ({"rounding": "thrice"}, ValueError, "rounding must be 'once', 'twice' or 'input': got"),
         (
             {"rounding": "twice", "segments": np.zeros(3, int), "num_segments": 1, "axes": 0},
             ValueError,
             "rounding='twice' must have no segments",
+        ),
+        ({"rounding": "input", "correction": 1}, ValueError, "must have correction=0: got 1"),
+        ({"rounding": "input", "epsilon_in": "std"}, ValueError, "must have epsilon_in='var': got"),
+        ({"rounding": "input", "full_range": True}, ValueError, "must have full_range=False: got"),
+        (
+            {"rounding": "input", "implementation": "native"},
+            ValueError,
+            "implementation='native' has no kernel for this norm",
         ),
     ],
 )
