@@ -37,9 +37,13 @@ class NormOptions(TypedDict, total=False):
         kernel, see :mod:`jaxnorm.kernels`. ``"xla"`` is plain JAX. ``"reference"`` is plain JAX
         without separate passes, merged axes and recomputed statistics.
       dtype: dtype of the output; by default the dtype of ``x``.
+      batch_invariant: whether the bits of a group, in the output and in the gradient of ``x``, must
+        not depend on how many groups are computed with it. Plain JAX then adds up in one order,
+        for 1.0 to 1.3 times the time of a row on a CPU; the CPU kernels always do.
     """
 
     axis_name: AxisName
     full_range: bool
     implementation: str | None
     dtype: DTypeLike | None
+    batch_invariant: bool

@@ -95,6 +95,7 @@ def prepare(
     full_range: bool = False,
     implementation: str | None = None,
     dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     segments: ArrayLike | None = None,
     num_segments: int | None = None,
     adjust: Callable | None = None,
@@ -122,6 +123,7 @@ def prepare(
       full_range: whether each group is divided by a power of two first.
       implementation: the name that the caller asks for.
       dtype: of the output.
+      batch_invariant: whether the bits of a group must not depend on the other groups.
       segments: ids along the first reduction axis.
       num_segments: how many segments there are.
       adjust: function that changes the statistics before they are applied, see :class:`Spec`.
@@ -157,6 +159,7 @@ def prepare(
         centered=centered,
         axis_name=axis_name,
         full_range=full_range,
+        batch_invariant=batch_invariant,
         adjust=adjust,
         exponent_axes=exponent_axes,
     )
@@ -182,6 +185,7 @@ def make_spec(
     centered: bool = True,
     axis_name: AxisName = None,
     full_range: bool = False,
+    batch_invariant: bool = False,
     segments: Segments | None = None,
     adjust: Callable | None = None,
     exponent_axes: tuple[int, ...] = (),
@@ -201,7 +205,7 @@ def make_spec(
             )
     dtypes = tuple(None if a is None else a.dtype for a in (x, scale, bias))
     static: Any = (dtype, epsilon, correction, epsilon_in, axis_name, centered, full_range)
-    rest = (segments, adjust, exponent_axes)
+    rest = (batch_invariant, segments, adjust, exponent_axes)
     make: Callable[..., Spec] = _spec
     try:
         hash((static, rest))
@@ -221,6 +225,7 @@ def _spec(
     axis_name,
     centered,
     full_range,
+    batch_invariant,
     segments,
     adjust,
     exponent_axes,
@@ -241,6 +246,7 @@ def _spec(
         epsilon_in=epsilon_in,
         dtype=output,
         full_range=full_range,
+        batch_invariant=batch_invariant,
         segments=segments,
         adjust=adjust,
         exponent_axes=exponent_axes,

@@ -134,6 +134,7 @@ def standardize(
     full_range: bool = False,
     implementation: str | None = None,
     dtype: DTypeLike | None = None,
+    batch_invariant: bool = False,
     segments: ArrayLike | None = None,
     num_segments: int | None = None,
     **sizes: int,
@@ -171,6 +172,8 @@ def standardize(
         see :mod:`jaxnorm.kernels`, ``"xla"`` is plain JAX, and ``"reference"`` is plain JAX without
         optimization barriers, merged axes and recomputed statistics.
       dtype: dtype of the result; that of ``x`` by default.
+      batch_invariant: whether the bits of a group must not depend on the other groups, see
+        :class:`NormOptions`.
       segments: ids along the first reduction axis, as in :func:`moments`: each segment is
         normalized by itself, in plain JAX.
       num_segments: how many segments there are.
@@ -209,6 +212,7 @@ def standardize(
         full_range=full_range,
         implementation=implementation,
         dtype=dtype,
+        batch_invariant=batch_invariant,
         segments=segments,
         num_segments=num_segments,
     )

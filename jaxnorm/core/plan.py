@@ -10,6 +10,7 @@ import jax
 
 from jaxnorm import kernels
 from jaxnorm.arguments.axes import is_static, rough_product
+from jaxnorm.engine.invariant import FixedOrderLoops
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.spec import Operands, Spec
 from jaxnorm.engine.xla import XlaCpuLoops, XlaTpuLoops
@@ -198,11 +199,15 @@ def loops_of_kernels(spec: Spec) -> PlainLoops:
 
     They take any shift and scale exponent, since a kernel chooses its own.
     """
+    if spec.batch_invariant:
+        return FixedOrderLoops(spec)
     return XlaCpuLoops(spec) if placement.platform() == "cpu" else PlainLoops(spec)
 
 
 def usual_loops(spec: Spec) -> PlainLoops:
     """Return the loops of this platform, as they are by default: those that cost no digits."""
+    if spec.batch_invariant:
+        return FixedOrderLoops(spec)
     if placement.platform() == "cpu":
         return XlaCpuLoops(spec)
     loops = XlaTpuLoops(spec) if placement.platform() == "tpu" else PlainLoops(spec)
@@ -221,7 +226,8 @@ def usual_loops(spec: Spec) -> PlainLoops:
 def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> PlainLoops:
     """Return the loops that plain JAX takes.
 
-    "reference" and segments take the usual loops. On a CPU, "xla" takes loops that
+    "reference", segments and batch-invariant norms take the usual loops. On a CPU, "xla" takes
+    loops that
 
     - recompute statistics in backward, in a fused loop for each gradient, for rows whose scale and
       bias are absent or differ at every element;
@@ -230,7 +236,7 @@ def loops_for(spec: Spec, implementation: str, where, scale=None, bias=None) -> 
     - merge a split last axis, but for rows: group norm then takes as long as instance norm.
     """
     loops = usual_loops(spec)
-    if implementation == "reference" or spec.segments is not None:
+    if implementation == "reference" or spec.segments is not None or spec.batch_invariant:
         return loops
     reduction, shared = spec.reduction, spec.shared_axes(scale, bias)
     group_size = rough_product(reduction.group_size)

@@ -52,6 +52,7 @@ class Spec:
       epsilon_in: "var" or "std".
       dtype: dtype of the output; None where only statistics are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
+      batch_invariant: whether the bits of a group must not depend on the other groups.
       segments: the groups that ids name along the first reduction axis; None where that axis is
         reduced whole.
       adjust: ``adjust(loops, stats, param)`` returns the statistics that are applied instead of
@@ -69,12 +70,14 @@ class Spec:
     epsilon_in: str = "var"
     dtype: jnp.dtype | None = None
     full_range: bool = False
+    batch_invariant: bool = False
     segments: Any = None  # Segments; Any spares type checkers each test for None
     adjust: Callable | None = None
     exponent_axes: tuple[int, ...] = ()
 
     def __post_init__(self):  # static arguments must be hashable
-        for name, made in (("axis_name", hashable), ("centered", bool), ("full_range", bool)):
+        flags = ("centered", "full_range", "batch_invariant")
+        for name, made in (("axis_name", hashable), *((flag, bool) for flag in flags)):
             object.__setattr__(self, name, made(getattr(self, name)))
 
     @property

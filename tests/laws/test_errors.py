@@ -145,7 +145,7 @@ WRONG = [
     (
         lambda: jn.layer_norm(X, eps=1e-5),
         TypeError,
-        "full_range, implementation, dtype. Did you mean epsilon?",
+        "full_range, implementation, dtype, batch_invariant. Did you mean epsilon?",
     ),
     (lambda: jn.rms_norm(X, weight=X[0]), TypeError, "Did you mean scale?"),
     (lambda: jn.batch_norm(X, gamma=X[0], beta=X[0]), TypeError, "Did you mean bias and scale?"),

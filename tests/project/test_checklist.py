@@ -25,6 +25,7 @@ OPTIONS = {
     "dtype",
     "full_range",
     "implementation",
+    "batch_invariant",
 }
 SAID = (
     "sqrt(",

@@ -77,7 +77,7 @@ def norms() -> None:
     assert_type(
         jn.positional_norm(x, scale=ones, epsilon=np.float32(1e-3)), tuple[Array, jn.Moments]
     )
-    assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, full_range=True), Array)
+    assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, batch_invariant=True), Array)
     assert_type(jn.rms_norm(x, scale=ones, scale_offset=1, rounding="twice"), Array)
     assert_type(jn.add_norm(x, x, norm="layer", scale=ones), tuple[Array, Array])
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)

@@ -38,6 +38,8 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
             "takes no bfloat16 with epsilon_in='std', or with an epsilon above 32 for all elements "
             f"of a group: got {spec.epsilon} for each of {layout.p * layout.d}"
         )
+    if spec.batch_invariant:
+        return "was not tried on a device for batch_invariant=True"
     if placement.platform() == "gpu":
         return _not_shared(spec, operands) or _gpu_obstacle(layout, spec)
     if not of_rows(layout):
