@@ -27,31 +27,26 @@ except ModuleNotFoundError as error:
 
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
-from jaxnorm.linen import graphs, groups, layers, named
+from jaxnorm.linen import (
+    cells,
+    graphs,
+    groups,
+    layers,
+    named,
+    recurrent,
+)
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
+from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.named import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
-from jaxnorm.linen.recurrent import (
-    GRU,
-    LSTM,
-    LayerNormGRUCell,
-    LayerNormLSTMCell,
-    LayerNormSimpleCell,
-    SimpleRNN,
-)
+from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
 __all__ = [
-    "GRU",
-    "LSTM",
     "BatchNorm",
-    "LayerNormGRUCell",
-    "LayerNormLSTMCell",
-    "LayerNormSimpleCell",
-    "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",
@@ -64,6 +59,8 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += named.__all__
+__all__ += recurrent.__all__
+__all__ += cells.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:

@@ -30,31 +30,26 @@ except ModuleNotFoundError as error:
 
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
-from jaxnorm.nnx import graphs, groups, layers, named
+from jaxnorm.nnx import (
+    cells,
+    graphs,
+    groups,
+    layers,
+    named,
+    recurrent,
+)
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
+from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.named import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
-from jaxnorm.nnx.recurrent import (
-    GRU,
-    LSTM,
-    LayerNormGRUCell,
-    LayerNormLSTMCell,
-    LayerNormSimpleCell,
-    SimpleRNN,
-)
+from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
 __all__ = [
-    "GRU",
-    "LSTM",
     "BatchNorm",
-    "LayerNormGRUCell",
-    "LayerNormLSTMCell",
-    "LayerNormSimpleCell",
-    "SimpleRNN",
     "SpectralNorm",
     "SwitchableNorm",
     "WeightNorm",
@@ -67,6 +62,8 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += named.__all__
+__all__ += recurrent.__all__
+__all__ += cells.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from jaxnorm.engine.groups import inverse_root
 from jaxnorm.engine.xla import unknown_ones
-from jaxnorm.recurrent.cells import LSTM, State, Steps, Weights, input_product
+from jaxnorm.recurrent.cell import State, Steps, Weights, input_product
+from jaxnorm.recurrent.cells import LSTM
 from jaxnorm.recurrent.pointwise import GATES, expand_like, split
 
 Gates = tuple[jax.Array, ...]

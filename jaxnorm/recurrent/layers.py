@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
-from jaxnorm.recurrent.cells import Cell
-from jaxnorm.recurrent.functions import network, step
+from jaxnorm.recurrent.cell import Cell
+from jaxnorm.recurrent.network import network, step
 from jaxnorm.recurrent.options import NetworkArguments
 from jaxnorm.recurrent.parameters import Initializer, Initializers, make_cell
 from jaxnorm.recurrent.sequences import make_layout, step_mask

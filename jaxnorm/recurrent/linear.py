@@ -31,7 +31,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.engine.groups import inverse_root
-from jaxnorm.recurrent.cells import LSTM, State, Weights
+from jaxnorm.recurrent.cell import State, Weights
+from jaxnorm.recurrent.cells import LSTM
 from jaxnorm.recurrent.gates import Gates, add_up, mean_product, mean_square
 from jaxnorm.recurrent.pointwise import expand_like, normalize_with_root
 

@@ -19,7 +19,8 @@ import numpy as np
 from jaxnorm.engine.primitives import differentiable, linear, zeros
 from jaxnorm.engine.xla import barrier_on_cpu
 from jaxnorm.kernels.placement import WHOLE, like, sharded
-from jaxnorm.recurrent.cells import LSTM, Cell, State, Steps, Weights
+from jaxnorm.recurrent.cell import Cell, State, Steps, Weights
+from jaxnorm.recurrent.cells import LSTM
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, vary_alike
 
 # Features, from which on recomputing the gates takes longer than reading them.

@@ -16,7 +16,8 @@ from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.recurrent.cells import CELLS, NORMS, Cell
+from jaxnorm.recurrent.cell import NORMS, Cell
+from jaxnorm.recurrent.cells import CELLS
 from jaxnorm.recurrent.options import ParameterOptions
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()

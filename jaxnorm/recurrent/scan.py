@@ -26,7 +26,16 @@ from jax import lax
 
 from jaxnorm.arguments.axes import is_static
 from jaxnorm.engine.collectives import vary, varying_axes
-from jaxnorm.recurrent.cells import Cell, State, Steps, Weights, product
+from jaxnorm.recurrent.cell import Cell, State, Steps, Weights, product
+from jaxnorm.recurrent.steps import (
+    advance,
+    hold,
+    linearize_steps,
+    projected,
+    restart,
+    states_before,
+    with_zero_input,
+)
 
 # Returns the state after the last step, and the parts of the state after every step.
 # Of the parts after every step only h is needed, and only h needs a derivative.
@@ -184,53 +193,6 @@ def vary_alike(values, others):
     return jax.tree.map(lambda leaf: vary(leaf, axes), values)
 
 
-def advance(
-    cell: Cell, weights: Weights, input_term: jax.Array, steps: Steps, state: State
-) -> State:
-    """Take one step, with reset, projection, zoneout and mask."""
-    state = restart(steps, state)
-    new = cell.step(
-        weights, product(state[0], weights["recurrent_kernel"]), input_term, state, steps
-    )
-    return hold(steps, _projected(weights, new), state)
-
-
-def restart(steps: Steps, state):
-    """Return zeros where a step starts anew, and the state elsewhere."""
-    reset = steps.reset
-    return state if reset is None else jax.tree.map(lambda s: jnp.where(reset, 0, s), state)
-
-
-def _projected(weights: Weights, new: State) -> State:
-    """Project h if the cell has a projection."""
-    return (product(new[0], weights["projection"]), *new[1:]) if "projection" in weights else new
-
-
-def hold(steps: Steps, new: State, old: State) -> State:
-    """Keep old values by zoneout and for masked steps."""
-    # linear in both states, so that the loop over tangents calls it as it is
-    if steps.keep is not None:
-        new = tuple(_blend(keep, o, n) for keep, o, n in zip(steps.keep, old, new, strict=True))
-    if steps.mask is not None:
-        new = tuple(jnp.where(steps.mask, n, o) for n, o in zip(new, old, strict=True))
-    return new
-
-
-def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """Choose the old or new values by a boolean ``keep``, or mix them by a rate."""
-    return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
-
-
-def with_zero_input(steps: Steps, x: jax.Array) -> Steps:
-    """Say of each step whether its inputs are all 0."""
-    return steps._replace(zero_input=is_zero(x))
-
-
-def is_zero(x: jax.Array) -> jax.Array:
-    """Return whether all features are 0, with an axis of size one for them."""
-    return jnp.all(x == 0, -1, keepdims=True)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _run_chunk(
     form: Form, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
@@ -274,7 +236,7 @@ def _tangent(
     states: State,
 ) -> State:
     """Return the tangent of a chunk's states, derived in the module's docstring."""
-    linear_step, source = _linearize_steps(
+    linear_step, source = linearize_steps(
         cell, weights, dweights, x, dx, steps, states_before(steps, state, states)
     )
 
@@ -283,7 +245,7 @@ def _tangent(
         # As in advance: restart, projection and hold are linear in the state, so that
         # each is its own tangent.
         d = restart(steps, d)
-        new = _projected(weights, linear_step(product(d[0], weights["recurrent_kernel"]), d))
+        new = projected(weights, linear_step(product(d[0], weights["recurrent_kernel"]), d))
         d = hold(steps, jax.tree.map(jnp.add, new, source), d)
         return d, d
 
@@ -292,42 +254,3 @@ def _tangent(
     # JAX before 0.10 cannot transpose it otherwise.
     linear = lambda dstate, source: lax.scan(step, dstate, (linear_step, source, steps))[1]
     return jax.jvp(linear, (state, states), (dstate, source))[1]
-
-
-def states_before(steps: Steps, start: State, histories: State) -> State:
-    """Return the state before each step, zeros where the step starts anew."""
-    return restart(
-        steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories)
-    )
-
-
-def _linearize_steps(
-    cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State
-):
-    """Linearize all steps of a chunk, given the states before them.
-
-    Returns:
-      ``(linear_step, source)`` of the module's docstring, stacked over time.
-      ``linear_step`` is a function, and a pytree of its coefficients.
-    """
-    steps = with_zero_input(steps, x)
-    # d(h W) = dh W + h dW: the loop adds the first term, and source has the second
-    a, da = jax.jvp(
-        lambda weight: product(states[0], weight),
-        (weights["recurrent_kernel"],),
-        (dweights["recurrent_kernel"],),
-    )
-    input_term, dinput_term = jax.jvp(
-        partial(cell.input_terms, steps=steps), (weights, x), (dweights, dx)
-    )
-
-    def step_of_weights(weights, a, input_term):
-        return _projected(weights, cell.step(weights, a, input_term, states, steps))
-
-    def linear(a, input_term, states, steps):
-        return jax.linearize(
-            lambda a, state: cell.step(weights, a, input_term, state, steps), a, states
-        )[1]
-
-    _, source = jax.jvp(step_of_weights, (weights, a, input_term), (dweights, da, dinput_term))
-    return jax.vmap(linear)(a, input_term, states, steps), source

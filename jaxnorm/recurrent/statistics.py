@@ -15,10 +15,10 @@ from jax import lax
 from jaxnorm.arguments import validation
 from jaxnorm.core.statistics import Moments, moments
 from jaxnorm.engine.groups import inverse_root
-from jaxnorm.recurrent.cells import Cell, Steps, product
+from jaxnorm.recurrent.cell import Cell, Steps, product
 from jaxnorm.recurrent.options import NetworkArguments
-from jaxnorm.recurrent.scan import states_before
 from jaxnorm.recurrent.sequences import Layout
+from jaxnorm.recurrent.steps import states_before
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:

@@ -1,0 +1,98 @@
+"""Take steps of any cell, and linearize them, in plain JAX.
+
+:func:`advance` is a step as scan.py's loop takes it. :func:`linearize_steps` returns the
+``linear_step`` and the ``source`` of many steps, as scan.py defines them.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxnorm.recurrent.cell import Cell, State, Steps, Weights, product
+
+
+def advance(
+    cell: Cell, weights: Weights, input_term: jax.Array, steps: Steps, state: State
+) -> State:
+    """Take one step, with reset, projection, zoneout and mask."""
+    state = restart(steps, state)
+    new = cell.step(
+        weights, product(state[0], weights["recurrent_kernel"]), input_term, state, steps
+    )
+    return hold(steps, projected(weights, new), state)
+
+
+def restart(steps: Steps, state):
+    """Return zeros where a step starts anew, and the state elsewhere."""
+    reset = steps.reset
+    return state if reset is None else jax.tree.map(lambda s: jnp.where(reset, 0, s), state)
+
+
+def projected(weights: Weights, new: State) -> State:
+    """Project h if the cell has a projection."""
+    return (product(new[0], weights["projection"]), *new[1:]) if "projection" in weights else new
+
+
+def hold(steps: Steps, new: State, old: State) -> State:
+    """Keep old values by zoneout and for masked steps."""
+    # linear in both states, so that the loop over tangents calls it as it is
+    if steps.keep is not None:
+        new = tuple(_blend(keep, o, n) for keep, o, n in zip(steps.keep, old, new, strict=True))
+    if steps.mask is not None:
+        new = tuple(jnp.where(steps.mask, n, o) for n, o in zip(new, old, strict=True))
+    return new
+
+
+def _blend(keep: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    """Choose the old or new values by a boolean ``keep``, or mix them by a rate."""
+    return jnp.where(keep, old, new) if keep.dtype == jnp.bool_ else new + keep * (old - new)
+
+
+def with_zero_input(steps: Steps, x: jax.Array) -> Steps:
+    """Say of each step whether its inputs are all 0."""
+    return steps._replace(zero_input=is_zero(x))
+
+
+def is_zero(x: jax.Array) -> jax.Array:
+    """Return whether all features are 0, with an axis of size one for them."""
+    return jnp.all(x == 0, -1, keepdims=True)
+
+
+def states_before(steps: Steps, start: State, histories: State) -> State:
+    """Return the state before each step, zeros where the step starts anew."""
+    return restart(
+        steps, jax.tree.map(lambda s, h: jnp.concatenate([s[None], h[:-1]]), start, histories)
+    )
+
+
+def linearize_steps(
+    cell: Cell, weights: Weights, dweights: Weights, x, dx, steps: Steps, states: State
+):
+    """Linearize all steps of a chunk, given the states before them.
+
+    Returns:
+      ``(linear_step, source)`` of scan.py's docstring, stacked over time.
+      ``linear_step`` is a function, and a pytree of its coefficients.
+    """
+    steps = with_zero_input(steps, x)
+    # d(h W) = dh W + h dW: the loop adds the first term, and source has the second
+    a, da = jax.jvp(
+        lambda weight: product(states[0], weight),
+        (weights["recurrent_kernel"],),
+        (dweights["recurrent_kernel"],),
+    )
+    input_term, dinput_term = jax.jvp(
+        partial(cell.input_terms, steps=steps), (weights, x), (dweights, dx)
+    )
+
+    def step_of_weights(weights, a, input_term):
+        return projected(weights, cell.step(weights, a, input_term, states, steps))
+
+    def linear(a, input_term, states, steps):
+        return jax.linearize(
+            lambda a, state: cell.step(weights, a, input_term, state, steps), a, states
+        )[1]
+
+    _, source = jax.jvp(step_of_weights, (weights, a, input_term), (dweights, da, dinput_term))
+    return jax.vmap(linear)(a, input_term, states, steps), source
