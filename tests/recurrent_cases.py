@@ -27,6 +27,8 @@ class Case:
     norm: str | None = "layer"
     placement: str = "ba2016"
     projection: int | None = None
+    reset_after: bool = True
+    activation: str = "tanh"
 
     def __str__(self):
         parts = (
@@ -34,6 +36,8 @@ class Case:
             self.norm or "none",
             self.placement if self.norm else "",
             "projected" if self.projection else "",
+            "" if self.reset_after else "reset_first",
+            "" if self.activation == "tanh" else self.activation,
         )
         return "-".join(part for part in parts if part)
 
@@ -42,17 +46,24 @@ class Case:
         return {"norm": self.norm, "placement": self.placement}
 
     @property
+    def variant(self):
+        """The options that one kind of cell takes alone, without defaults."""
+        given = {"reset_after": self.reset_after, "activation": self.activation}
+        return {name: value for name, value in given.items() if value not in (True, "tanh")}
+
+    @property
     def network(self):
         return getattr(jn.recurrent, self.cell)
 
     def call(self, x, params, **options):
         """``(state as a tuple, outputs)``."""
-        state, outputs = self.network(x, params, **self.options, **options)
+        state, outputs = self.network(x, params, **self.options, **self.variant, **options)
         return (state if isinstance(state, tuple) else (state,)), outputs
 
     def params(self, dtype=np.float32, seed=0):
         """Every leaf random: ones and zeros hide what is swapped or left out."""
         extra = {} if self.projection is None else {"projection": self.projection}
+        extra |= {} if self.reset_after else {"reset_after": False}
         init = partial(
             getattr(jn.recurrent, f"init_{self.cell}"),
             in_features=FEATURES,
@@ -73,7 +84,13 @@ class Case:
 
     def oracle(self, x, params, epsilon=1e-6, initial=None):
         return recurrent_oracle.network(
-            self.cell, x, params, epsilon=epsilon, initial=initial, **self.options
+            self.cell,
+            x,
+            params,
+            epsilon=epsilon,
+            initial=initial,
+            **self.options,
+            **self.variant,
         )
 
 
@@ -92,13 +109,27 @@ CASES = [
     *(Case(cell, norm) for cell in PLACEMENTS for norm in ("batch", None)),
     Case("lstm", "layer", projection=2),
     Case("lstm", None, projection=3),
+    *(
+        Case("gru", norm, placement, reset_after=False)
+        for norm in ("layer", "rms")
+        for placement in PLACEMENTS["gru"]
+    ),
+    *(Case("gru", norm, reset_after=False) for norm in ("batch", None)),
+    *(
+        Case("rnn", norm, placement, activation="relu")
+        for norm, placement in (("layer", "ba2016"), ("rms", "sum"), ("batch", "ba2016"))
+    ),
+    Case("rnn", None, activation="relu"),
 ]
+RESET_FIRST, RELU = Case("gru", reset_after=False), Case("rnn", "layer", activation="relu")
 FEW = [
     Case("lstm"),
     Case("lstm", "rms", "gate"),
     Case("gru"),
     Case("rnn", "layer", "sum"),
     Case("lstm", None, projection=3),
+    RELU,
+    RESET_FIRST,
 ]
 by_few = pytest.mark.parametrize("case", long_sweep(FEW, quick=FEW[1:3]), ids=str)
 OF_ONE = [case for case in CASES if case.norm != "batch"]  # sequences that do not see each other

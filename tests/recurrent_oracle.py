@@ -35,14 +35,22 @@ def affine(p, name, a, norm, epsilon):
     return p[f"{name}_scale"] * norm(a, epsilon)
 
 
-def rnn_step(p, x, h, norm, placement, epsilon):
+def relu(a):
+    return np.where(a > 0, a, 0)
+
+
+ACTIVATIONS = {"tanh": np.tanh, "relu": relu}
+
+
+def rnn_step(p, x, h, norm, placement, epsilon, activation="tanh"):
     a, r = terms(p, x, h)
+    activation = ACTIVATIONS[activation]
     if norm is None:
-        return (np.tanh(a + r + p["bias"]),)
+        return (activation(a + r + p["bias"]),)
     if placement == "sum":
-        return (np.tanh(p["scale"] * norm(a + r, epsilon) + p["bias"]),)
+        return (activation(p["scale"] * norm(a + r, epsilon) + p["bias"]),)
     return (
-        np.tanh(
+        activation(
             affine(p, "input", a, norm, epsilon)
             + affine(p, "recurrent", r, norm, epsilon)
             + p["bias"]
@@ -73,7 +81,32 @@ def lstm_step(p, x, h, c, norm, placement, epsilon):
     return sigmoid(o) * np.tanh(shown), c if placement == "ba2016" else shown
 
 
-def gru_step(p, x, h, norm, placement, epsilon):
+def gru_reset_first_step(p, x, h, norm, placement, epsilon):
+    """As in Cho et al. 2014: r scales h before the product with the candidate's matrix."""
+    n = h.shape[-1]
+    u_rz, u_n = np.split(p["recurrent_kernel"], [2 * n], -1)
+    a_rz, a_n = np.split(x @ p["input_kernel"], [2 * n], -1)
+    b_rz, b_n = np.split(p["bias"], [2 * n])
+
+    def joined(part, a, r, b):
+        """The pre-activations of r and z, or of n, of the input's and the recurrent term."""
+        if norm is None:
+            return a + r + b
+        own = lambda name: np.split(p[name], [2 * n])[part]
+        if placement == "ba2016":
+            terms = own("input_scale") * norm(a, epsilon), own("recurrent_scale") * norm(r, epsilon)
+            return sum(terms) + b
+        each = np.split(a + r, 2, -1) if placement == "gate" and part == 0 else [a + r]
+        return own("scale") * np.concatenate([norm(one, epsilon) for one in each], -1) + b
+
+    r, z = np.split(sigmoid(joined(0, a_rz, h @ u_rz, b_rz)), 2, -1)
+    candidate = np.tanh(joined(1, a_n, (r * h) @ u_n, b_n))
+    return ((1 - z) * candidate + z * h,)
+
+
+def gru_step(p, x, h, norm, placement, epsilon, reset_after=True):
+    if not reset_after:
+        return gru_reset_first_step(p, x, h, norm, placement, epsilon)
     n = h.shape[-1]
     (a_rz, a_n), (r_rz, r_n) = (np.split(term, [2 * n], -1) for term in terms(p, x, h))
     (b_rz, b_n) = np.split(p["bias"], [2 * n])
@@ -101,8 +134,13 @@ def gru_step(p, x, h, norm, placement, epsilon):
 STEPS = {"rnn": rnn_step, "lstm": lstm_step, "gru": gru_step}
 
 
-def network(name, x, params, norm="layer", placement="ba2016", epsilon=1e-6, initial=None):
-    """Return ``(state, outputs)`` for x of shape (batch, time, features), without lengths."""
+def network(
+    name, x, params, norm="layer", placement="ba2016", epsilon=1e-6, initial=None, **variant
+):
+    """Return ``(state, outputs)`` for x of shape (batch, time, features), without lengths.
+
+    A ``variant`` is ``reset_after`` of a GRU, or ``activation`` of a simple network.
+    """
     p = {key: np.asarray(value, np.float64) for key, value in params.items()}
     x = np.asarray(x, np.float64)
     features, rows = (
@@ -113,9 +151,8 @@ def network(name, x, params, norm="layer", placement="ba2016", epsilon=1e-6, ini
     state = tuple(np.zeros((len(x), width)) for width in widths) if initial is None else initial
     outputs = []
     for t in range(x.shape[1]):
-        state = STEPS[name](
-            p, x[:, t], *state, norm=NORMS.get(norm), placement=placement, epsilon=epsilon
-        )
+        options = {"norm": NORMS.get(norm), "placement": placement, "epsilon": epsilon}
+        state = STEPS[name](p, x[:, t], *state, **options, **variant)
         if "projection" in p:
             state = (state[0] @ p["projection"], *state[1:])
         outputs.append(state[0])

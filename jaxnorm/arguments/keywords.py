@@ -42,6 +42,8 @@ MEANT: Mapping[str, tuple[str, ...]] = {
     "lengths": ("seq_lengths",),
     "seq_lengths": ("lengths",),
     "initial_state": ("initial", "initial_carry"),
+    "nonlinearity": ("activation",),
+    "activation_fn": ("activation",),
 }
 
 

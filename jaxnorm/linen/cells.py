@@ -32,9 +32,11 @@ class Cell(nn.RNNCellBase, Generic[S]):
     carry_init: Initializer = initializers.zeros
 
     kind: ClassVar[str]
-    # Fields of the LSTM cell alone. The other cells read these constants.
+    # Each of these is a field of one cell alone. The other cells read the constants.
     forget_bias: ClassVar[float | None] = None
     projection: ClassVar[int | None] = None
+    reset_after: ClassVar[bool] = True
+    activation: ClassVar[str] = "tanh"
 
     def __call__(self, carry: S, inputs: jax.Array) -> tuple[S, jax.Array]:
         """Run one step.
@@ -47,9 +49,7 @@ class Cell(nn.RNNCellBase, Generic[S]):
           ``(carry, outputs)`` after the step.
         """
         params = self.parameters(inputs.shape[-1], carry)
-        return run_cell(
-            self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon
-        )
+        return run_cell(self, params, carry, inputs)
 
     @nn.compact
     def parameters(self, in_features: int, carry: Any = None) -> dict[str, jax.Array]:
@@ -57,7 +57,7 @@ class Cell(nn.RNNCellBase, Generic[S]):
 
         A ``carry`` determines the number of features.
         """
-        cell = module_cell(self.kind, self.norm, self.placement, self.epsilon)
+        cell = module_cell(self)
         start = module_initializers(
             self.kind,
             self.norm,
@@ -74,7 +74,7 @@ class Cell(nn.RNNCellBase, Generic[S]):
             }
         # Without a norm the parameters have Flax's names and shapes, so that
         # checkpoints fit.
-        params = self._flax_parameters(start, in_features, *shapes["recurrent_kernel"])
+        params = self._flax_parameters(start, in_features, shapes)
         if self.projection is not None:
             params["projection"] = self.param(
                 "projection", self.kernel_init, shapes["projection"], self.param_dtype
@@ -96,9 +96,13 @@ class Cell(nn.RNNCellBase, Generic[S]):
         )
 
     def _flax_parameters(
-        self, start: Initializers, in_features: int, rows: int, packed: int
+        self, start: Initializers, in_features: int, shapes: dict[str, tuple[int, ...]]
     ) -> dict[str, jax.Array]:
-        """Return the parameters of Flax's cell, for ``norm=None``, with the gates concatenated."""
+        """Return the parameters of Flax's cell, for ``norm=None``, with the gates concatenated.
+
+        ``shapes`` are those of the parameters of the function.
+        """
+        (rows, packed), inner_bias = shapes["recurrent_kernel"], "recurrent_bias" in shapes
         # Flax's cells have a Dense layer for each gate and direction: ii and hi for
         # gate i.
         gates = FLAX_GATES[self.kind]
@@ -110,7 +114,7 @@ class Cell(nn.RNNCellBase, Generic[S]):
         starts = dict.fromkeys(gates, 0.0) | {"f": start.forget_bias}
         # Flax's LSTM has its biases in the recurrent layers, the other cells in the
         # input layers. The GRU has one more, within the product with the reset gate.
-        biased = {"lstm": gates, "gru": ("n",), "rnn": ()}[self.kind]
+        biased = gates if self.kind == "lstm" else ("n",) if inner_bias else ()
         recurrent_parts = [
             dense(f"h{gate}", rows, self.recurrent_kernel_init, gate in biased, starts[gate])
             for gate in gates
@@ -123,7 +127,7 @@ class Cell(nn.RNNCellBase, Generic[S]):
         params["bias"] = jnp.concatenate(
             [bias for _, bias in (recurrent_parts if self.kind == "lstm" else input_parts)]
         )
-        return params | ({"recurrent_bias": recurrent_parts[2][1]} if self.kind == "gru" else {})
+        return params | ({"recurrent_bias": recurrent_parts[2][1]} if inner_bias else {})
 
     def _dense(
         self,
@@ -223,7 +227,8 @@ class LayerNormGRUCell(Cell[jax.Array]):
     """A layer-normalized GRU cell for :class:`flax.linen.RNN`.
 
     See :func:`jaxnorm.recurrent.gru` for the equations. With ``norm=None`` the cell equals
-    :class:`flax.linen.GRUCell`, parameters included.
+    :class:`flax.linen.GRUCell`, parameters included. ``reset_after=False`` leaves out the
+    bias of ``hn``.
 
     Attributes:
       features: number of features H of the state.
@@ -236,6 +241,8 @@ class LayerNormGRUCell(Cell[jax.Array]):
       dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
       param_dtype: dtype of the parameters; float32 by default.
       carry_init: initializer of the carry; zeros by default.
+      reset_after: whether the reset gate comes after the product with the recurrent weights; True
+        by default. False puts it before, as in Keras with this argument, and as in Haiku.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -245,13 +252,15 @@ class LayerNormGRUCell(Cell[jax.Array]):
     """
 
     kind = "gru"
+    reset_after: bool = True  # type: ignore[misc]
 
 
 class LayerNormSimpleCell(Cell[jax.Array]):
     """A layer-normalized simple cell for :class:`flax.linen.RNN`.
 
     See :func:`jaxnorm.recurrent.rnn` for the equations. With ``norm=None`` the cell equals
-    :class:`flax.linen.SimpleCell`, parameters included.
+    :class:`flax.linen.SimpleCell`, parameters included, and with ``activation="relu"`` as well
+    its ``activation_fn=jax.nn.relu``.
 
     Attributes:
       features: number of features H of the state.
@@ -264,6 +273,7 @@ class LayerNormSimpleCell(Cell[jax.Array]):
       dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
       param_dtype: dtype of the parameters; float32 by default.
       carry_init: initializer of the carry; zeros by default.
+      activation: ``"tanh"`` (default) or ``"relu"``.
 
     >>> import jax, jax.numpy as jnp
     >>> import flax.linen, jaxnorm.linen
@@ -273,3 +283,4 @@ class LayerNormSimpleCell(Cell[jax.Array]):
     """
 
     kind = "rnn"
+    activation: str = "tanh"  # type: ignore[misc]

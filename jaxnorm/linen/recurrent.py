@@ -53,6 +53,9 @@ class _Layer(nn.Module):
     implementation: str | None = None
 
     cell: ClassVar[type[Cell]]
+    # Each of these is a field of one layer alone.
+    reset_after: ClassVar[bool] = True
+    activation: ClassVar[str] = "tanh"
 
     @overload
     def __call__(
@@ -279,6 +282,8 @@ class GRU(_Layer):
       carry_init: initializer of the carry; zeros by default.
       implementation: None (default) selects automatically; see
         :class:`jaxnorm.recurrent.NetworkOptions`.
+      reset_after: whether the reset gate comes after the product with the recurrent weights; True
+        by default. False puts it before, as in Keras with this argument, and as in Haiku.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -286,6 +291,8 @@ class GRU(_Layer):
     >>> model.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
     (2, 5, 8)
     """
+
+    reset_after: bool = True  # type: ignore[misc]
 
     cell = LayerNormGRUCell
 
@@ -323,6 +330,7 @@ class SimpleRNN(_Layer):
       carry_init: initializer of the carry; zeros by default.
       implementation: None (default) selects automatically; see
         :class:`jaxnorm.recurrent.NetworkOptions`.
+      activation: ``"tanh"`` (default) or ``"relu"``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -330,5 +338,7 @@ class SimpleRNN(_Layer):
     >>> model.init_with_output(jax.random.key(0), jnp.ones((2, 5, 3)))[0].shape
     (2, 5, 4)
     """
+
+    activation: str = "tanh"  # type: ignore[misc]
 
     cell = LayerNormSimpleCell

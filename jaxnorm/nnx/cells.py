@@ -37,6 +37,8 @@ class Cell(RNNCellBase, Generic[S]):
         scale: float | None = None,
         forget_bias: float | None = None,
         projection: int | None = None,
+        reset_after: bool = True,
+        activation: str = "tanh",
         kernel_init: Initializer = LECUN,
         recurrent_kernel_init: Initializer = ORTHOGONAL,
         dtype: Dtype | None = None,
@@ -51,8 +53,9 @@ class Cell(RNNCellBase, Generic[S]):
             projection or hidden_features,
         )
         self.norm, self.placement, self.epsilon = norm, placement, epsilon
+        self.reset_after, self.activation = reset_after, activation
         self.dtype, self.param_dtype = dtype, param_dtype
-        cell = module_cell(self.kind, norm, placement, epsilon)
+        cell = module_cell(self)
         start = module_initializers(
             self.kind, norm, scale, forget_bias, kernel_init, recurrent_kernel_init
         )
@@ -106,9 +109,7 @@ class Cell(RNNCellBase, Generic[S]):
           ``(carry, outputs)`` after the step.
         """
         params = self.parameters()
-        return run_cell(
-            self.kind, params, carry, inputs, self.dtype, self.norm, self.placement, self.epsilon
-        )
+        return run_cell(self, params, carry, inputs)
 
     def initialize_carry(
         self,
@@ -162,6 +163,8 @@ class LayerNormLSTMCell(Cell[Pair]):
       forget_bias: the value at which the bias of the forget gate starts; by default 1, and without
         a norm 0, as in Flax.
       projection: number of features to which h is projected; None, the default, projects nothing.
+      reset_after: must be True: only a GRU has a reset gate.
+      activation: must be ``"tanh"``: only a simple RNN has others.
       kernel_init: initializer of the input weights; LeCun's normal one by default.
       recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
       dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
@@ -193,6 +196,9 @@ class LayerNormGRUCell(Cell[jax.Array]):
       scale: the value at which all gains start; 1 by default.
       forget_bias: must be None: only an LSTM has a forget gate.
       projection: must be None: only an LSTM has a projection.
+      reset_after: whether the reset gate comes after the product with the recurrent weights; True
+        by default. False puts it before, as in Keras with this argument, and as in Haiku.
+      activation: must be ``"tanh"``: only a simple RNN has others.
       kernel_init: initializer of the input weights; LeCun's normal one by default.
       recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
       dtype: dtype of the output; by default the dtype to which inputs and parameters promote.
@@ -213,7 +219,8 @@ class LayerNormSimpleCell(Cell[jax.Array]):
     """A layer-normalized simple cell for :class:`flax.nnx.RNN`.
 
     See :func:`jaxnorm.recurrent.rnn` for the equations. With ``norm=None`` the cell equals
-    :class:`flax.nnx.SimpleCell`, parameters included.
+    :class:`flax.nnx.SimpleCell`, parameters included, and with ``activation="relu"`` as well its
+    ``activation_fn=jax.nn.relu``.
 
     Args:
       in_features: number of features of the inputs.
@@ -224,6 +231,8 @@ class LayerNormSimpleCell(Cell[jax.Array]):
       scale: the value at which all gains start; 1 by default.
       forget_bias: must be None: only an LSTM has a forget gate.
       projection: must be None: only an LSTM has a projection.
+      reset_after: must be True: only a GRU has a reset gate.
+      activation: ``"tanh"`` (default) or ``"relu"``.
       kernel_init: initializer of the input weights; LeCun's normal one by default.
       recurrent_kernel_init: initializer of the recurrent weights; orthogonal by default.
       dtype: dtype of the output; by default the dtype to which inputs and parameters promote.

@@ -62,6 +62,8 @@ class _Layer(nnx.Module):
         dropout: float = 0.0,
         zoneout: float | tuple[float, float] = 0.0,
         projection: int | None = None,
+        reset_after: bool = True,
+        activation: str = "tanh",
         time_major: bool = False,
         return_carry: bool = False,
         reverse: bool = False,
@@ -79,6 +81,7 @@ class _Layer(nnx.Module):
             epsilon,
             implementation,
         )
+        self.reset_after, self.activation = reset_after, activation
         self.zoneout, self.deterministic, self.dtype, self.param_dtype = (
             zoneout,
             deterministic,
@@ -96,6 +99,8 @@ class _Layer(nnx.Module):
             "norm": norm,
             "placement": placement,
             "epsilon": epsilon,
+            "reset_after": reset_after,
+            "activation": activation,
             "dtype": dtype,
             "param_dtype": param_dtype,
         }
@@ -232,6 +237,8 @@ class LSTM(_Layer):
       zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305), or
         one rate for each part of the state, for an LSTM (h, c); 0 by default.
       projection: number of features to which h is projected; None, the default, projects nothing.
+      reset_after: must be True: only a GRU has a reset gate.
+      activation: must be ``"tanh"``: only a simple RNN has others.
       time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
       return_carry: whether to return ``(carry, outputs)``; False by default.
       reverse: whether to run from the last step to the first; False by default.
@@ -279,6 +286,9 @@ class GRU(_Layer):
       zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
         by default.
       projection: must be None: only an LSTM has a projection.
+      reset_after: whether the reset gate comes after the product with the recurrent weights; True
+        by default. False puts it before, as in Keras with this argument, and as in Haiku.
+      activation: must be ``"tanh"``: only a simple RNN has others.
       time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
       return_carry: whether to return ``(carry, outputs)``; False by default.
       reverse: whether to run from the last step to the first; False by default.
@@ -324,6 +334,8 @@ class SimpleRNN(_Layer):
       zoneout: rate at which units keep their old value (Krueger et al. 2016, arXiv 1606.01305); 0
         by default.
       projection: must be None: only an LSTM has a projection.
+      reset_after: must be True: only a GRU has a reset gate.
+      activation: ``"tanh"`` (default) or ``"relu"``.
       time_major: whether time is axis 0 of inputs, masks, ids and outputs; False by default.
       return_carry: whether to return ``(carry, outputs)``; False by default.
       reverse: whether to run from the last step to the first; False by default.

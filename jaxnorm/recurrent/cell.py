@@ -8,6 +8,9 @@ state::
     a = h @ recurrent_kernel                             the only product in the loop
     state = cell.step(weights, a, input_term, ...)
 
+A cell whose step has a second product, after its gates are known, has a stage for each
+(:attr:`Cell.stages`). What a stage returns is the state that the next one starts from.
+
 Pre-activations are packed: the blocks of all gates lie side by side along the last
 axis. Layer norm subtracts the mean of a group of blocks. Since ``a - mean(a) = h @ (W -
 mean of each row of W)``, the weights are centered instead, and each step only needs the
@@ -15,6 +18,7 @@ variance.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -57,6 +61,19 @@ class Steps(NamedTuple):
     zero_input: jax.Array | None = None
 
 
+class Stage(NamedTuple):
+    """A part of a step: one product, and what follows it.
+
+    Attributes:
+      kernel: the name of the matrix among the weights, by which the first part of the
+        stage's state is multiplied.
+      run: takes the arguments of :meth:`Cell.step`, and returns the stage's result.
+    """
+
+    kernel: str
+    run: Callable[..., State]
+
+
 @dataclass(frozen=True)
 class Cell:
     """The static arguments of a step.
@@ -70,6 +87,7 @@ class Cell:
         else a tanh.
       state: the names of the parts of the state.
       positions: the positions that the cell knows.
+      variant: the option that chose this cell among cells of one name, for an error.
     """
 
     norm: str | None = "layer"
@@ -80,6 +98,12 @@ class Cell:
     sigmoids: ClassVar[tuple[bool, ...]]
     state: ClassVar[tuple[str, ...]] = ("h",)
     positions: ClassVar[tuple[str, ...]]
+    variant: ClassVar[str] = ""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of a step, of which the last returns the new state."""
+        return (Stage("recurrent_kernel", self.step),)
 
     @property
     def normalizes_each_term(self) -> bool:
@@ -150,24 +174,39 @@ class Cell:
             return a
         return self.normalize_term(weights, "input", a, steps) + expand_like(weights["bias"], a)
 
-    def normalize_term(self, weights: Weights, name: str, a: jax.Array, steps: Steps) -> jax.Array:
+    def normalize_term(
+        self,
+        weights: Weights,
+        name: str,
+        a: jax.Array,
+        steps: Steps,
+        blocks: tuple[int, ...] | None = None,
+    ) -> jax.Array:
         """Normalize and scale one term, if each term has a norm of its own."""
         return (
             expand_like(weights[f"{name}_scale"], a)
-            * self.normalized(a, name, steps, self.blocks_per_group)
+            * self.normalized(a, name, steps, blocks or self.blocks_per_group)
             if self.normalizes_each_term
             else a
         )
 
     def preactivations(
-        self, weights: Weights, a: jax.Array, input_term: jax.Array, steps: Steps
+        self,
+        weights: Weights,
+        a: jax.Array,
+        input_term: jax.Array,
+        steps: Steps,
+        blocks: tuple[int, ...] | None = None,
     ) -> jax.Array:
-        """Return the packed pre-activations of all gates."""
+        """Return the packed pre-activations of all gates.
+
+        ``blocks`` is the number of blocks of each group; None for all of the cell.
+        """
         if self.normalizes_sum:
             return expand_like(weights["scale"], a) * self.normalized(
-                a + input_term, "gates", steps, self.blocks_per_group
+                a + input_term, "gates", steps, blocks or self.blocks_per_group
             ) + expand_like(weights["bias"], a)
-        return self.normalize_term(weights, "recurrent", a, steps) + input_term
+        return self.normalize_term(weights, "recurrent", a, steps, blocks) + input_term
 
     def normalized(
         self,

@@ -1,20 +1,34 @@
-"""Define one step of each cell: the simple cell, the LSTM and the GRU."""
+"""Define one step of each cell: the simple cell, the LSTM and both kinds of GRU."""
 
+from dataclasses import dataclass
+
+import jax
 import jax.numpy as jnp
 
-from jaxnorm.recurrent.cell import Cell, center_rows
+from jaxnorm.recurrent.cell import Cell, Stage, State, Steps, Weights, center_rows
 from jaxnorm.recurrent.pointwise import LSTM_SIGMOIDS, expand_like, lstm_gates, split, tanh
 
+# at 0 the derivative of a ReLU is 0
+ACTIVATIONS = {"tanh": tanh, "relu": jax.nn.relu}
 
+
+@dataclass(frozen=True)
 class RNN(Cell):
-    """The simple cell, ``h' = tanh(a)`` with the pre-activation a."""
+    """The simple cell, ``h' = tanh(a)`` or ``max(a, 0)`` with the pre-activation a.
+
+    Attributes:
+      activation: one of :data:`ACTIVATIONS`.
+    """
+
+    activation: str = "tanh"
 
     name = "rnn"
     sigmoids = (False,)
     positions = ("ba2016", "sum")
 
     def step(self, weights, a, input_term, state, steps):
-        return (tanh(self.preactivations(weights, a, input_term, steps)),)
+        activation = ACTIVATIONS[self.activation]
+        return (activation(self.preactivations(weights, a, input_term, steps)),)
 
 
 class LSTM(Cell):
@@ -56,11 +70,8 @@ class LSTM(Cell):
         return o * tanh(s), s if self.carries else c
 
 
-class GRU(Cell):
-    """The gated recurrent unit, ``h' = (1 - z) n + z h``.
-
-    The candidate is ``n = tanh(input's term + r (recurrent term + recurrent_bias))``.
-    """
+class GatedUnit(Cell):
+    """The gated recurrent unit, ``h' = (1 - z) n + z h``, with any candidate n."""
 
     name = "gru"
     # the order of blocks is r, z, n
@@ -70,6 +81,13 @@ class GRU(Cell):
     @property
     def blocks_per_group(self):
         return (1, 1, 1) if self.position == "gate" else (2, 1)
+
+
+class GRU(GatedUnit):
+    """The gated recurrent unit whose gate r comes after the product with the matrix.
+
+    The candidate is ``n = tanh(input's term + r (recurrent term + recurrent_bias))``.
+    """
 
     def shapes(self, in_features, features, projection=None):
         inner = {} if self.normalizes_sum else {"recurrent_bias": (features,)}
@@ -105,6 +123,53 @@ class GRU(Cell):
         n = tanh(a_n)
         # (1 - z) n + z h with one product
         return (n + z * (state[0] - n),)
+
+
+class ResetFirstGRU(GatedUnit):
+    """The gated recurrent unit whose gate r comes before the product with the matrix.
+
+    The candidate is ``n = tanh(input's term + (r h) @ candidate_kernel)``. So a step
+    has two products, and :meth:`reset` stands between them.
+    """
+
+    variant = ", reset_after=False"
+
+    @property
+    def stages(self):
+        return (Stage("recurrent_kernel", self.reset), Stage("candidate_kernel", self.step))
+
+    def weights(self, params):
+        weights = super().weights(params)
+        gates, candidate = split(weights["recurrent_kernel"], (2, 1))
+        return {**weights, "recurrent_kernel": gates, "candidate_kernel": candidate}
+
+    def reset(
+        self, weights: Weights, a: jax.Array, input_term: jax.Array, state: State, steps: Steps
+    ) -> State:
+        """Return ``(r h, z, h)``, from the product of h and the matrix of r and z."""
+        a_rz = self._preactivations_of(0, weights, a, input_term, steps)
+        r, z = split(0.5 * tanh(a_rz) + 0.5, (1, 1))
+        return r * state[0], z, state[0]
+
+    def step(self, weights, a, input_term, state, steps):
+        _, z, h = state
+        n = tanh(self._preactivations_of(1, weights, a, input_term, steps))
+        return (n + z * (h - n),)
+
+    def _preactivations_of(
+        self, part: int, weights: Weights, a: jax.Array, input_term: jax.Array, steps: Steps
+    ) -> jax.Array:
+        """Return the pre-activations of r and z, part 0, or of n, part 1.
+
+        ``a`` has this part alone, and all else is packed.
+        """
+        own = lambda packed: split(packed, (2, 1))[part]
+        weights = {name: own(weights[name]) for name in (*self.gains, "bias")}
+        if steps.running is not None:
+            mean, rstd = steps.running["recurrent"]
+            steps = steps._replace(running={"recurrent": (own(mean), own(rstd))})
+        blocks = self.blocks_per_group[:-1] if part == 0 else self.blocks_per_group[-1:]
+        return self.preactivations(weights, a, own(input_term), steps, blocks)
 
 
 CELLS: dict[str, type[Cell]] = {cell.name: cell for cell in (RNN, LSTM, GRU)}

@@ -24,6 +24,7 @@ def rnn(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    activation: str = "tanh",
     return_moments: Literal[False] = False,
     **options: Unpack[NetworkOptions],
 ) -> Result[jax.Array]: ...
@@ -33,6 +34,7 @@ def rnn(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    activation: str = "tanh",
     return_moments: Literal[True],
     **options: Unpack[NetworkOptions],
 ) -> ResultWithMoments[jax.Array]: ...
@@ -42,6 +44,7 @@ def rnn(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    activation: str = "tanh",
     return_moments: bool,
     **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]: ...
@@ -51,10 +54,11 @@ def rnn(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    activation: str = "tanh",
     return_moments: bool = False,
     **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]:
-    """Run a simple recurrent network over sequences: ``h' = tanh(a)``.
+    """Run a simple recurrent network over sequences: ``h' = tanh(a)``, or ``max(a, 0)``.
 
     ============  ===========================================================
     ba2016        a = LN(W_h h) + LN(W_x x) + b, as eq. 20 does for the LSTM
@@ -66,6 +70,9 @@ def rnn(
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_rnn` makes them.
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
+      activation: ``"tanh"`` (default), or ``"relu"`` for ``h' = max(a, 0)``, whose
+        derivative at 0 is 0. Le, Jaitly & Hinton 2015 (arXiv 1504.00941) start its
+        recurrent matrix at the identity, without a norm.
       return_moments: with ``norm="batch"`` whether to return the Moments of each step,
         too: a dict of ``input`` and ``recurrent``.
       **options: ``lengths``, ``where``, ``segments``, ``reverse``, ``time_major``,
@@ -81,14 +88,20 @@ def rnn(
       TypeError: x or params that are not floating, lengths that are no integers, masks
         that are not boolean.
       ValueError: shapes that do not fit, lengths beyond the steps of x, an unknown
-        norm, placement or implementation, parameters for another placement.
+        norm, placement, activation or implementation, parameters for another placement.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> h, y = jn.recurrent.rnn(jnp.ones((2, 5, 3)), jn.recurrent.init_rnn(jax.random.key(0), 3, 4))
     >>> h.shape, y.shape
     ((2, 4), (2, 5, 4))
+    >>> one = {"input_kernel": jnp.ones((1, 1)), "recurrent_kernel": jnp.ones((1, 1))}
+    >>> x = jnp.array([[1.0], [2.0], [-5.0], [4.0]])
+    >>> jn.recurrent.rnn(x, one, norm=None, activation="relu")[1].ravel().tolist()
+    [1.0, 3.0, 0.0, 4.0]
     """
-    given = NetworkArguments(initial=initial, return_moments=return_moments, **options)
+    given = NetworkArguments(
+        initial=initial, return_moments=return_moments, activation=activation, **options
+    )
     return network("rnn", x, params, given)
 
 
@@ -98,6 +111,7 @@ def gru(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    reset_after: bool = True,
     return_moments: Literal[False] = False,
     **options: Unpack[NetworkOptions],
 ) -> Result[jax.Array]: ...
@@ -107,6 +121,7 @@ def gru(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    reset_after: bool = True,
     return_moments: Literal[True],
     **options: Unpack[NetworkOptions],
 ) -> ResultWithMoments[jax.Array]: ...
@@ -116,6 +131,7 @@ def gru(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    reset_after: bool = True,
     return_moments: bool,
     **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]: ...
@@ -125,6 +141,7 @@ def gru(
     params: Params,
     *,
     initial: ArrayLike | None = None,
+    reset_after: bool = True,
     return_moments: bool = False,
     **options: Unpack[NetworkOptions],
 ) -> EitherResult[jax.Array]:
@@ -143,10 +160,26 @@ def gru(
     The blocks of the parameters are in the order r, z, n. b_h is the leaf
     ``recurrent_bias``, (H,).
 
+    In these equations r scales the product U_h h, as in PyTorch and cuDNN. With
+    ``reset_after=False`` it scales h before the product, as in the paper, in Haiku, in
+    Keras with the same argument, and in ONNX with ``linear_before_reset=0``. The gates r
+    and z stay as they are, and U_h (r h) has the norm that U_h h has:
+
+    ============  ==================================================================================
+    ba2016        n = tanh(LN(U_x x) + LN(U_h (r h)) + b_n)
+    sum, gate     n = tanh(LN(U_x x + U_h (r h)) + b_n)
+    norm=None     n = tanh(U_x x + U_h (r h) + b_n)
+    ============  ==================================================================================
+
+    There is no b_h then, since b_n is added at the same place. Each step has two
+    products, one after the other, which takes longer.
+
     Args:
       x: floating array ``(..., batch, time, features)``, at least ``(time, features)``.
       params: as :func:`init_gru` makes them.
       initial: h before the first step, ``(..., batch, H)``; zeros by default.
+      reset_after: whether the reset gate r comes after the product with U_h; True by
+        default. False puts it before the product.
       return_moments: with ``norm="batch"`` whether to return the Moments of each step,
         too: a dict of ``input`` and ``recurrent``.
       **options: ``lengths``, ``where``, ``segments``, ``reverse``, ``time_major``,
@@ -168,8 +201,13 @@ def gru(
     >>> h, y = jn.recurrent.gru(jnp.ones((2, 5, 3)), jn.recurrent.init_gru(jax.random.key(0), 3, 4))
     >>> bool((h == y[:, -1]).all())
     True
+    >>> params = jn.recurrent.init_gru(jax.random.key(0), 3, 4, reset_after=False)
+    >>> jn.recurrent.gru(jnp.ones((2, 5, 3)), params, reset_after=False)[1].shape
+    (2, 5, 4)
     """
-    given = NetworkArguments(initial=initial, return_moments=return_moments, **options)
+    given = NetworkArguments(
+        initial=initial, return_moments=return_moments, reset_after=reset_after, **options
+    )
     return network("gru", x, params, given)
 
 

@@ -20,15 +20,23 @@ from jaxnorm.recurrent.sequences import make_layout, step_mask
 FLAX_ORDER = {"lstm": ("c", "h")}
 
 
-def module_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
-    """Check the arguments of a module's cell, and return the cell."""
+def module_cell(module: Any) -> Cell:
+    """Check the options of a module, which are its attributes, and return its cell."""
+    name, norm = module.kind, module.norm
     if norm not in (None, "layer", "rms"):
         raise ValueError(
             f"norm of a module must be 'layer', 'rms' or None: got {norm!r}. "
             f"For 'batch', whose statistics are those of each step, call jaxnorm.recurrent.{name} "
             "with running."
         )
-    return make_cell(name, norm, placement, epsilon)
+    return make_cell(
+        name,
+        norm,
+        module.placement,
+        module.epsilon,
+        reset_after=module.reset_after,
+        activation=module.activation,
+    )
 
 
 def module_initializers(
@@ -91,21 +99,22 @@ def round_input(
 
 
 def run_cell(
-    name: str, params: dict[str, jax.Array], carry, x: jax.Array, dtype, norm, *options
+    module: Any, params: dict[str, jax.Array], carry, x: jax.Array
 ) -> tuple[Any, jax.Array]:
     """Run one step of a module's cell, and return the new carry and the output.
 
     Carries are in Flax's order. With a norm a carry keeps its dtypes. Without a norm
     all its parts have the dtype of the output, as in Flax.
     """
+    name, norm = module.kind, module.norm
     state = swap_carry(name, carry) if name in FLAX_ORDER else (carry,)
     if any(isinstance(part, tuple | list) for part in state):
         raise TypeError(
             f"a carry of {name} must be an array for each part of the state: got "
             f"{jax.tree.structure(carry)}."
         )
-    x = round_input(name, norm, dtype, x, params, state)
-    new = step(name, x, params, state, norm, *options)
+    x = round_input(name, norm, module.dtype, x, params, state)
+    new = step(module_cell(module), x, params, state)
     output = new[0].astype(x.dtype)
     new = tuple(
         part.astype(x.dtype if norm is None else old.dtype)
@@ -216,6 +225,8 @@ def _given(module: Any, call: ModuleCall, x: jax.Array) -> NetworkArguments:
         norm=module.norm,
         placement=module.placement,
         epsilon=module.epsilon,
+        reset_after=module.reset_after,
+        activation=module.activation,
         zoneout=module.zoneout,
         implementation=module.implementation,
     )

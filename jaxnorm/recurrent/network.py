@@ -61,7 +61,14 @@ def network(name: str, x, params: Mapping[str, Any], given: NetworkArguments) ->
       params: its parameters.
       given: the other arguments of the call.
     """
-    cell = make_cell(name, given.norm, given.placement, given.epsilon)
+    cell = make_cell(
+        name,
+        given.norm,
+        given.placement,
+        given.epsilon,
+        reset_after=given.reset_after,
+        activation=given.activation,
+    )
     x = validation.floating(x)
     layout = make_layout(x, given.time_major, given.reverse)
     params = check_params(cell, params, x.shape[-1])
@@ -141,15 +148,13 @@ def _forward(static: Static, x, params, state, mask, ids, running, key) -> tuple
     return final, layout.from_steps(outputs.astype(x.dtype)), moments
 
 
-def step(
-    name: str, x: jax.Array, params: Mapping[str, Any], state: State, norm, placement, epsilon
-) -> State:
+def step(cell: Cell, x: jax.Array, params: Mapping[str, Any], state: State) -> State:
     """Run one step of a cell, for the cells of Flax modules.
 
     The norm must not be batch norm. The other arguments are as in :func:`network`, with
     x of one step, ``(..., features)``.
     """
-    cell, x = make_cell(name, norm, placement, epsilon), validation.floating(x)
+    x = validation.floating(x)
     params = check_params(cell, params, x.shape[-1])
     dtype = compute_dtype(promoted(None, x, *params.values()))
     # one step of a sequence, all of whose other axes are batch

@@ -97,11 +97,14 @@ class NetworkArguments:
     """The arguments of one call of a network, besides x and the parameters.
 
     These are :class:`NetworkOptions` with their defaults, ``initial``, which is h or
-    (h, c), and ``return_moments``.
+    (h, c), ``return_moments``, and what one of the networks takes alone: ``reset_after``
+    of the GRU and ``activation`` of the simple network.
     """
 
     initial: Any = None
     return_moments: bool = False
+    reset_after: bool = True
+    activation: str = "tanh"
     lengths: Param = None
     where: Param = None
     segments: Param = None

@@ -17,16 +17,30 @@ from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.recurrent.cell import NORMS, Cell
-from jaxnorm.recurrent.cells import CELLS
+from jaxnorm.recurrent.cells import ACTIVATIONS, CELLS, RNN, ResetFirstGRU
 from jaxnorm.recurrent.options import ParameterOptions
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
 
 
-def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Cell:
+def make_cell(
+    name: str,
+    norm: str | None,
+    placement: str,
+    epsilon: float,
+    *,
+    reset_after: bool = True,
+    activation: str = "tanh",
+) -> Cell:
     """Check the arguments of a cell, and return the cell.
 
-    ``placement`` is the option of that name, the position of the norm.
+    Args:
+      name: name of the function that runs the cell.
+      norm: the norm.
+      placement: the option of that name, the position of the norm.
+      epsilon: added to the variance.
+      reset_after: for a GRU whether r comes after the product with the matrix.
+      activation: for a simple cell the name of its function.
     """
     cell_type = CELLS[name]
     if norm not in NORMS:
@@ -41,7 +55,25 @@ def make_cell(name: str, norm: str | None, placement: str, epsilon: float) -> Ce
             "recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: "
             f"got {placement!r}."
         )
-    return cell_type(norm, placement, validation.number("epsilon", epsilon))
+    if not isinstance(reset_after, bool):
+        raise TypeError(f"reset_after must be True or False: got {reset_after!r}.")
+    if not reset_after and name != "gru":
+        raise ValueError(
+            f"reset_after is for the GRU, which has a reset gate: got {reset_after} for {name}."
+        )
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation of rnn must be {' or '.join(map(repr, ACTIVATIONS))}: got {activation!r}."
+        )
+    if activation != "tanh" and name != "rnn":
+        raise ValueError(
+            f"activation is for the simple RNN: got {activation!r} for {name}, whose functions are "
+            "fixed."
+        )
+    epsilon = validation.number("epsilon", epsilon)
+    if name == "rnn":
+        return RNN(norm, placement, epsilon, activation)
+    return (cell_type if reset_after else ResetFirstGRU)(norm, placement, epsilon)
 
 
 @dataclass(frozen=True)
@@ -105,10 +137,14 @@ def _by_block(
 
 @dataclass(frozen=True)
 class InitArguments(Initializers):
-    """The arguments of ``init_`` functions: :class:`ParameterOptions` with defaults."""
+    """The arguments of ``init_`` functions: :class:`ParameterOptions` with defaults.
+
+    ``reset_after`` is of the GRU alone.
+    """
 
     norm: str | None = "layer"
     placement: str = "ba2016"
+    reset_after: bool = True
     dtype: DTypeLike = jnp.float32
 
 
@@ -138,7 +174,12 @@ def init_rnn(
 
 @known_keywords
 def init_gru(
-    key: jax.Array, in_features: int, features: int, **options: Unpack[ParameterOptions]
+    key: jax.Array,
+    in_features: int,
+    features: int,
+    *,
+    reset_after: bool = True,
+    **options: Unpack[ParameterOptions],
 ) -> dict[str, jax.Array]:
     """Make the parameters of :func:`gru`, a plain dict.
 
@@ -146,18 +187,22 @@ def init_gru(
       key: random key.
       in_features: D, the features of x.
       features: H, the features of the state.
+      reset_after: as in :func:`gru`.
       **options: see :class:`ParameterOptions`.
 
     Returns:
       The leaves of :func:`init_lstm`, with three blocks, r, z and n. It has no leaves
       for c and for a projection. With ``placement="ba2016"`` or without a norm it also
-      has ``recurrent_bias``, (H,).
+      has ``recurrent_bias``, (H,), unless ``reset_after=False``.
 
     >>> import jax, jaxnorm as jn
     >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None))
     ['bias', 'input_kernel', 'recurrent_bias', 'recurrent_kernel']
+    >>> sorted(jn.recurrent.init_gru(jax.random.key(0), 3, 4, norm=None, reset_after=False))
+    ['bias', 'input_kernel', 'recurrent_kernel']
     """
-    return _initialize("gru", key, (in_features, features, None), InitArguments(**options))
+    arguments = InitArguments(reset_after=reset_after, **options)
+    return _initialize("gru", key, (in_features, features, None), arguments)
 
 
 @known_keywords
@@ -210,7 +255,9 @@ def _initialize(
     name: str, key: jax.Array, sizes: tuple[int, int, int | None], arguments: InitArguments
 ) -> dict[str, jax.Array]:
     """Make the parameters of a cell of sizes (in_features, features, projection)."""
-    cell = make_cell(name, arguments.norm, arguments.placement, 0)
+    cell = make_cell(
+        name, arguments.norm, arguments.placement, 0, reset_after=arguments.reset_after
+    )
     shapes = leaf_shapes(cell, *sizes)
     return {
         leaf: arguments.leaf(cell, leaf)(jax.random.fold_in(key, i), shapes[leaf], arguments.dtype)
@@ -264,11 +311,11 @@ def check_params(cell: Cell, params: Mapping[str, Any], in_features: int) -> dic
     wanted = cell.shapes(in_features, packed // blocks, projection)
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
+        same = "norm, placement and reset_after" if cell.variant else "norm and placement"
         raise ValueError(
-            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.position!r} are "
-            f"{', '.join(wanted)}: "
-            f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same norm and "
-            "placement."
+            f"params of {cell.name} with norm={cell.norm!r}, placement={cell.position!r}"
+            f"{cell.variant} are {', '.join(wanted)}: "
+            f"got {', '.join(unknown)} too. Make them with init_{cell.name} and the same {same}."
         )
     for name, array in arrays.items():
         if array.shape != wanted[name]:

@@ -14,6 +14,9 @@ for all steps of a chunk at once, before the loop. What remains in the loop is l
 ds, so JAX transposes it. The transposed loop has no transcendental functions and no
 sums of weight gradients. After it, products over the whole chunk give these gradients.
 Backward recomputes one chunk at a time.
+
+A cell with several stages has a product, a linear function and a source for each. A
+source is the tangent of a stage by its matrix, too, and passes through the next one.
 """
 
 from collections.abc import Callable
@@ -79,7 +82,12 @@ def chunk_length(chunks: Chunks, weights: Weights, x: jax.Array) -> int:
     """
     if not is_static(x.shape):
         return min(x.shape[0], chunks.smallest)
-    time, batch, packed = *x.shape[:2], weights["recurrent_kernel"].shape[-1]
+    time, batch = x.shape[:2]
+    packed = sum(
+        weights[name].shape[-1]
+        for name in ("recurrent_kernel", "candidate_kernel")
+        if name in weights
+    )
     most = max(
         chunks.smallest,
         chunks.bytes // max(1, batch * packed * x.dtype.itemsize * chunks.intermediates),
@@ -245,8 +253,10 @@ def _tangent(
         # As in advance: restart, projection and hold are linear in the state, so that
         # each is its own tangent.
         d = restart(steps, d)
-        new = projected(weights, linear_step(product(d[0], weights["recurrent_kernel"]), d))
-        d = hold(steps, jax.tree.map(jnp.add, new, source), d)
+        new = d
+        for stage, linear in zip(cell.stages, linear_step, strict=True):
+            new = linear(product(new[0], weights[stage.kernel]), new)
+        d = hold(steps, jax.tree.map(jnp.add, projected(weights, new), source), d)
         return d, d
 
     # The scan is linear, so that it is its own tangent at any point, here at the

@@ -18,7 +18,7 @@ from jaxnorm.engine.groups import inverse_root
 from jaxnorm.recurrent.cell import Cell, Steps, product
 from jaxnorm.recurrent.options import NetworkArguments
 from jaxnorm.recurrent.sequences import Layout
-from jaxnorm.recurrent.steps import states_before
+from jaxnorm.recurrent.steps import recurrent_products, states_before
 
 
 def normalized_widths(cell: Cell, packed: int) -> dict[str, int]:
@@ -104,14 +104,11 @@ def running_by_step(
 def step_moments(cell: Cell, weights, x, steps: Steps, state, histories) -> dict[str, Moments]:
     """Return the Moments of each step, ``(time, features)``, for each term."""
     # from the states, after the loop, so that no loop has to return statistics
-    x, state, histories = lax.stop_gradient((x, state, histories))
-    terms = {
-        "input": (x, "input_kernel"),
-        "recurrent": (states_before(steps, state, histories)[0], "recurrent_kernel"),
-    }
+    weights, x, state, histories = lax.stop_gradient((weights, x, state, histories))
+    before = states_before(steps, state, histories)
     values = {
-        name: product(value, lax.stop_gradient(weights[kernel]))
-        for name, (value, kernel) in terms.items()
+        "input": product(x, weights["input_kernel"]),
+        "recurrent": recurrent_products(cell, weights, x, steps, before),
     }
     if "c" in cell.state:
         values["cell"] = histories[1]

@@ -5,6 +5,7 @@
 """
 
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ def advance(
 ) -> State:
     """Take one step, with reset, projection, zoneout and mask."""
     state = restart(steps, state)
-    new = cell.step(
-        weights, product(state[0], weights["recurrent_kernel"]), input_term, state, steps
-    )
+    new = state
+    for stage in cell.stages:
+        a = product(new[0], weights[stage.kernel])
+        new = stage.run(weights, a, input_term, new, steps)
     return hold(steps, projected(weights, new), state)
 
 
@@ -73,26 +75,55 @@ def linearize_steps(
 
     Returns:
       ``(linear_step, source)`` of scan.py's docstring, stacked over time.
-      ``linear_step`` is a function, and a pytree of its coefficients.
+      ``linear_step`` has a function for each stage of the cell, which is a pytree of
+      its coefficients.
     """
     steps = with_zero_input(steps, x)
+    first, *further = cell.stages
     # d(h W) = dh W + h dW: the loop adds the first term, and source has the second
     a, da = jax.jvp(
         lambda weight: product(states[0], weight),
-        (weights["recurrent_kernel"],),
-        (dweights["recurrent_kernel"],),
+        (weights[first.kernel],),
+        (dweights[first.kernel],),
     )
     input_term, dinput_term = jax.jvp(
         partial(cell.input_terms, steps=steps), (weights, x), (dweights, dx)
     )
 
-    def step_of_weights(weights, a, input_term):
-        return projected(weights, cell.step(weights, a, input_term, states, steps))
+    def first_of_weights(weights, a, input_term):
+        return projected(weights, first.run(weights, a, input_term, states, steps))
 
-    def linear(a, input_term, states, steps):
+    def linear(stage, a, input_term, states, steps):
         return jax.linearize(
-            lambda a, state: cell.step(weights, a, input_term, state, steps), a, states
+            lambda a, state: stage.run(weights, a, input_term, state, steps), a, states
         )[1]
 
-    _, source = jax.jvp(step_of_weights, (weights, a, input_term), (dweights, da, dinput_term))
-    return jax.vmap(linear)(a, input_term, states, steps), source
+    states_between, source = jax.jvp(
+        first_of_weights, (weights, a, input_term), (dweights, da, dinput_term)
+    )
+    linear_step = [jax.vmap(partial(linear, first))(a, input_term, states, steps)]
+    # what the first stage adds runs through the others, which add their own
+    for stage in further:
+
+        def of_weights(weights, input_term, states, stage=stage):
+            a = product(states[0], weights[stage.kernel])
+            return stage.run(weights, a, input_term, states, steps), a
+
+        states = states_between
+        states_between, source, a = jax.jvp(
+            of_weights, (weights, input_term, states), (dweights, dinput_term, source), has_aux=True
+        )
+        linear_step.append(jax.vmap(partial(linear, stage))(a, input_term, states, steps))
+    return tuple(linear_step), source
+
+
+def recurrent_products(
+    cell: Cell, weights: Weights, x: jax.Array, steps: Steps, states: State
+) -> jax.Array:
+    """Return the products of the state, packed, of all steps, given the states before them."""
+    products = [product(states[0], weights[cell.stages[0].kernel])]
+    for before, stage in pairwise(cell.stages):
+        input_term = cell.input_terms(weights, x, steps)
+        states = before.run(weights, products[-1], input_term, states, steps)
+        products.append(product(states[0], weights[stage.kernel]))
+    return jnp.concatenate(products, -1) if len(products) > 1 else products[0]

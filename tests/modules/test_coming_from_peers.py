@@ -186,6 +186,22 @@ class TestTorch:
         )
         close(found, module(self.torch.tensor(x))[0].detach(), atol=1e-5)
 
+    @pytest.mark.parametrize("activation", ["tanh", "relu"])
+    def test_checkpoints_and_gradients_of_a_simple_network(self, activation, rng):
+        x = rng.standard_normal((2, 9, 6)).astype(np.float32)
+        module = self.torch.nn.RNN(6, 5, nonlinearity=activation, batch_first=True)
+        params = self.functions["lstm_of_torch"](self.state(module))
+        run = lambda x, params: recurrent.rnn(x, params, norm=None, activation=activation)[1]
+        y, pull = jax.vjp(run, x, params)
+        given = self.torch.tensor(x, requires_grad=True)
+        theirs = module(given)[0]
+        close(y, theirs.detach(), atol=1e-5)
+        theirs.backward(self.torch.tensor(np.cos(np.asarray(y))))
+        dx, dparams = pull(jnp.cos(y))
+        close(dx, given.grad, atol=1e-5)
+        close(dparams["recurrent_kernel"], module.weight_hh_l0.grad.T, atol=2e-5)
+        close(dparams["bias"], module.bias_ih_l0.grad, atol=2e-5)
+
 
 class TestKeras:
     @pytest.fixture(autouse=True)
@@ -260,24 +276,19 @@ class TestKeras:
 
     def test_recurrent_checkpoints_and_masks(self, rng):
         x = rng.standard_normal((2, 4, 6)).astype(np.float32)
-        for name in ("LSTM", "GRU"):
+        for name, options in (
+            ("LSTM", {}),
+            ("GRU", {}),
+            ("GRU", {"reset_after": False}),
+            ("SimpleRNN", {"activation": "relu"}),
+        ):
             layer = getattr(self.layers, name)(
-                5, return_sequences=True, bias_initializer="random_normal"
+                5, return_sequences=True, bias_initializer="random_normal", **options
             )
             theirs, weights = np.asarray(layer(x)), self.weights(layer)
-            if name == "LSTM":
-                params = {
-                    "input_kernel": weights["kernel"],
-                    "recurrent_kernel": weights["recurrent_kernel"],
-                    "bias": weights["bias"],
-                }
-                close(recurrent.lstm(x, params, norm=None)[1], theirs, atol=1e-5)
-            else:
-                close(
-                    recurrent.gru(x, self.functions["gru_of_keras"](weights), norm=None)[1],
-                    theirs,
-                    atol=1e-5,
-                )
+            convert = self.functions["gru_of_keras" if name == "GRU" else "recurrent_of_keras"]
+            ours = {"LSTM": recurrent.lstm, "GRU": recurrent.gru, "SimpleRNN": recurrent.rnn}[name]
+            close(ours(x, convert(weights), norm=None, **options)[1], theirs, atol=1e-5)
             masked = np.asarray(layer(x, mask=np.array([[1, 1, 1, 1], [1, 1, 1, 0]], bool)))
             np.testing.assert_array_equal(masked[1, 3], masked[1, 2])
 
@@ -364,3 +375,23 @@ class TestHaiku:
             x, self.functions["lstm_of_haiku"](params), norm=None, time_major=True
         )
         close(ours, function.apply(params, x), atol=1e-5)
+
+    def test_gru_checkpoints_and_gradients(self, rng):
+        x = rng.standard_normal((7, 2, 6)).astype(np.float32)
+
+        def unroll(x):
+            core = self.hk.GRU(5)
+            return self.hk.dynamic_unroll(core, x, core.initial_state(2))[0]
+
+        function = self.hk.without_apply_rng(self.hk.transform(unroll))
+        params = jax.tree.map(
+            lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), function.init(KEY, x)
+        )
+        converted = self.functions["gru_of_haiku"](params)
+        run = lambda x: recurrent.gru(x, converted, norm=None, reset_after=False, time_major=True)[
+            1
+        ]
+        theirs = lambda x: function.apply(params, x)
+        close(run(x), theirs(x), atol=1e-5)
+        gradients = (jax.grad(lambda x, f=f: (f(x) ** 2).sum())(x) for f in (run, theirs))
+        close(*gradients, atol=1e-5)

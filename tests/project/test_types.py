@@ -193,8 +193,12 @@ def test_public_signatures_are_complete(function):
 @pytest.mark.parametrize(
     ("seen", "taken", "own"),
     [
-        (recurrent.NetworkOptions, options.NetworkArguments, {"initial", "return_moments"}),
-        (recurrent.ParameterOptions, parameters.InitArguments, {"forget_bias"}),
+        (
+            recurrent.NetworkOptions,
+            options.NetworkArguments,
+            {"initial", "return_moments", "reset_after", "activation"},
+        ),
+        (recurrent.ParameterOptions, parameters.InitArguments, {"forget_bias", "reset_after"}),
     ],
     ids=["networks", "parameters"],
 )

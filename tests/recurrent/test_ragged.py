@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from recurrent_cases import FEATURES, FEW, HIDDEN, Case, sequences
+from recurrent_cases import FEATURES, FEW, HIDDEN, RESET_FIRST, Case, sequences
 
 import jaxnorm as jn
 
@@ -83,7 +83,7 @@ def compare(case, x, params, coefficients, places, **options):
         )
 
 
-@pytest.mark.parametrize("case", long_sweep([*FEW, *FURTHER], quick=FEW[:1]), ids=str)
+@pytest.mark.parametrize("case", long_sweep([*FEW, *FURTHER], quick=[FEW[0], RESET_FIRST]), ids=str)
 def test_lengths(case, rng):
     x, params = sequences(rng, 4, 6), case.params()
     places = [np.arange(n) for n in LENGTHS]
@@ -133,7 +133,7 @@ def test_lengths_in_reverse(case, rng):
     )
 
 
-PACKED = [(case, reverse) for case in FEW[:3] for reverse in (False, True)]
+PACKED = [(case, reverse) for case in [*FEW[:3], RESET_FIRST] for reverse in (False, True)]
 
 
 @pytest.mark.parametrize(("case", "reverse"), long_sweep(PACKED, quick=PACKED[1:2]), ids=str)

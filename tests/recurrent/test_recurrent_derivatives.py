@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from recurrent_cases import CASES, FEW, HIDDEN, Case, loss, sequences, small_chunks, weights_for
+from recurrent_cases import (
+    CASES,
+    FEW,
+    HIDDEN,
+    RESET_FIRST,
+    Case,
+    loss,
+    sequences,
+    small_chunks,
+    weights_for,
+)
 
 import jaxnorm as jn
 
@@ -19,10 +29,11 @@ pytestmark = pytest.mark.usefixtures("several_chunks")
 IMPLEMENTATIONS = ("xla", "reference")
 # Of all cells, norms and placements some; each is compared with the equations, and those with the
 # layers.
+SOME = [Case("gru", "layer", "gate", reset_after=False), Case("rnn", None, activation="relu")]
 OFTEN = [*FEW, Case("lstm", "batch"), Case("lstm", "layer", "carried_cell")]
 
 
-@pytest.mark.parametrize("case", long_sweep(CASES, quick=OFTEN[:3:2]), ids=str)
+@pytest.mark.parametrize("case", long_sweep(CASES, quick=[*OFTEN[:3:2], *SOME]), ids=str)
 def test_gradients_are_differences_of_the_equations(case, rng, x64):
     x, params = sequences(rng, 4, 5, dtype=np.float64), case.params(np.float64)
     weights = weights_for(case, rng, x, params, np.float64)
@@ -97,7 +108,7 @@ def test_both_implementations_are_the_same(case, rng):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()))
 
 
-@pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2]], quick=()), ids=str)
+@pytest.mark.parametrize("case", long_sweep([FEW[0], FEW[2], RESET_FIRST], quick=()), ids=str)
 def test_second_order(case, rng, x64):
     """Forward over reverse and reverse over reverse are the difference of two gradients."""
     at = sequences(rng, 3, 5, dtype=np.float64), case.params(np.float64)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import long_sweep
-from recurrent_cases import HIDDEN, Case, loss, sequences, weights_for
+from recurrent_cases import HIDDEN, RELU, RESET_FIRST, Case, loss, sequences, weights_for
 
 import jaxnorm as jn
 from jaxnorm.kernels import placement
@@ -26,6 +26,7 @@ OWN_LOOPS = [
     for norm in ("layer", "rms")
 ]
 OTHERS = [Case("lstm", "layer", "gate"), Case("lstm", "layer", projection=2), Case("gru")]
+OTHERS += [RESET_FIRST, RELU]
 CASES = [*OWN_LOOPS, *OTHERS]
 
 
@@ -51,7 +52,8 @@ KINDS = ("plain", "lengths", "where", "segments", "zoneout", "expected zoneout")
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_only_an_lstm_with_one_norm_of_all_gates_has_loops_of_its_own(case):
-    cell = jn.recurrent.parameters.make_cell(case.cell, case.norm, case.placement, 1e-6)
+    make = partial(jn.recurrent.parameters.make_cell, case.cell, case.norm, case.placement)
+    cell = make(1e-6, **case.variant)
     own = tpu.find_loop(cell, case.params()) is tpu.chunked_by_gates
     assert own == (case in OWN_LOOPS)
 

@@ -116,7 +116,7 @@ def recurrent_parameters() -> None:
     options = assert_type(
         jn.recurrent.ParameterOptions(norm="rms", scale=0.1), jn.recurrent.ParameterOptions
     )
-    assert_type(jn.recurrent.init_gru(key, 6, 3, **options), Params)
+    assert_type(jn.recurrent.init_gru(key, 6, 3, reset_after=False, **options), Params)
 
 
 def recurrent_networks(keep: bool) -> None:
@@ -145,6 +145,17 @@ def recurrent_networks(keep: bool) -> None:
     assert_type(
         jn.recurrent.gru(
             x, gru, initial=final, segments=np.zeros((4, 5), int), implementation="xla"
+        ),
+        tuple[Array, Array],
+    )
+    first = jn.recurrent.init_gru(key, 6, 3, norm="batch", reset_after=False)
+    assert_type(
+        jn.recurrent.gru(x, first, norm="batch", reset_after=False, return_moments=True),
+        tuple[Array, Array, dict[str, jn.Moments]],
+    )
+    assert_type(
+        jn.recurrent.rnn(
+            x, jn.recurrent.init_rnn(key, 6, 3), activation="relu", lengths=np.array([5, 3, 1, 5])
         ),
         tuple[Array, Array],
     )
@@ -204,7 +215,9 @@ class Networks(flax.linen.Module):
         cell = jn.linen.LayerNormLSTMCell(3, forget_bias=1.0)
         start = assert_type(cell.initialize_carry(key, (4, 6)), Pair)
         assert_type(cell(start, x[:, 0]), tuple[Pair, Array])
-        assert_type(jn.linen.LayerNormGRUCell(3, norm="rms")(h, x[:, 0]), tuple[Array, Array])
+        assert_type(
+            jn.linen.LayerNormGRUCell(3, reset_after=False)(h, x[:, 0]), tuple[Array, Array]
+        )
         assert_type(jn.linen.LayerNormSimpleCell(3, norm=None)(h, x[:, 0]), tuple[Array, Array])
         carry, _ = assert_type(
             jn.linen.LSTM(3, num_layers=2, projection=2)(x, return_carry=True), tuple[Carry, Array]
@@ -216,11 +229,15 @@ class Networks(flax.linen.Module):
             Array,
         )
         assert_type(
-            jn.linen.GRU(3, bidirectional=True)(x, seq_lengths=np.array([5, 3, 1, 5])),
+            jn.linen.GRU(3, bidirectional=True, reset_after=False)(
+                x, seq_lengths=np.array([5, 3, 1, 5])
+            ),
             Array | tuple[Carry, Array],
         )
         assert_type(
-            jn.linen.SimpleRNN(3, return_carry=True)(x, init_key=key, time_major=True),
+            jn.linen.SimpleRNN(3, return_carry=True, activation="relu")(
+                x, init_key=key, time_major=True
+            ),
             Array | tuple[Carry, Array],
         )
         return y
@@ -270,7 +287,7 @@ def nnx_networks() -> None:
     assert_type(cell(start, x[:, 0]), tuple[Pair, Array])
     assert_type(cell.parameters(), dict[str, Array])
     assert_type(
-        jn.nnx.LayerNormGRUCell(6, 3, norm="rms", rngs=rngs)(h, x[:, 0]), tuple[Array, Array]
+        jn.nnx.LayerNormGRUCell(6, 3, reset_after=False, rngs=rngs)(h, x[:, 0]), tuple[Array, Array]
     )
     assert_type(
         jn.nnx.LayerNormSimpleCell(6, 3, norm=None, rngs=rngs)(h, x[:, 0]), tuple[Array, Array]
@@ -281,11 +298,11 @@ def nnx_networks() -> None:
     carry, _ = assert_type(layer(x, return_carry=True, deterministic=True), tuple[Carry, Array])
     assert_type(layer(x, initial_carry=carry, return_carry=False, rngs=rngs), Array)
     assert_type(
-        jn.nnx.GRU(6, 3, bidirectional=True, rngs=rngs)(x, seq_lengths=np.array([5, 3, 1, 5])),
+        jn.nnx.GRU(6, 3, reset_after=False, rngs=rngs)(x, seq_lengths=np.array([5, 3, 1, 5])),
         Array | tuple[Carry, Array],
     )
     assert_type(
-        jn.nnx.SimpleRNN(6, 3, return_carry=True, rngs=rngs)(x, mask=x[..., 0] > 0),
+        jn.nnx.SimpleRNN(6, 3, activation="relu", rngs=rngs)(x, mask=x[..., 0] > 0),
         Array | tuple[Carry, Array],
     )
 
