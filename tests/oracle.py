@@ -21,6 +21,7 @@ class Part:
     var_weight: float = 1.0
     kept: float = 0.0
     summed: tuple[int, ...] = ()
+    total: bool = False  # whether the sum of squares stands for the variance
 
 
 @dataclass
@@ -68,24 +69,33 @@ def oracle(
     def total(a, axes):
         return a.sum(axes, keepdims=True)
 
+    def divisor(part, n):
+        return 1 if part.total else np.maximum(n - correction, 1e-300)
+
     stats = []
     for part in parts:
         n = np.maximum(total(w, part.axes), 1e-300)
         m = total(w * x, part.axes) / n if centered else np.zeros_like(n)
         m = m + (total(w * (x - m), part.axes) / n if centered else 0)
-        v = total(w * (x - m) ** 2, part.axes) / np.maximum(n - correction, 1e-300)
+        v = total(w * (x - m) ** 2, part.axes) / divisor(part, n)
         stats.append((part, n, m, total(v + (part.kept * m) ** 2, part.summed)))
     mean = sum(p.mean_weight * m for p, _, m, _ in stats)
     var = sum(p.var_weight * v for p, _, _, v in stats)
-    root = np.sqrt(var + epsilon) if epsilon_in == "var" else np.sqrt(var) + epsilon
+    sigma = np.sqrt(var)
+    root = {
+        "var": np.sqrt(var + epsilon),
+        "std": sigma + epsilon,
+        "max": np.maximum(sigma, epsilon),
+    }[epsilon_in]
     r = np.divide(1, root, out=np.zeros_like(root), where=root > 0)
     hat = (x - mean) * r
     live = w > 0
     g = np.where(live, cotangent * scale, 0)
-    # d r / d v = -r^3 / 2, or -r^2 / (2 sqrt(v)) with epsilon in std
+    # d r / d v = -r^3 / 2, or -r^2 / (2 sqrt(v)) with epsilon in std; below epsilon in max it is 0
     slope = {
         "var": -0.5 * r**3,
-        "std": np.divide(-(r**2), 2 * np.sqrt(var), out=np.zeros_like(r), where=var > 0),
+        "std": np.divide(-(r**2), 2 * sigma, out=np.zeros_like(r), where=var > 0),
+        "max": np.where(sigma < epsilon, 0, -0.5 * r**3),
     }[epsilon_in]
     dx = g * r
     for part, n, m, _ in stats:
@@ -94,7 +104,7 @@ def oracle(
         inner = (
             part.var_weight
             * total(g * (x - mean) * slope, (*part.axes, *part.summed))
-            / np.maximum(n - correction, 1e-300)
+            / divisor(part, n)
         )
         dx = dx + 2 * w * (x - m + part.kept**2 * m) * inner
     y = np.where(live, hat * scale + bias, 0)

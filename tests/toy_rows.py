@@ -19,8 +19,8 @@ def obstacle(x, spec, operands):
         return f"takes rows alone: got {spec.axes} of {spec.reduction.split_shape}"
     if operands.where is not None:
         return "takes no mask"
-    if spec.correction or spec.epsilon_in == "std" or spec.lowest_exponent(x.dtype) is not None:
-        return "takes neither correction, epsilon_in='std', full_range nor a tiny epsilon"
+    if spec.correction or spec.epsilon_in != "var" or spec.lowest_exponent(x.dtype) is not None:
+        return "takes neither correction, epsilon_in, full_range nor a tiny epsilon"
     return None
 
 

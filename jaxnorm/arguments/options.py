@@ -18,7 +18,7 @@ class AxisGroups(NamedTuple):
 
 Param = ArrayLike | None
 AxisName = str | Sequence[str] | AxisGroups | None
-EpsilonIn = Literal["var", "std"]
+EpsilonIn = Literal["var", "std", "max"]
 
 
 class NormOptions(TypedDict, total=False):

@@ -232,11 +232,11 @@ def _is_complex(dtype: jnp.dtype) -> bool:
 
 
 def epsilon_in(value: str) -> str:
-    """Return ``value`` if it is ``'var'`` or ``'std'``."""
-    if value not in ("var", "std"):
+    """Return ``value`` if it is ``'var'``, ``'std'`` or ``'max'``."""
+    if value not in ("var", "std", "max"):
         raise ValueError(
-            "epsilon_in must be 'var' (added to the variance) or 'std' (added to its root): got "
-            f"{value!r}."
+            "epsilon_in must be 'var' (added to the variance), 'std' (added to its root) or 'max' "
+            f"(the least value of its root): got {value!r}."
         )
     return value
 

@@ -113,12 +113,12 @@ def prepare(
       scale_offset: a number that is added to the scale.
       rounding: where half precision is rounded, see core/rounding.py.
       bias: the shift.
-      epsilon: added to the variance; it may be traced.
+      epsilon: added to the variance, or what epsilon_in says; it may be traced.
       where: boolean mask or float weights.
       mask_name: what errors call ``where``.
       centered: whether the mean is subtracted.
       correction: number that is subtracted from the count in the variance.
-      epsilon_in: whether epsilon is added to the variance or to its root.
+      epsilon_in: whether epsilon is added to the variance or to its root, or is the least root.
       axis_name: device or vmap axes that are reduced as well.
       full_range: whether each group is divided by a power of two first.
       implementation: the name that the caller asks for.

@@ -64,7 +64,8 @@ def normalize(
       where: boolean mask or float weights that broadcast against ``x``; the output is 0 where they
         are 0, whatever ``x`` holds there.
       correction: 0 uses the biased variance, 1 the unbiased one (needs ``moments.count``).
-      epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``.
+      epsilon_in: ``"var"`` as above, ``"std"`` for ``/ (sqrt(var) + epsilon)``, ``"max"`` for
+        ``/ max(sqrt(var), epsilon)``.
       dtype: dtype of the result; that of ``x`` by default.
       segments: ids along the first of ``axes``, as in :func:`moments`: each position is normalized
         by the Moments of its segment.
@@ -163,7 +164,9 @@ def standardize(
       centered: False divides by the root mean square and subtracts nothing.
       correction: 0 for the biased variance, 1 for the unbiased one; a group of no more elements
         than that has variance 0.
-      epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``.
+      epsilon_in: ``"var"`` for ``sqrt(var + epsilon)``, ``"std"`` for ``sqrt(var) + epsilon``,
+        ``"max"`` for ``max(sqrt(var), epsilon)``. The maximum has no gradient where epsilon is the
+        larger of the two.
       axis_name: name (or names) of a device or vmap axis to reduce over as well, weighted by count.
       full_range: first divides each group by a power of two, which keeps elements of any size
         (1e-30, 3e38) accurate, for 1.2 to 2 times the work in plain JAX (bfloat16 input and
@@ -306,6 +309,7 @@ def _normalize(spec: Spec, moments: Moments, operands: Operands) -> jax.Array:
         mean, low_mean = (fitted(leaf).astype(dtype) for leaf in (moments.mean, moments.low.mean))
         low_mean = prevent_folding(low_mean)
         stats = with_epsilon(
+            spec,
             Stats(
                 Scaling(n, None, mean, operands.where, spec.scatter_indices(operands.ids)),
                 low_mean,

@@ -95,16 +95,23 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(loops, x, where, spec.scatter_indices(ids), epsilon)
     adjusted = found if spec.adjust is None else spec.adjust(loops, found, param)
-    stats = with_epsilon(adjusted, epsilon)
+    stats = with_epsilon(spec, adjusted, epsilon)
     return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
 
 
-def with_epsilon(stats: Stats, epsilon: jax.Array | None) -> Stats:
-    """Add a traced epsilon to the variance, in the units of the scale exponent."""
+def with_epsilon(spec: Spec, stats: Stats, epsilon: jax.Array | None) -> Stats:
+    """Apply a traced epsilon to the variance, in the units of the scale exponent.
+
+    It is added, or its square is the least variance.
+    """
     if epsilon is None:
         return stats
     epsilon, exponent = epsilon.astype(stats.var.dtype), stats.scaling.exponent
-    return stats._replace(var=stats.var + scale_down(scale_down(epsilon, exponent), exponent))
+    epsilon = scale_down(epsilon, exponent)
+    if spec.epsilon_in == "max":
+        least = epsilon * epsilon
+        return stats._replace(var=jnp.where(stats.var < least, least, stats.var))
+    return stats._replace(var=stats.var + scale_down(epsilon, exponent))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

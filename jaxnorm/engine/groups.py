@@ -198,12 +198,17 @@ def rstd(loops: PlainLoops, scaling: Scaling, var: jax.Array) -> jax.Array:
 
 
 def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "var") -> jax.Array:
-    """Return 1 / sqrt(var + epsilon) or 1 / (sqrt(var) + epsilon).
+    """Return 1 / sqrt(var + epsilon), 1 / (sqrt(var) + epsilon) or 1 / max(sqrt(var), epsilon).
 
     The result is 0 where that would divide by zero, which a positive epsilon rules out.
     """
     in_var = epsilon_in == "var"
-    total = (var if in_var else _sqrt(var)) + epsilon
+    if epsilon_in == "max":
+        total = _sqrt(var)
+        # not jnp.maximum: where both are equal the gradient goes to the variance, as in PyTorch
+        total = jnp.where(total < epsilon, epsilon, total)
+    else:
+        total = (var if in_var else _sqrt(var)) + epsilon
     # no step may be infinite, or jax_debug_infs would report it
     safe = total if positive else jnp.where(total == 0, 1, total)
     root = lax.rsqrt(safe) if in_var else 1 / safe
@@ -227,14 +232,19 @@ def _rstd_jvp(spec, primals, tangents):
     # With v = unbias var, where epsilon and unbias are constants:
     #     r = (v + epsilon)**(-1/2)       dr = -1/2 (v + epsilon)**(-3/2) dv = -1/2 r r r dv
     #     r = 1 / (sqrt(v) + epsilon)     dr = -r r d sqrt(v) = -1/2 v**(-1/2) r r dv
+    #     r = 1 / max(sqrt(v), epsilon)   dr = -1/2 v**(-3/2) dv = -1/2 r r r dv, but 0 where
+    #                                     sqrt(v) < epsilon
     # So dr = -1/2 q r r unbias dvar: q is r in the first case, and v**(-1/2) in the second. Without
-    # any deviation, v = 0, that q is taken as 0.
+    # any deviation, v = 0, that q is taken as 0. In the third case q is r, or 0. Where epsilon and
+    # sqrt(v) are equal it is r, as torch.clamp has it; jnp.maximum would take half of it.
     var, epsilon, count = primals
     r, unbias = _rstd(spec, var, epsilon, count), _unbias(spec, var, count)
     q = r
     if spec.epsilon_in == "std":
         var = var * unbias
         q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
+    elif spec.epsilon_in == "max":
+        q = jnp.where(_sqrt(var * unbias) < epsilon, 0, r)
     # multiply in turn: r**3 underflows for data of size 1e13
     slope = ((-0.5 * tangents[0] * (q * unbias)) * r) * r
     # the transpose multiplies r**2 first, which may be Inf, and Inf * 0 would be NaN

@@ -47,9 +47,9 @@ class Spec:
       reduction: how x is split, and which axes of the split shape are reduced.
       axis_name: device or vmap axes that are reduced as well.
       centered: whether the mean is subtracted.
-      epsilon: added to the variance, or to its root, as epsilon_in says.
+      epsilon: added to the variance or to its root, or the least root, as epsilon_in says.
       correction: the variance divides by the count less this number.
-      epsilon_in: "var" or "std".
+      epsilon_in: "var", "std" or "max".
       dtype: dtype of the output; None where only statistics are asked for.
       full_range: whether each group is divided by a power of two, whatever its dtype.
       batch_invariant: whether the bits of a group must not depend on the other groups.
@@ -122,11 +122,18 @@ class Spec:
         """The power of s that scales epsilon when s scales x."""
         return 2 if self.epsilon_in == "var" else 1
 
+    def least_epsilon(self, dtype) -> float:
+        """Return the least epsilon that hides what squares too small for this dtype lose."""
+        # A square below tiny loses digits, and the variance is wrong by up to tiny. So are the sum
+        # of variance and epsilon, and the square of an epsilon that is the least root. The root of
+        # a variance is wrong by up to sqrt(tiny).
+        tiny, eps = float(jnp.finfo(dtype).tiny), float(jnp.finfo(dtype).eps)
+        least = {"var": tiny / eps, "std": math.sqrt(tiny) / eps, "max": math.sqrt(tiny / eps)}
+        return least[self.epsilon_in]
+
     def epsilon_hides_squares(self, dtype) -> bool:
-        """Return whether epsilon is larger than any square that loses digits in this dtype."""
-        # A square below tiny loses digits. An epsilon of tiny / eps or more hides them.
-        finfo = jnp.finfo(dtype)
-        return self.epsilon >= float(finfo.tiny) / float(finfo.eps)
+        """Return whether epsilon hides what squares too small for this dtype lose."""
+        return self.epsilon >= self.least_epsilon(dtype)
 
     def lowest_exponent(self, dtype, epsilon: jax.Array | None = None) -> Any:
         """Return the least p of the 2**p that data of this dtype are divided by.

@@ -111,7 +111,8 @@ def layer_norm(
     """Normalize each example over its features (Ba, Kiros & Hinton 2016, arXiv 1607.06450).
 
     Layer normalization: ``y = (x - mean) / sqrt(var + epsilon) * scale + bias``; with
-    ``epsilon_in="std"`` it divides by ``sqrt(var) + epsilon``.
+    ``epsilon_in="std"`` it divides by ``sqrt(var) + epsilon``, with ``epsilon_in="max"`` by
+    ``max(sqrt(var), epsilon)``.
 
     Args:
       x: floating array ``(..., C)``.
@@ -130,7 +131,8 @@ def layer_norm(
       where: boolean mask or float weights that broadcast against ``x``. Elements where it
         is 0 do not count, even if they are NaN, and their outputs are 0.
       correction: 1 divides by n - 1 in the variance.
-      epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation.
+      epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation; with ``"max"`` it is the
+        least standard deviation that divides.
       segments: ids along the first of the axes, see :func:`moments`. With ``axes=(-2, -1)``
         each document of a packed sequence, or each graph, is normalized over its positions
         and channels. Scale and bias have the shape of the other axes.
@@ -242,12 +244,14 @@ def rms_norm(
     bias: Param = None,
     epsilon: ArrayLike = 1e-6,
     where: Param = None,
+    epsilon_in: EpsilonIn = "var",
     **options: Unpack[NormOptions],
 ) -> jax.Array:
     """Divide each example by its root mean square (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     RMS normalization, layer norm without the mean:
-    ``y = x / sqrt(mean(x**2) + epsilon) * scale + bias``.
+    ``y = x / sqrt(mean(x**2) + epsilon) * scale + bias``; with ``epsilon_in="std"`` it divides by
+    ``sqrt(mean(x**2)) + epsilon``, with ``epsilon_in="max"`` by ``max(sqrt(mean(x**2)), epsilon)``.
 
     Args:
       x: floating array ``(..., C)``.
@@ -264,6 +268,8 @@ def rms_norm(
       epsilon: added to the mean square.
       where: boolean mask or float weights that broadcast against ``x``. Elements where it
         is 0 do not count, even if they are NaN, and their outputs are 0.
+      epsilon_in: ``"std"`` adds ``epsilon`` to the root mean square, as some papers and checkpoints
+        do; with ``"max"`` it is the least root mean square that divides.
       **options: the options of every norm, see :class:`NormOptions`.
 
     Returns:
@@ -289,6 +295,7 @@ def rms_norm(
         bias=bias,
         epsilon=epsilon,
         where=where,
+        epsilon_in=epsilon_in,
         centered=False,
         **options,
     )

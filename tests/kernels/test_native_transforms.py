@@ -35,7 +35,13 @@ def mask(shape):
     return jnp.asarray(where)
 
 
-OPTIONS = [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}, {"dtype": "bfloat16"}]
+OPTIONS = [
+    {"correction": 1},
+    {"epsilon_in": "std"},
+    {"epsilon_in": "max", "epsilon": 1.0},  # some groups have less, and some more
+    {"epsilon": 0.0},
+    {"dtype": "bfloat16"},
+]
 RULES = pytest.mark.parametrize(
     "options",
     [{**options, **more} for more in ({}, {"masked": True}) for options in OPTIONS],

@@ -119,9 +119,7 @@ def test_the_plan_says_why_it_does_not_run(monkeypatch):
     refused = {
         "takes no mask": {"where": x[..., :1] > 0},
         "takes no axis_name": {"axis_name": "devices"},
-        "takes neither correction, epsilon_in='std', full_range nor a tiny epsilon": {
-            "correction": 1
-        },
+        "takes neither correction, epsilon_in, full_range nor a tiny epsilon": {"correction": 1},
     }
     for words, options in refused.items():
         with pytest.raises(ValueError, match=f"implementation='toy' {re.escape(words)}"):

@@ -19,6 +19,9 @@ from jaxnorm.kernels.pallas.tpu_rows import Config
 EPSILON = 1e-6
 # rows and width; blocks of 32 rows, of two pieces each
 SHAPES = [(1, 128), (33, 100), (70, 128), (5, 4096), (37, 1003), (3, 12288)]
+# of epsilon 2 some groups have less deviation, and some more
+OPTIONS = [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon_in": "max", "epsilon": 2.0}]
+OPTIONS += [{"epsilon": 0.1}]
 # axes of scale and bias that are not of size one
 PARAMS = {"none": None, "of features": (2,), "of examples": (0, 2), "of rows": (0, 1, 2)}
 
@@ -66,9 +69,7 @@ def test_output_and_gradients_are_those_of_the_oracle(shape, dtype, centered, pa
         assert relative(a, b) <= bound
 
 
-@pytest.mark.parametrize(
-    "options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(options, rng):
     given = drawn(rng, (2, 20, 40), (2,), "float32")
     for a, b in zip(gradients(*given, **options), truth(*given, **options), strict=True):
@@ -186,6 +187,11 @@ REFUSED = [
     ("takes no weights", "n h [c]", {"where": np.ones((4, 6, 1))}),
     ("takes neither full_range nor an epsilon below 1e-31", "n h [c]", {"epsilon": 0}),
     ("takes neither full_range", "n h [c]", {"full_range": True}),
+    (
+        "takes neither full_range nor an epsilon below 3e-16",
+        "n h [c]",
+        {"epsilon": 1e-16, "epsilon_in": "max"},
+    ),
     ("takes and gives float32 and bfloat16", "n h [c]", {"dtype": "float16"}),
 ]
 
@@ -198,8 +204,9 @@ def test_what_they_do_not_take(words, axes, options):
 
 def test_bfloat16_whose_epsilon_depends_on_the_unit():
     x = jnp.ones((4, 64), jnp.bfloat16)
-    for options in ({"epsilon_in": "std"}, {"epsilon": 1.0}):
-        with pytest.raises(ValueError, match="takes no bfloat16 with epsilon_in='std', or with an"):
+    words = "takes no bfloat16 with epsilon_in='std' or 'max', or with an"
+    for options in ({"epsilon_in": "std"}, {"epsilon_in": "max"}, {"epsilon": 1.0}):
+        with pytest.raises(ValueError, match=words):
             jn.plan(x, -1, implementation="pallas", **options)
     with pytest.raises(ValueError, match="takes rows of 16384 elements or fewer: got 20000"):
         jn.plan(jnp.ones((1, 20_000)), -1, implementation="pallas")

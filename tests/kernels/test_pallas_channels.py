@@ -17,6 +17,8 @@ from jaxnorm.kernels.pallas import tpu_channels
 from jaxnorm.kernels.pallas.tpu_channels import MIB, Config, config_for
 
 EPSILON = 1e-5
+OPTIONS = [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon_in": "max", "epsilon": 2.0}]
+OPTIONS += [{"epsilon": 0.1}]
 # images, positions, groups and channels of a group: several blocks of images and of channels,
 # a last block that is not full, pieces with and without a rest
 SHAPES = [
@@ -86,9 +88,7 @@ def test_output_and_gradients_are_those_of_the_oracle(shape, dtype, centered, pa
         assert relative(a, b) <= bound
 
 
-@pytest.mark.parametrize(
-    "options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(options, rng):
     given = drawn(rng, (8, 6, 16, 8), (2, 3), "float32")
     for a, b in zip(gradients(*given, **options), truth(*given, **options), strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from against_oracle import drawn, relative
 from cases import long_sweep
-from test_pallas import EPSILON, HARD, PARAMS, mixed, truth
+from test_pallas import EPSILON, HARD, OPTIONS, PARAMS, mixed, truth
 
 import jaxnorm as jn
 from jaxnorm.arguments.axes import resolve
@@ -85,9 +85,7 @@ def test_output_and_gradients_are_those_of_the_oracle(shape, dtype, centered, pa
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "options", [{"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.1}], ids=str
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options(options, rng):
     given = drawn(rng, (1, 20, 64), (2,), "float32")
     for a, b in zip(gradients(*given, **options), truth(*given, **options), strict=True):

@@ -718,7 +718,7 @@ WRONG = [
     (
         lambda: jn.layer_norm(X, epsilon_in="sigma"),
         ValueError,
-        "epsilon_in must be 'var' (added to the variance) or 'std'",
+        "epsilon_in must be 'var' (added to the variance), 'std' (added to its root) or 'max'",
     ),
     (
         lambda: jn.standardize(X, 0, implementation="cuda"),

@@ -132,7 +132,9 @@ NOTHING = {
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"correction": 1}, {"epsilon_in": "std"}, {"epsilon": 0.0}], ids=str
+    "options",
+    [{}, {"correction": 1}, {"epsilon_in": "std"}, {"epsilon_in": "max"}, {"epsilon": 0.0}],
+    ids=str,
 )
 @pytest.mark.parametrize("name", NOTHING)
 def test_moments_of_nothing_give_0_and_gradient_0(name, options):
@@ -165,7 +167,7 @@ def test_a_fresh_running_average_is_the_identity():
     np.testing.assert_array_equal(
         jax.jit(lambda x, e: jn.normalize(x, fresh, epsilon=e))(x, 0.0), x
     )
-    for epsilon_in in ("var", "std"):  # nothing was counted, so that no correction is known
+    for epsilon_in in ("var", "std", "max"):  # nothing was counted, so that no correction is known
         np.testing.assert_array_equal(
             jn.normalize(x, fresh, epsilon=0.0, correction=1, epsilon_in=epsilon_in), x
         )

@@ -154,15 +154,15 @@ def _switchable_loss(x, mean_logits, var_logits):
 
 
 @pytest.mark.parametrize("correction", [0, 1])
-@pytest.mark.parametrize("epsilon_in", ["var", "std"])
+@pytest.mark.parametrize("epsilon_in", ["var", "std", "max"])
 def test_the_variants_of_the_listings(correction, epsilon_in, rng):
-    """epsilon added to sigma instead of its square, and the unbiased variance."""
+    """epsilon added to sigma instead of its square, or less than it, and the unbiased variance."""
     x = rng.standard_normal((3, 5)).astype(np.float32)
     exact = x.astype(np.float64)
     var = exact.var(1, ddof=correction, keepdims=True)
-    root = np.sqrt(var + 0.1) if epsilon_in == "var" else np.sqrt(var) + 0.1
-    truth = (exact - exact.mean(1, keepdims=True)) / root
-    options = {"epsilon": 0.1, "correction": correction, "epsilon_in": epsilon_in}
+    roots = {"var": np.sqrt(var + 0.9), "std": np.sqrt(var) + 0.9, "max": np.sqrt(var).clip(0.9)}
+    truth = (exact - exact.mean(1, keepdims=True)) / roots[epsilon_in]
+    options = {"epsilon": 0.9, "correction": correction, "epsilon_in": epsilon_in}
     np.testing.assert_allclose(jn.layer_norm(x, **options), truth, atol=1e-6)
     np.testing.assert_allclose(jn.normalize(x, jn.moments(x, 1), **options), truth, atol=1e-6)
     constant = jax.grad(lambda x: jn.layer_norm(x, **options).sum())(jnp.ones((2, 5)))

@@ -331,6 +331,7 @@ def test_a_traced_epsilon_and_other_options(rng):
     for options in (
         {"correction": 1, "full_range": True},
         {"epsilon_in": "std", "implementation": "reference"},
+        {"epsilon_in": "max", "epsilon": 0.9},
     ):
         y = norm(x, **options)
         close(y[IDS == 0], jn.standardize(x[IDS == 0], 0, **options))

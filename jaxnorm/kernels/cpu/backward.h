@@ -40,10 +40,10 @@ struct GroupGradient {
 };
 
 // From the sums of dy scale and of dy scale xhat over the elements of the group that count.
-inline GroupGradient group_gradient(const Backward& call, int64_t group, double size, float var, float rstd,
-                                    double dy_sum, double dy_xhat) {
+inline GroupGradient group_gradient(const Backward& call, int64_t group, double size, const GroupStats& stats,
+                                    float rstd, double dy_sum, double dy_xhat) {
   const double share = 1 / std::max(1.0, size);
-  const float slope = float(call.rule.slope(var, rstd, size)), by_var = float(2 * call.dvar[group] * share);
+  const float slope = float(call.rule.slope(stats, rstd, size)), by_var = float(2 * call.dvar[group] * share);
   const double by_mean = call.options.centered ? rstd * (dy_sum * share) : 0;
   return {rstd, float(call.dlow_mean[group] * share) - float(by_mean),
           by_var - rstd * float(slope * (dy_xhat * share))};

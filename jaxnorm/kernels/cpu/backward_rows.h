@@ -22,7 +22,7 @@ void backward_example(const Backward& call, int64_t first_group, const GroupStat
       dscale[i] += cotangent * xhat;
       dbias[i] += cotangent;
     });
-    const GroupGradient by = group_gradient(call, first_group + g, double(d), stats[g].var, r, sums[0], sums[1]);
+    const GroupGradient by = group_gradient(call, first_group + g, double(d), stats[g], r, sums[0], sums[1]);
 #pragma omp simd
     for (int64_t i = 0; i < d; ++i) {
       const float u = (load(x[i]) * factor - shift) - low_mean;

@@ -5,6 +5,7 @@
 //   u = x / 2**exponent - shift    low_mean = mean(u), what the rounding of the shift left
 //                                   var = mean((u - low_mean)**2)
 //   y = (u - low_mean) rstd scale + bias,    rstd = 1 / sqrt(n / (n - correction) var + epsilon)
+// Rule has the other forms of rstd.
 #pragma once
 
 #include <algorithm>
@@ -67,10 +68,13 @@ struct StatsOptions {
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(StatsOptions, ffi::StructMember<bool>("centered"),
                                       ffi::StructMember<int64_t>("lowest_exponent"));
 
+// Where epsilon stands: 1 / sqrt(var + epsilon), 1 / (sqrt(var) + epsilon), 1 / max(sqrt(var), epsilon).
+enum EpsilonIn : int64_t { kVar, kStd, kMax };
+
 // What becomes of a variance.
 struct Rule {
   double epsilon, correction;
-  bool epsilon_in_std;  // 1 / (sqrt(var) + epsilon)
+  int64_t epsilon_in;
 
   double bessel_factor(double count) const {
     return correction == 0 ? 1 : count > correction ? count / (count - correction) : 0;
@@ -82,13 +86,14 @@ struct Rule {
     if (epsilon == 0 || (exponent == 0 && epsilon >= FLT_MIN)) return float(epsilon);
     int of_epsilon;
     const double fraction = std::frexp(epsilon, &of_epsilon);
-    return float(std::ldexp(fraction, std::max(of_epsilon - (epsilon_in_std ? 1 : 2) * exponent, FLT_MIN_EXP)));
+    return float(std::ldexp(fraction, std::max(of_epsilon - (epsilon_in == kVar ? 2 : 1) * exponent, FLT_MIN_EXP)));
   }
 
   // From an unbiased variance.
   double rstd(double var, double scaled_epsilon) const {
-    if (!epsilon_in_std) return inverse_root(var, scaled_epsilon);
-    const double total = std::sqrt(var) + scaled_epsilon;
+    if (epsilon_in == kVar) return inverse_root(var, scaled_epsilon);
+    // std::max returns its first argument where that is NaN
+    const double root = std::sqrt(var), total = epsilon_in == kStd ? root + scaled_epsilon : std::max(root, scaled_epsilon);
     return total == 0 ? 0 : 1 / total;
   }
 
@@ -104,12 +109,15 @@ struct Rule {
       for (int64_t i = 0; i < groups; ++i) to[i] = float(rstd(stats[i].var * factor, unscaled));
   }
 
-  // s in drstd = -s rstd**2 dvar / 2; for sqrt(var) it is 0 where there is no spread.
-  double slope(double var, double rstd, double count) const {
-    const double factor = bessel_factor(count), unbiased = var * factor;
-    return factor * (!epsilon_in_std ? rstd : unbiased > 0 ? 1 / std::sqrt(unbiased) : 0);
+  // s in drstd = -s rstd**2 dvar / 2, as engine/groups.py derives it. For sqrt(var) it is 0 where there is no spread, and
+  // for the maximum where epsilon is larger.
+  double slope(const GroupStats& stats, double rstd, double count) const {
+    const double factor = bessel_factor(count), unbiased = stats.var * factor;
+    if (epsilon_in == kStd) return factor * (unbiased > 0 ? 1 / std::sqrt(unbiased) : 0);
+    if (epsilon_in == kMax && std::sqrt(unbiased) < scaled_epsilon(stats.exponent)) return 0;
+    return factor * rstd;
   }
 };
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(Rule, ffi::StructMember<double>("epsilon"),
                                       ffi::StructMember<double>("correction"),
-                                      ffi::StructMember<bool>("epsilon_in_std"));
+                                      ffi::StructMember<int64_t>("epsilon_in"));

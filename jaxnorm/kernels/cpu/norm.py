@@ -16,6 +16,7 @@ from jaxnorm.kernels.plain import ABSENT
 from jaxnorm.kernels.static import Static
 
 DTYPES = ("float32", "bfloat16")
+EPSILON_IN = ("var", "std", "max")  # in the order of enum EpsilonIn of group_stats.h
 # a share of the bytes of a group: backward recomputes statistics that take more
 RESIDUALS = 1 / 20
 WIDEST = 16384  # channels, where groups have several positions
@@ -59,7 +60,7 @@ def _shape_and_stats(static: Static) -> dict[str, dict]:
 def _attributes(static: Static) -> dict[str, dict]:
     """Return the attributes of a kernel that applies statistics, with struct Rule."""
     values = {name: np.float64(getattr(static.spec, name)) for name in ("epsilon", "correction")}
-    rule = {**values, "epsilon_in_std": static.spec.epsilon_in == "std"}
+    rule = {**values, "epsilon_in": np.int64(EPSILON_IN.index(static.spec.epsilon_in))}
     return {**_shape_and_stats(static), "rule": rule}
 
 

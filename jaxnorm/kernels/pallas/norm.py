@@ -32,11 +32,14 @@ def obstacle(x: jax.Array, spec: Spec, operands: Operands) -> str | None:
     if operands.where is not None:
         return "takes no mask"
     if spec.full_range or not spec.epsilon_hides_squares(jnp.float32):
-        return f"takes neither full_range nor an epsilon below 1e-31: got epsilon={spec.epsilon}"
+        least = spec.least_epsilon(jnp.float32)
+        return (
+            f"takes neither full_range nor an epsilon below {least:.0e}: got epsilon={spec.epsilon}"
+        )
     if x.dtype == jnp.bfloat16 and not fits_any_unit(spec):
         return (
-            "takes no bfloat16 with epsilon_in='std', or with an epsilon above 32 for all elements "
-            f"of a group: got {spec.epsilon} for each of {layout.p * layout.d}"
+            "takes no bfloat16 with epsilon_in='std' or 'max', or with an epsilon above 32 for all "
+            f"elements of a group: got {spec.epsilon} for each of {layout.p * layout.d}"
         )
     if spec.batch_invariant:
         return "was not tried on a device for batch_invariant=True"
