@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     from jaxnorm.norms.axes import rms_norm as rms_norm
     from jaxnorm.norms.graphs import graph_norm as graph_norm
     from jaxnorm.norms.graphs import pair_norm as pair_norm
+    from jaxnorm.norms.kernels import kernels_by_path as kernels_by_path
+    from jaxnorm.norms.kernels import map_kernels as map_kernels
+    from jaxnorm.norms.kernels import spectral_vectors as spectral_vectors
     from jaxnorm.norms.residual import add_norm as add_norm
     from jaxnorm.norms.switchable import switchable_norm as switchable_norm
     from jaxnorm.norms.table import available_norms as available_norms
     from jaxnorm.norms.table import register_norm as register_norm
     from jaxnorm.norms.table import unregister_norm as unregister_norm
+    from jaxnorm.norms.vectors import scale_norm as scale_norm
+    from jaxnorm.norms.vectors import unit_norm as unit_norm
     from jaxnorm.norms.weights import spectral_norm as spectral_norm
     from jaxnorm.norms.weights import weight_norm as weight_norm
+    from jaxnorm.norms.weights import weight_standardization as weight_standardization
 
 __version__ = "0.1.0"
 
@@ -55,7 +61,9 @@ _MODULE_OF = {
     "graph_norm": "norms.graphs",
     "group_norm": "norms.axes",
     "instance_norm": "norms.axes",
+    "kernels_by_path": "norms.kernels",
     "layer_norm": "norms.axes",
+    "map_kernels": "norms.kernels",
     "merge": "core.statistics",
     "moments": "core.statistics",
     "normalize": "core.normalization",
@@ -64,11 +72,15 @@ _MODULE_OF = {
     "positional_norm": "norms.axes",
     "register_norm": "norms.table",
     "rms_norm": "norms.axes",
+    "scale_norm": "norms.vectors",
     "spectral_norm": "norms.weights",
+    "spectral_vectors": "norms.kernels",
     "standardize": "core.normalization",
     "switchable_norm": "norms.switchable",
     "unregister_norm": "norms.table",
+    "unit_norm": "norms.vectors",
     "weight_norm": "norms.weights",
+    "weight_standardization": "norms.weights",
 }
 _MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
 __all__ = [*_MODULE_OF, "recurrent"]

@@ -36,6 +36,7 @@ class Case:
     param_split: tuple[int, ...] | None = None
     epsilon: float = 1e-5
     centered: bool = True
+    epsilon_in: str = "var"
     parts: tuple[Part, ...] = ()
     kernel: bool = True  # whether kernels take it
     options: dict = field(default_factory=dict, hash=False)
@@ -91,6 +92,8 @@ class Case:
         }
         parts = self.parts or (Part(self.axes),)
         options = {"epsilon": self.epsilon, "centered": self.centered, **options}
+        if self.epsilon_in != "var":  # laws know the epsilon that is added to a variance
+            options["epsilon"], options["epsilon_in"] = options["epsilon"] ** 0.5, self.epsilon_in
         result = oracle(x.reshape(self.split_shape), parts, **arguments, **options)
         result.dscale_size, result.dbias_size = (
             self._reduce(np.abs(result.dscale)),
@@ -145,6 +148,10 @@ def graph(x, **options):
     return jn.graph_norm(x, jnp.ones(x.shape[-1:]), **options)
 
 
+def unit(x, *, epsilon, **options):
+    return jn.unit_norm(x, epsilon=epsilon**0.5, **options)
+
+
 SWITCHABLE = tuple(
     Part(axes, *w)
     for axes, *w in zip(
@@ -163,6 +170,17 @@ CASES = [
         param_split=(1, 4, 5, 6),
     ),
     Case("rms", jn.rms_norm, (6, 77), (1,), (77,), param_split=(1, 77), centered=False),
+    Case(
+        "unit",
+        unit,
+        (6, 77),
+        (1,),
+        (77,),
+        param_split=(1, 77),
+        centered=False,
+        epsilon_in="max",
+        parts=(Part((1,), total=True),),
+    ),
     Case("batch", batch, (64, 5), (0,), (5,), param_split=(1, 5)),
     Case("batch_conv", batch, (4, 5, 6, 8), (0, 1, 2), (8,), param_split=(1, 1, 1, 8)),
     Case(
@@ -262,6 +280,8 @@ def laws(cases, *, native=(), quick=KINDS):
 TWINS = [
     ("LayerNorm", {}),
     ("RMSNorm", {}),
+    ("UnitNorm", {"use_scale": True}),
+    ("ScaleNorm", {}),
     ("InstanceNorm", {}),
     ("GroupNorm", {"num_groups": 4}),
     ("GraphNorm", {}),

@@ -34,6 +34,7 @@ from jaxnorm.linen import (
     layers,
     named,
     recurrent,
+    vectors,
 )
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
@@ -43,6 +44,7 @@ from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.named import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -58,9 +60,10 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += cells.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
-__all__ += cells.__all__
+__all__ += vectors.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:

@@ -37,6 +37,7 @@ from jaxnorm.nnx import (
     layers,
     named,
     recurrent,
+    vectors,
 )
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
@@ -46,6 +47,7 @@ from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.named import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
 __all__ = [
@@ -61,9 +63,10 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += cells.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
-__all__ += cells.__all__
+__all__ += vectors.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:

@@ -1,4 +1,4 @@
-"""Norms of learned matrices: weight norm and spectral norm."""
+"""Norms of learned matrices: weight norm, weight standardization and spectral norm."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from jaxnorm.arguments.axes import canonical_axes, integer, other_axes, unsplit
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.features import aligned
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.arguments.options import Param
+from jaxnorm.arguments.options import EpsilonIn, Param
 from jaxnorm.core.call import prepare, run
 from jaxnorm.engine.exponents import scale_down, scale_exponent
 from jaxnorm.engine.reference import times
@@ -29,7 +29,9 @@ def weight_norm(
     scale: Param = None,
     *,
     feature_axes: int | Sequence[int] | None = -1,
+    centered: bool = False,
     epsilon: ArrayLike = 1e-12,
+    epsilon_in: EpsilonIn = "var",
     dtype: DTypeLike | None = None,
     full_range: bool = False,
     implementation: str | None = None,
@@ -37,7 +39,9 @@ def weight_norm(
     """Normalize the weights of each feature to a length (Salimans & Kingma 2016, arXiv 1602.07868).
 
     ``kernel / sqrt(sum(kernel**2) + epsilon) * scale``. The sum runs over all axes except the
-    feature axes.
+    feature axes. Centered weight norm (Huang et al. 2017, ICCV) first subtracts the
+    mean over these axes. With ``centered=True, epsilon=1e-2, epsilon_in="max"`` it is the scaled
+    weight standardization of NFNets (Brock et al. 2021, arXiv 2102.06171), whose gain is ``scale``.
 
     Args:
       kernel: floating array, for example ``(..., in, out)``. In float32 its elements must be
@@ -46,7 +50,10 @@ def weight_norm(
       scale: length of each feature's weights, of the shape of the feature axes and of any
         floating dtype. It is cast to the dtype of the sums, which is float32 at least.
       feature_axes: the axes that are not reduced; None or () reduces all.
+      centered: whether the mean of each feature's weights is subtracted first.
       epsilon: added to the sum of squares.
+      epsilon_in: ``"std"`` adds ``epsilon`` to the root of the sum; with ``"max"`` it is the least
+        root that divides.
       dtype: dtype of the result; by default the dtype of ``kernel``.
       full_range: as in every norm, see :class:`NormOptions`.
       implementation: as in every norm, see :class:`NormOptions`.
@@ -69,24 +76,108 @@ def weight_norm(
     size = max(reduction.group_size, 1)
     (factor,) = aligned(kernel.shape, features, scale=scale)
     # Weight norm is RMS norm with another gain and epsilon, because
-    # sum(k**2) + e = size * (mean(k**2) + e / size).
+    # sum(k**2) + e = size * (mean(k**2) + e / size), and of roots likewise by sqrt(size).
     # A traced epsilon may be half precision, in which e / size would be rounded.
     epsilon = validation.number_or_traced("epsilon", epsilon)
     epsilon = (
         epsilon.astype(compute_dtype(epsilon.dtype)) if isinstance(epsilon, jax.Array) else epsilon
-    ) / size
-    root = jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
+    ) / (size if epsilon_in == "var" else math.sqrt(size))
     call = prepare(
         kernel,
         reduction,
-        scale=times(root, factor),
+        scale=times(_root(kernel, size), factor),
         epsilon=epsilon,
-        centered=False,
+        epsilon_in=epsilon_in,
+        centered=centered,
         dtype=dtype,
         full_range=full_range,
         implementation=implementation,
     )
     return run(call)
+
+
+@known_keywords
+def weight_standardization(
+    kernel: ArrayLike,
+    /,
+    scale: Param = None,
+    *,
+    feature_axes: int | Sequence[int] | None = -1,
+    by_fan_in: bool = False,
+    epsilon: ArrayLike = 1e-6,
+    epsilon_in: EpsilonIn = "var",
+    correction: float = 0,
+    dtype: DTypeLike | None = None,
+    full_range: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Standardize the weights of each feature (Qiao et al. 2019, arXiv 1903.10520).
+
+    ``(kernel - mean) / sqrt(var + epsilon) * scale``. Mean and variance are taken over all axes
+    except the feature axes. Scaled weight standardization (Brock et al. 2021, arXiv 2101.08692)
+    also divides by the root of the number of weights of a feature, the fan-in. These arguments
+    give the weights of other programs:
+
+    | program | arguments |
+    |---|---|
+    | ``StdConv2d`` of timm | none |
+    | BiT | ``epsilon=1e-10`` |
+    | the authors' ``Conv2d`` | ``epsilon=1e-5, epsilon_in="std", correction=1`` |
+    | ``ScaledStdConv2d`` of timm | ``by_fan_in=True``, scale: ``gain * gamma`` |
+    | NFNets by DeepMind | :func:`weight_norm` with ``centered=True``, see there |
+
+    Args:
+      kernel: floating array, for example ``(..., in, out)``. In float32 its elements must be
+        below 1e17 unless ``full_range`` is True, as in :func:`weight_norm`.
+      scale: gain of each feature, of the shape of the feature axes and of any floating dtype. It is
+        cast to the dtype of the statistics, which is float32 at least.
+      feature_axes: the axes that are not reduced; None or () reduces all.
+      by_fan_in: whether to divide by the root of the number of weights of a feature, too.
+      epsilon: added to the variance.
+      epsilon_in: ``"std"`` adds ``epsilon`` to the standard deviation; with ``"max"`` it is the
+        least standard deviation that divides.
+      correction: 1 divides by n - 1 in the variance.
+      dtype: dtype of the result; by default the dtype of ``kernel``.
+      full_range: as in every norm, see :class:`NormOptions`.
+      implementation: as in every norm, see :class:`NormOptions`.
+
+    Returns:
+      An array of the shape of ``kernel``. Equal weights of a feature give 0.
+
+    Raises:
+      TypeError: integer ``kernel``.
+      ValueError: axes or scale that do not fit; an implementation that cannot take these arguments.
+
+    >>> import jax.numpy as jnp, jaxnorm as jn
+    >>> kernel = jnp.array([[1.0], [3.0], [1.0], [3.0]])
+    >>> jn.weight_standardization(kernel, epsilon=0.0)[:, 0].tolist()
+    [-1.0, 1.0, -1.0, 1.0]
+    >>> jn.weight_standardization(kernel, epsilon=0.0, by_fan_in=True)[:, 0].tolist()
+    [-0.5, 0.5, -0.5, 0.5]
+    """
+    kernel = validation.floating(kernel, "kernel")
+    features = kernel_features(feature_axes, kernel.ndim)
+    reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
+    (factor,) = aligned(kernel.shape, features, scale=scale)
+    if by_fan_in:
+        factor = times(_root(kernel, max(reduction.group_size, 1)), factor)
+    call = prepare(
+        kernel,
+        reduction,
+        scale=factor,
+        epsilon=epsilon,
+        epsilon_in=epsilon_in,
+        correction=correction,
+        dtype=dtype,
+        full_range=full_range,
+        implementation=implementation,
+    )
+    return run(call)
+
+
+def _root(kernel: jax.Array, size: int) -> jax.Array:
+    """Return 1 / sqrt(size), as it broadcasts against the kernel."""
+    return jnp.full((1,) * kernel.ndim, 1 / math.sqrt(size), compute_dtype(kernel.dtype))
 
 
 def kernel_features(feature_axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

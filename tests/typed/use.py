@@ -2,7 +2,7 @@
 tests/project/test_types.py checks and runs it.
 """
 
-from typing import TypeAlias, assert_type
+from typing import Any, TypeAlias, assert_type
 
 import flax.linen
 import flax.nnx
@@ -79,6 +79,9 @@ def norms() -> None:
     )
     assert_type(jn.rms_norm(x, axes="n t [c]", scale=ones, batch_invariant=True), Array)
     assert_type(jn.rms_norm(x, scale=ones, scale_offset=1, rounding="twice"), Array)
+    assert_type(jn.rms_norm(x, epsilon_in="max"), Array)
+    assert_type(jn.unit_norm(x, ord=1, axes=(1, 2), scale=np.ones((5, 6))), Array)
+    assert_type(jn.scale_norm(x, 2.0, where=x > 0, dtype="float32"), Array)
     assert_type(jn.add_norm(x, x, norm="layer", scale=ones), tuple[Array, Array])
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
     assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
@@ -97,6 +100,16 @@ def norms() -> None:
         jn.switchable_norm(y, np.zeros(3), np.zeros(3), running=batch, scale=ones)[0], Array
     )
     assert_type(jn.weight_norm(x[0], ones, feature_axes=-1, dtype="float32"), Array)
+    assert_type(jn.weight_norm(x[0], centered=True, epsilon_in="max"), Array)
+    assert_type(jn.weight_standardization(x[0], ones, by_fan_in=True, correction=1), Array)
+    assert_type(jn.kernels_by_path({"kernel": x}), dict[str, Any])
+    us = assert_type(jn.spectral_vectors(key, {"kernel": x}), dict[str, Array])
+    assert_type(jn.map_kernels(jn.weight_norm, {"kernel": x}, match="kernel"), dict[str, Array])
+    step = lambda kernel, u: jn.spectral_norm(kernel, u)[:2]
+    assert_type(
+        jn.map_kernels(step, {"kernel": x}, us, has_aux=True),
+        tuple[dict[str, Array], dict[str, Any]],
+    )
     assert_type(jn.spectral_norm(x[0], np.ones((1, 6)), n_steps=2), tuple[Array, Array, Array])
     assert_type(jn.AxisGroups("data", ((0, 1), (2, 3))), jn.AxisGroups)
 
@@ -192,6 +205,8 @@ class Norms(flax.linen.Module):
         )
         x = assert_type(jn.linen.PairNorm(length=2.0)(x, mask=mask), Array)
         assert_type(jn.linen.norm("rms", epsilon=1e-5), flax.linen.Module)
+        x = assert_type(jn.linen.UnitNorm(ord=1)(x, mask=mask), Array)
+        x = assert_type(jn.linen.ScaleNorm(epsilon=1e-6)(x, mask=mask), Array)
         x = assert_type(jn.linen.GroupNorm(num_groups=None, group_size=3)(x), Array)
         x, m = assert_type(jn.linen.PositionalNorm(use_scale=True)(x), tuple[Array, jn.Moments])
         x = assert_type(
@@ -256,6 +271,8 @@ def nnx_norms() -> None:
     )
     assert_type(jn.nnx.PairNorm(6, length=2.0, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.norm("rms", 6, rngs=rngs, epsilon=1e-5), flax.nnx.Module)
+    assert_type(jn.nnx.UnitNorm(6, use_scale=True, ord=1, rngs=rngs)(x, mask=mask), Array)
+    assert_type(jn.nnx.ScaleNorm(6, epsilon=1e-6, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.GroupNorm(6, num_groups=None, group_size=3, rngs=rngs)(x), Array)
     assert_type(jn.nnx.GroupNorm(6, 2, epsilon=1e-5, rngs=rngs), jn.nnx.GroupNorm)
     assert_type(
