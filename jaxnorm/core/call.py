@@ -99,8 +99,9 @@ def prepare(
     segments: ArrayLike | None = None,
     num_segments: int | None = None,
     adjust: Callable | None = None,
-    param: jax.Array | None = None,
+    param: Any = None,
     exponent_axes: tuple[int, ...] = (),
+    formula: Callable | None = None,
 ) -> Call:
     """Check the arguments of a norm, and return them as a call.
 
@@ -127,8 +128,9 @@ def prepare(
       segments: ids along the first reduction axis.
       num_segments: how many segments there are.
       adjust: function that changes the statistics before they are applied, see :class:`Spec`.
-      param: the last argument of ``adjust``.
+      param: the last argument of ``adjust`` or ``formula``: an array or several.
       exponent_axes: the axes along which all groups have one scale exponent.
+      formula: function that makes the output of the statistics, see :class:`Spec`.
 
     Raises:
       TypeError: arguments of a wrong kind.
@@ -162,6 +164,7 @@ def prepare(
         batch_invariant=batch_invariant,
         adjust=adjust,
         exponent_axes=exponent_axes,
+        formula=formula,
     )
     ids = None
     if segments is not None or num_segments is not None:
@@ -189,6 +192,7 @@ def make_spec(
     segments: Segments | None = None,
     adjust: Callable | None = None,
     exponent_axes: tuple[int, ...] = (),
+    formula: Callable | None = None,
 ) -> tuple[Spec, jax.Array | None]:
     """Return the static arguments, checked, and the epsilon if it is traced.
 
@@ -205,7 +209,7 @@ def make_spec(
             )
     dtypes = tuple(None if a is None else a.dtype for a in (x, scale, bias))
     static: Any = (dtype, epsilon, correction, epsilon_in, axis_name, centered, full_range)
-    rest = (batch_invariant, segments, adjust, exponent_axes)
+    rest = (batch_invariant, segments, adjust, exponent_axes, formula)
     make: Callable[..., Spec] = _spec
     try:
         hash((static, rest))
@@ -229,6 +233,7 @@ def _spec(
     segments,
     adjust,
     exponent_axes,
+    formula,
 ) -> Spec:
     """Return the spec. Arguments are checked when they come for the first time."""
     names = ("x", "scale", "bias")
@@ -250,6 +255,7 @@ def _spec(
         segments=segments,
         adjust=adjust,
         exponent_axes=exponent_axes,
+        formula=formula,
     )
 
 

@@ -3,7 +3,8 @@
 x is stored in its own dtype. Reverse mode runs the closed form of engine/reference.py as the
 transpose of a linear primitive. JAX derives every other derivative, of any order, from the tangent.
 JAX also derives reverse mode where x is complex, where groups extend over devices, where epsilon is
-traced, and where statistics belong to segments or are changed before they are applied.
+traced, where statistics belong to segments or are changed before they are applied, and where the
+output has a formula of its own.
 """
 
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def why_in_steps(spec: Spec, operands: Operands) -> str | None:
         return "groups are segments"
     if spec.adjust is not None:
         return "statistics are changed before they are applied"
+    if spec.formula is not None:
+        return "the output has a formula of its own"
     return None if operands.epsilon is None else "epsilon is traced"
 
 
@@ -96,7 +99,13 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     found = statistics(loops, x, where, spec.scatter_indices(ids), epsilon)
     adjusted = found if spec.adjust is None else spec.adjust(loops, found, param)
     stats = with_epsilon(spec, adjusted, epsilon)
-    return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
+    if spec.formula is None:
+        return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
+
+    def own_formula(x, *given):
+        return spec.formula(loops, x, *given).astype(spec.dtype).reshape(x.shape)
+
+    return jax.checkpoint(own_formula)(x, stats, scale, bias, param), found
 
 
 def with_epsilon(spec: Spec, stats: Stats, epsilon: jax.Array | None) -> Stats:

@@ -27,7 +27,7 @@ class Operands(NamedTuple):
         shape.
       ids: the segment of each position.
       epsilon: a traced epsilon, added to the variance besides the epsilon of the spec.
-      param: the last argument of ``Spec.adjust``.
+      param: the last argument of ``Spec.adjust`` or ``Spec.formula``: an array or several.
     """
 
     x: Any
@@ -36,7 +36,7 @@ class Operands(NamedTuple):
     bias: jax.Array | None = None
     ids: jax.Array | None = None
     epsilon: jax.Array | None = None
-    param: jax.Array | None = None
+    param: Any = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Spec:
       adjust: ``adjust(loops, stats, param)`` returns the statistics that are applied instead of
         ``stats``; None where ``stats`` are applied.
       exponent_axes: axes along which all groups are divided by one power of two.
+      formula: ``formula(loops, x, stats, scale, bias, param)`` returns the output, split for loops,
+        where it is not ``(x - mean) / sqrt(var + epsilon) * scale + bias``; None where it is.
     """
 
     reduction: Reduction
@@ -74,6 +76,7 @@ class Spec:
     segments: Any = None  # Segments; Any spares type checkers each test for None
     adjust: Callable | None = None
     exponent_axes: tuple[int, ...] = ()
+    formula: Callable | None = None
 
     def __post_init__(self):  # static arguments must be hashable
         flags = ("centered", "full_range", "batch_invariant")
@@ -100,7 +103,7 @@ class Spec:
 
         Kernels take no other norms.
         """
-        return self.segments is None and self.adjust is None
+        return self.segments is None and self.adjust is None and self.formula is None
 
     def scatter_indices(self, ids: jax.Array | None) -> ScatterIndices | None:
         """Return the :meth:`Segments.scatter_indices` of these ids; None without ids."""
