@@ -29,12 +29,18 @@ if TYPE_CHECKING:
     from jaxnorm.norms.axes import layer_norm as layer_norm
     from jaxnorm.norms.axes import positional_norm as positional_norm
     from jaxnorm.norms.axes import rms_norm as rms_norm
+    from jaxnorm.norms.evonorm import evonorm_b0 as evonorm_b0
+    from jaxnorm.norms.evonorm import evonorm_s0 as evonorm_s0
     from jaxnorm.norms.graphs import graph_norm as graph_norm
     from jaxnorm.norms.graphs import pair_norm as pair_norm
     from jaxnorm.norms.kernels import kernels_by_path as kernels_by_path
     from jaxnorm.norms.kernels import map_kernels as map_kernels
     from jaxnorm.norms.kernels import spectral_vectors as spectral_vectors
     from jaxnorm.norms.residual import add_norm as add_norm
+    from jaxnorm.norms.response import filter_response_norm as filter_response_norm
+    from jaxnorm.norms.response import global_response_norm as global_response_norm
+    from jaxnorm.norms.reversible import reverse_instance_norm as reverse_instance_norm
+    from jaxnorm.norms.reversible import reversible_instance_norm as reversible_instance_norm
     from jaxnorm.norms.switchable import switchable_norm as switchable_norm
     from jaxnorm.norms.table import available_norms as available_norms
     from jaxnorm.norms.table import register_norm as register_norm
@@ -58,6 +64,10 @@ _MODULE_OF = {
     "available_norms": "norms.table",
     "batch_norm": "norms.axes",
     "ema": "core.running",
+    "evonorm_b0": "norms.evonorm",
+    "evonorm_s0": "norms.evonorm",
+    "filter_response_norm": "norms.response",
+    "global_response_norm": "norms.response",
     "graph_norm": "norms.graphs",
     "group_norm": "norms.axes",
     "instance_norm": "norms.axes",
@@ -71,6 +81,8 @@ _MODULE_OF = {
     "plan": "core.normalization",
     "positional_norm": "norms.axes",
     "register_norm": "norms.table",
+    "reverse_instance_norm": "norms.reversible",
+    "reversible_instance_norm": "norms.reversible",
     "rms_norm": "norms.axes",
     "scale_norm": "norms.vectors",
     "spectral_norm": "norms.weights",

@@ -29,21 +29,27 @@ import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.linen import (
     cells,
+    evonorm,
     graphs,
     groups,
     layers,
     named,
     recurrent,
+    response,
+    reversible,
     vectors,
 )
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.named import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.response import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.reversible import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
@@ -61,8 +67,11 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += cells.__all__
+__all__ += evonorm.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
+__all__ += response.__all__
+__all__ += reversible.__all__
 __all__ += vectors.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.

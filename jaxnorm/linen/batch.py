@@ -27,15 +27,19 @@ COLLECTION = "batch_moments"
 
 def update(
     module: nn.Module,
-    running_mean: nn.Variable[jax.Array],
+    running_mean: nn.Variable[jax.Array] | None,
     running_var: nn.Variable[jax.Array],
     batch: Moments,
 ) -> None:
-    """Move a module's running statistics towards the statistics of a batch."""
+    """Move a module's running statistics towards the statistics of a batch.
+
+    ``running_mean`` is None for a module that keeps no mean.
+    """
     # As in Flax, init() leaves the state at 0 and 1.
     if module.is_initializing():
         return
-    mean, var = running_mean.value, running_var.value
+    var = running_var.value
+    mean = jnp.zeros_like(var) if running_mean is None else running_mean.value
     if module.has_variable(COLLECTION, "seen"):
         # The batch is a microbatch. To blend once, start from the old running
         # statistics and blend in the Moments of all microbatches so far.
@@ -43,7 +47,7 @@ def update(
         seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
         module.put_variable(COLLECTION, "seen", seen)
         mean, var, batch = seen.mean, seen.var, seen.moments
-    running_mean.value, running_var.value = follow(
+    new_mean, running_var.value = follow(
         mean,
         var,
         batch,
@@ -51,6 +55,8 @@ def update(
         unbiased=module.unbiased,
         skip_constant=module.skip_constant,
     )
+    if running_mean is not None:
+        running_mean.value = new_mean
 
 
 class BatchNorm(nn.BatchNorm):

@@ -180,15 +180,20 @@ def recalibrate(
     stats = flatten_dict(variables["batch_stats"])
     for path, mean, var in _norms(variables, only):
         at = tuple(path.split("/")) if path else ()
-        stats[(*at, "mean")], stats[(*at, "var")] = replaced(found[path], mean, var)
+        new_mean, stats[(*at, "var")] = replaced(found[path], mean, var)
+        if (*at, "mean") in stats:
+            stats[(*at, "mean")] = new_mean
     return {**variables, "batch_stats": unflatten_dict(stats)}
 
 
 def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.Array, jax.Array]]:
-    """Return path, mean and variance of every norm with running statistics that ``only`` names."""
+    """Return path, mean and variance of every norm with running statistics that ``only`` names.
+
+    The variance stands for the mean, whose shape it has, of a norm that keeps no mean.
+    """
     stats = flatten_dict(variables.get("batch_stats", {}))
     # Other modules, such as SpectralNorm, keep other names in batch_stats.
-    paths = [path[:-1] for path in stats if path[-1] == "mean" and (*path[:-1], "var") in stats]
+    paths = [path[:-1] for path in stats if path[-1] == "var"]
     if not paths:
         raise ValueError(
             "variables must have running statistics, mean and var in batch_stats: found none. Pass "
@@ -196,7 +201,7 @@ def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.A
         )
     taken = chosen(only, map("/".join, paths))
     return (
-        ("/".join(path), stats[(*path, "mean")], stats[(*path, "var")])
+        ("/".join(path), stats.get((*path, "mean"), stats[(*path, "var")]), stats[(*path, "var")])
         for path in paths
         if "/".join(path) in taken
     )

@@ -32,21 +32,27 @@ import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.nnx import (
     cells,
+    evonorm,
     graphs,
     groups,
     layers,
     named,
     recurrent,
+    response,
+    reversible,
     vectors,
 )
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.named import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.response import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.reversible import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
@@ -64,8 +70,11 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += cells.__all__
+__all__ += evonorm.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
+__all__ += response.__all__
+__all__ += reversible.__all__
 __all__ += vectors.__all__
 
 # Constructors answer names from other libraries, such as eps or affine, with a hint.

@@ -32,7 +32,8 @@ class BatchMoments(nnx.Variable):
     """The Moments of the microbatches so far; only :func:`accumulate` makes this variable."""
 
 
-def _is_evaluating(module: Any, at_call: bool | None) -> bool:
+def is_evaluating(module: Any, at_call: bool | None) -> bool:
+    """Return whether a call of a module uses the running statistics."""
     # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
     # be given.
     for choice in (at_call, module.use_running_average):
@@ -45,9 +46,10 @@ def _is_evaluating(module: Any, at_call: bool | None) -> bool:
     )
 
 
-def _update(module: Any, batch: Moments) -> None:
+def update(module: Any, batch: Moments) -> None:
     """Move a module's running statistics towards the statistics of a batch."""
-    mean, var = module.mean[...], module.var[...]
+    var = module.var[...]
+    mean = module.mean[...] if hasattr(module, "mean") else jnp.zeros_like(var)
     if (variable := getattr(module, "batch_moments", None)) is not None:
         # The batch is a microbatch. To blend once, start from the old running
         # statistics and blend in the Moments of all microbatches so far.
@@ -68,11 +70,12 @@ def _update(module: Any, batch: Moments) -> None:
 
 
 def assign(module: Any, mean: jax.Array, var: jax.Array) -> None:
-    """Store new running statistics.
+    """Store new running statistics; a module may keep no mean.
 
     The mean of complex numbers is complex, so a variable may change its dtype.
     """
-    for variable, value in ((module.mean, mean), (module.var, var)):
+    kept = [(module.mean, mean)] if hasattr(module, "mean") else []
+    for variable, value in (*kept, (module.var, var)):
         # Assignment by index casts to the dtype of the variable, and drops an imaginary
         # part.
         if value.dtype == variable[...].dtype:
@@ -179,7 +182,7 @@ class BatchNorm(nnx.BatchNorm):
         # too.
         stats = (self.mean[...], self.var[...])
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
-        if _is_evaluating(self, use_running_average):
+        if is_evaluating(self, use_running_average):
             sizes = tuple(x.shape[axis] for axis in features)
             running = as_moments(mean.reshape(sizes), var.reshape(sizes))
             return with_running(x, running, features, **options)
@@ -188,7 +191,7 @@ class BatchNorm(nnx.BatchNorm):
         reduction = unsplit(x.shape, other_axes(features, x.ndim))
         call = prepare(x, reduction, features, axis_name=across(self), **options)
         y, batch = run_with_moments(call)
-        _update(self, batch)
+        update(self, batch)
         return y
 
 
@@ -319,7 +322,7 @@ class SwitchableNorm(nnx.Module):
         mean, var = self.mean[...], self.var[...]
         sizes = tuple(x.shape[axis] for axis in features)
         check_features(self, x, sizes, mean)
-        evaluating = _is_evaluating(self, use_running_average)
+        evaluating = is_evaluating(self, use_running_average)
         y, batch = apply_norm(
             switchable_norm,
             x,
@@ -333,7 +336,7 @@ class SwitchableNorm(nnx.Module):
             **options,
         )
         if not evaluating:
-            _update(self, batch)
+            update(self, batch)
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:

@@ -20,6 +20,7 @@ from jaxnorm.flax_common.running import (
     restart,
 )
 from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
+from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
 
 
@@ -171,8 +172,11 @@ def recalibrate(
 
 
 def _stats(norm: Any) -> tuple[jax.Array, jax.Array]:
-    """Return the running mean and variance; they are abstract if the model is."""
-    return get_value(norm.mean), get_value(norm.var)
+    """Return the running mean and variance; they are abstract if the model is.
+
+    The variance stands for the mean, whose shape it has, of a norm that keeps no mean.
+    """
+    return get_value(getattr(norm, "mean", norm.var)), get_value(norm.var)
 
 
 def _chosen(model: nnx.Module, only: Only) -> set[str]:
@@ -190,7 +194,7 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
     found = {
         "/".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
-        if isinstance(node, BatchNorm | SwitchableNorm)
+        if isinstance(node, BatchNorm | SwitchableNorm | EvoNormB0)
     }
     if not found:
         raise ValueError(

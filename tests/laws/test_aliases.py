@@ -69,6 +69,8 @@ OPTIONS = {
     "GroupNorm": {"num_groups": 2},
     "BatchNorm": {"use_running_average": True},
     "SwitchableNorm": {"use_running_average": True},
+    "EvoNormB0": {"use_running_average": True},
+    "EvoNormS0": {"num_groups": 2},
 }
 NETWORKS = ("LSTM", "GRU", "SimpleRNN")
 AXES = {"LayerNorm": {"reduction_axes": (0, 1), "feature_axes": (1,)}}  # of packed sequences

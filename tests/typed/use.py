@@ -92,6 +92,13 @@ def norms() -> None:
     row = jn.register_norm("own", linen=jn.linen.RMSNorm, call="y = norm(x)", running=False)
     assert_type(jn.available_norms()[row.name].formula, str)
     jn.unregister_norm(row.name)
+    assert_type(jn.filter_response_norm(x, threshold=ones, scale=ones, **options), Array)
+    assert_type(jn.global_response_norm(x, scale=ones, bias=ones, where=x > 0), Array)
+    assert_type(jn.evonorm_s0(x, ones, 2, epsilon=1e-3), Array)
+    found = assert_type(jn.evonorm_b0(x, ones, axis_name=None), tuple[Array, jn.Moments])
+    assert_type(jn.evonorm_b0(x, ones, running=found[1], scale=ones)[0], Array)
+    series = assert_type(jn.reversible_instance_norm(x, axes=1), tuple[Array, jn.Moments])
+    assert_type(jn.reverse_instance_norm(x, series[1], scale=ones, dtype="float32"), Array)
     assert_type(jn.group_norm(x, 2, feature_axes=-1, axes=(1,), dtype="bfloat16"), Array)
     y, batch = assert_type(
         jn.switchable_norm(x, np.zeros(3), np.zeros(3)), tuple[Array, jn.Moments]
@@ -208,6 +215,13 @@ class Norms(flax.linen.Module):
         x = assert_type(jn.linen.UnitNorm(ord=1)(x, mask=mask), Array)
         x = assert_type(jn.linen.ScaleNorm(epsilon=1e-6)(x, mask=mask), Array)
         x = assert_type(jn.linen.GroupNorm(num_groups=None, group_size=3)(x), Array)
+        x = assert_type(jn.linen.FilterResponseNorm(use_threshold=False)(x, mask=mask), Array)
+        x = assert_type(jn.linen.GlobalResponseNorm(epsilon=1e-5)(x), Array)
+        x = assert_type(jn.linen.EvoNormS0(num_groups=2)(x), Array)
+        x = assert_type(jn.linen.EvoNormB0(momentum=0.9)(x, not train, mask=mask), Array)
+        norm = jn.linen.ReversibleInstanceNorm()
+        x, moments = assert_type(norm(x, mask=mask), tuple[Array, jn.Moments])
+        x = assert_type(norm.inverse(x, moments, mask=mask), Array)
         x, m = assert_type(jn.linen.PositionalNorm(use_scale=True)(x), tuple[Array, jn.Moments])
         x = assert_type(
             jn.linen.BatchNorm(momentum=0.9, axis_name="data")(
@@ -279,6 +293,13 @@ def nnx_norms() -> None:
         jn.nnx.PositionalNorm(6, use_scale=True, dtype="float32", rngs=rngs)(x),
         tuple[Array, jn.Moments],
     )
+    assert_type(jn.nnx.FilterResponseNorm(6, learn_epsilon=True, rngs=rngs)(x), Array)
+    assert_type(jn.nnx.GlobalResponseNorm(6, rngs=rngs)(x, mask=mask), Array)
+    assert_type(jn.nnx.EvoNormS0(6, num_groups=2, rngs=rngs)(x), Array)
+    assert_type(jn.nnx.EvoNormB0(6, momentum=0.9, rngs=rngs)(x, mask=mask), Array)
+    norm = jn.nnx.ReversibleInstanceNorm(6, rngs=rngs)
+    y, moments = assert_type(norm(x), tuple[Array, jn.Moments])
+    assert_type(norm.inverse(y, moments, mask=mask), Array)
     batch = assert_type(
         jn.nnx.BatchNorm(6, momentum=0.9, axis_name="data", rngs=rngs), jn.nnx.BatchNorm
     )
