@@ -8,26 +8,30 @@ their gates as residuals, 4 H floats a step, instead of recomputing the products
 The tangent itself is plain JAX, from scan.py.
 """
 
-import math
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxnorm.engine.primitives import differentiable, linear, zeros
 from jaxnorm.engine.xla import barrier_on_cpu
-from jaxnorm.kernels.placement import WHOLE, like, sharded
+from jaxnorm.kernels.placement import WHOLE, sharded
 from jaxnorm.recurrent.cell import Cell, State, Steps, Weights
 from jaxnorm.recurrent.cells import LSTM
+from jaxnorm.recurrent.native_call import (
+    Static,
+    attributes,
+    call_kernel,
+    cotangent_shapes,
+    kernel_arguments,
+    panels_of,
+    vector_names,
+)
 from jaxnorm.recurrent.scan import Chunks, chunk_length, chunked, vary_alike
 
 # Features, from which on recomputing the gates takes longer than reading them.
 # Gradients took 0.82 to 0.83 of the time with stored gates, at 256 and at 512 features.
 WIDE = 256
-# columns of a matrix that lie together, kPanel of matmul.h
-PANEL = 32
 # Fewer and longer chunks than in plain JAX: a step costs less here, and the work of XLA
 # between two chunks costs as much. Gradients took 0.94 of the time with fewer chunks,
 # and 0.90 to 0.95 of that with chunks of ten steps that divide the sequence.
@@ -57,30 +61,6 @@ def obstacle(x: jax.Array, cell: Cell, params: Weights, *others) -> str | None:
     return None if dtype == jnp.float32 else f"computes in float32: got {dtype}"
 
 
-class Static(NamedTuple):
-    """The static arguments of the primitives.
-
-    Attributes:
-      cell: the static arguments of a step.
-      time_axis: the axis of time, 0 or 1, in the arrays that the kernels take. It is
-        the axis of the caller's arrays, so that XLA cancels the transposes to time
-        first and back.
-      axes: how many axes vmap has added in front.
-    """
-
-    cell: LSTM
-    time_axis: int
-    axes: int = 0
-
-    def arranged(self, a: jax.Array) -> jax.Array:
-        """Move the axis of time from the front to where kernels expect it, or back."""
-        return jnp.moveaxis(a, 0, self.time_axis)
-
-    def rows(self, steps: int, batch: int) -> tuple[int, int]:
-        """Return the sizes of the axes of time and batch, in the order of the kernels."""
-        return (batch, steps) if self.time_axis else (steps, batch)
-
-
 def whole(
     time_major: bool, cell: Cell, weights: Weights, x: jax.Array, steps: Steps, state: State
 ) -> tuple[State, State]:
@@ -97,34 +77,9 @@ def whole(
     static = Static(cell, 0 if time_major else 1)
     hs, c = _loop(
         static,
-        ([_panels(weight) for weight in (*matrices, matrices[1].T)], weights, x, steps, state),
+        ([panels_of(weight) for weight in (*matrices, matrices[1].T)], weights, x, steps, state),
     )
     return (hs[-1], c), (hs,)
-
-
-def _panels(weight: jax.Array) -> jax.Array:
-    """Cut a matrix into contiguous panels of columns; zeros fill up the last one."""
-    columns = -(-weight.shape[1] // PANEL)
-    weight = jnp.pad(weight, ((0, 0), (0, columns * PANEL - weight.shape[1])))
-    return weight.reshape(len(weight), columns, PANEL).transpose(1, 0, 2).reshape(-1)
-
-
-def _attributes(static: Static, state: State) -> dict:
-    """Return the attributes of both kernels, struct LstmOptions in lstm_step.h."""
-    cell = static.cell
-    batch, hidden = state[0].shape
-    groups = 0 if cell.norm is None else len(cell.blocks_per_group)
-    return {
-        "hidden": np.int64(hidden),
-        "batch": np.int64(batch),
-        "groups": np.int64(groups),
-        "joint": cell.normalizes_sum,
-        "normalizes_cell": cell.normalizes_cell,
-        "centered": cell.norm == "layer",
-        "carries": cell.carries,
-        "time_major": static.time_axis == 0,
-        "epsilon": np.float64(cell.epsilon),
-    }
 
 
 def _residual_shapes(
@@ -140,34 +95,6 @@ def _residual_shapes(
     return [(*rows, hidden), gates] if with_residuals else [nothing, nothing]
 
 
-def _vector_names(cell: LSTM) -> tuple[str, ...]:
-    """Return the names of the vectors that the kernels take, in their order."""
-    return (
-        "recurrent_scale" if cell.normalizes_each_term else "scale",
-        "input_scale",
-        "bias",
-        "cell_scale",
-        "cell_bias",
-    )
-
-
-def _kernel_arguments(
-    static: Static, panels, weights: Weights, x: jax.Array, steps: Steps, state: State
-) -> list[jax.Array]:
-    """Return the arguments that both kernels take, in their order.
-
-    A gain that the cell does not use, or that is absent, is 1. Such a bias is 0.
-    """
-    cell, hidden, packed = static.cell, state[0].shape[-1], weights["recurrent_kernel"].shape[-1]
-    absent = (1, packed), (1, packed), (0, packed), (1, hidden), (0, hidden)
-    vectors = [
-        weights[name] if name in weights else jnp.full(size, value, x.dtype)
-        for name, (value, size) in zip(_vector_names(cell), absent, strict=True)
-    ]
-    mask = jnp.ones(x.shape[:2], bool) if steps.mask is None else steps.mask[..., 0]
-    return [static.arranged(x), *vectors, static.arranged(mask), *panels[:2], *state]
-
-
 def _forward(with_residuals: bool, static: Static, arguments):
     """Call the forward kernel, once for each element of axes that vmap has added."""
     if static.axes:
@@ -181,11 +108,11 @@ def _forward(with_residuals: bool, static: Static, arguments):
         (batch, hidden),
         *_residual_shapes(with_residuals, static, weights, x, state),
     ]
-    hs, c, *rest = _call(
+    hs, c, *rest = call_kernel(
         "JaxnormLstmForward",
         shapes,
-        _kernel_arguments(static, *arguments),
-        _attributes(static, state),
+        kernel_arguments(static, *arguments),
+        attributes(static, state),
     )
     return static.arranged(hs), c, *(rest if with_residuals else ())
 
@@ -218,18 +145,6 @@ def _plain(with_residuals: bool, static: Static, arguments):
         for shape in _residual_shapes(with_residuals, static, weights, x, state)
     ]
     return hs, c, *(rest if with_residuals else ())
-
-
-def _call(
-    name: str, shapes: list[tuple[int, ...]], arguments: list[jax.Array], attributes: dict
-) -> list[jax.Array]:
-    """Call a kernel, whose results have these shapes."""
-    # the kernels take flat arrays, and sizes from the attributes
-    flat = [like((math.prod(shape),), jnp.float32, *arguments) for shape in shapes]
-    results = jax.ffi.ffi_call(name, flat, vmap_method="sequential")(
-        *(a.reshape(-1) for a in arguments), **attributes
-    )
-    return [a.reshape(shape) for a, shape in zip(results, shapes, strict=True)]
 
 
 def _jvp(with_residuals: bool, static, arguments, tangents):
@@ -274,7 +189,7 @@ def _backward(static: Static, residuals, cotangents):
     dhs, dc = cotangents[0], jnp.zeros_like(state[1]) if cotangents[1] is None else cotangents[1]
     # a barrier, since XLA moves constants such as an absent mask into the loop over
     # chunks, where each chunk would compute them anew
-    arguments = barrier_on_cpu(*_kernel_arguments(static, panels, weights, x, steps, state))
+    arguments = barrier_on_cpu(*kernel_arguments(static, panels, weights, x, steps, state))
     length = chunk_length(CHUNKS, weights, x)
     count, first = divmod(len(x), length)
     arrays = [*arguments, panels[2], static.arranged(hs), *rest, static.arranged(dhs)]
@@ -322,11 +237,11 @@ def _backward_chunk(
     # dU. The kernel writes the rows of h, or of [h, x]. At masked steps, where x may
     # hold NaN, the rows have 0 for it, and da is 0.
     cell, (batch, hidden) = static.cell, dstate_after[0].shape
-    da, da_x, rows, x, dh, dc, *dvectors = _call(
+    da, da_x, rows, x, dh, dc, *dvectors = call_kernel(
         "JaxnormLstmBackward",
-        _cotangent_shapes(cell, length * batch, weights, dstate_after),
+        cotangent_shapes(cell, length * batch, weights, dstate_after),
         [*arrays, *dstate_after, start],
-        _attributes(static, dstate_after),
+        attributes(static, dstate_after),
     )
     if cell.normalizes_each_term:
         # the barrier orders the products: the kernel has just written da, which is in
@@ -337,7 +252,7 @@ def _backward_chunk(
         drecurrent, dinput = jnp.split(rows.T @ da, [hidden])
     dx = (da_x if cell.normalizes_each_term else da) @ weights["input_kernel"].T
     dweights = {
-        **dict(zip(_vector_names(cell), dvectors, strict=True)),
+        **dict(zip(vector_names(cell), dvectors, strict=True)),
         "input_kernel": dinput,
         "recurrent_kernel": drecurrent,
     }
@@ -346,25 +261,6 @@ def _backward_chunk(
         dx.reshape(*static.rows(length, batch), dx.shape[-1]),
         (dh, dc),
     )
-
-
-def _cotangent_shapes(
-    cell: LSTM, rows: int, weights: Weights, state: State
-) -> list[tuple[int, ...]]:
-    """Return the shapes of the backward kernel's results, for so many rows of x."""
-    hidden, (inputs, packed) = state[0].shape[-1], weights["input_kernel"].shape
-    widths = (
-        (packed, packed, hidden, inputs)
-        if cell.normalizes_each_term
-        else (packed, 0, hidden + inputs, 0)
-    )
-    # the vectors in the order of _vector_names
-    vectors = packed, packed, packed, hidden, hidden
-    return [
-        *((rows, width) for width in widths),
-        *[state[0].shape] * 2,
-        *((width,) for width in vectors),
-    ]
 
 
 def _batched(static, size):
