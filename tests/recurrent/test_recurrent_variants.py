@@ -31,7 +31,7 @@ from recurrent_cases import (
 import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
-from jaxnorm.recurrent import scan
+from jaxnorm.recurrent import native, scan
 from jaxnorm.recurrent.parameters import make_cell
 
 KEY = jax.random.key(0)
@@ -166,6 +166,15 @@ def test_batch_statistics_of_each_step_are_those_of_both_products(rng):
     np.testing.assert_allclose(again[0], h, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", [RESET_FIRST, RELU], ids=str)
+def test_the_cpu_kernels_say_why_they_do_not_run(case):
+    cell = make_cell(case.cell, case.norm, case.placement, 1e-6, **case.variant)
+    why = native.obstacle(jnp.ones((2, 3, FEATURES)), cell, case.params(), None, None)
+    assert why == (
+        f"takes an LSTM without batch norm and projection: got {case.cell}, norm='layer'"
+    )
+
+
 def test_chunks_count_the_columns_of_both_matrices(rng):
     params, x = Case("gru").params(), sequences(rng, 100, 4)
     lengths = {
@@ -245,13 +254,6 @@ REFUSED = [
         lambda x: jn_nn.SimpleRNN(4, activation="selu").init(KEY, x),
         ValueError,
         "activation of rnn must be 'tanh' or 'relu': got 'selu'.",
-    ),
-    (
-        lambda x: jn.recurrent.gru(
-            x, RESET_FIRST.params(), reset_after=False, implementation="native"
-        ),
-        ValueError,
-        "takes an LSTM without batch norm and projection: got gru, norm='layer'",
     ),
 ]
 
