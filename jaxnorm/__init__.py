@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxnorm.norms.axes import layer_norm as layer_norm
     from jaxnorm.norms.axes import positional_norm as positional_norm
     from jaxnorm.norms.axes import rms_norm as rms_norm
+    from jaxnorm.norms.conditional import ada_instance_norm as ada_instance_norm
     from jaxnorm.norms.evonorm import evonorm_b0 as evonorm_b0
     from jaxnorm.norms.evonorm import evonorm_s0 as evonorm_s0
     from jaxnorm.norms.graphs import graph_norm as graph_norm
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "Moments": "core.statistics",
     "NormOptions": "arguments.options",
     "Plan": "core.plan",
+    "ada_instance_norm": "norms.conditional",
     "add_norm": "norms.residual",
     "available_norms": "norms.table",
     "batch_norm": "norms.axes",

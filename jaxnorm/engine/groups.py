@@ -209,6 +209,7 @@ def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "
         total = jnp.where(total < epsilon, epsilon, total)
     else:
         total = (var if in_var else sqrt(var)) + epsilon
+    total = (var if in_var else safe_root(var)) + epsilon
     # no step may be infinite, or jax_debug_infs would report it
     safe = total if positive else jnp.where(total == 0, 1, total)
     root = lax.rsqrt(safe) if in_var else 1 / safe
@@ -252,6 +253,7 @@ def _rstd_jvp(spec, primals, tangents):
 
 
 def sqrt(var: jax.Array) -> jax.Array:
+def safe_root(var: jax.Array) -> jax.Array:
     """Return the root, with a finite derivative at 0.
 
     JAX before 0.12 loses the rule of :func:`_rstd` in loops, and differentiates this instead.

@@ -29,6 +29,8 @@ import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.linen import (
     cells,
+    conditional,
+    conditional_batch,
     evonorm,
     graphs,
     groups,
@@ -41,6 +43,8 @@ from jaxnorm.linen import (
 )
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
@@ -67,6 +71,8 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += cells.__all__
+__all__ += conditional.__all__
+__all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__

@@ -32,6 +32,8 @@ import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.nnx import (
     cells,
+    conditional,
+    conditional_batch,
     evonorm,
     graphs,
     groups,
@@ -44,6 +46,8 @@ from jaxnorm.nnx import (
 )
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
@@ -70,6 +74,8 @@ __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
 __all__ += cells.__all__
+__all__ += conditional.__all__
+__all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__

@@ -34,6 +34,7 @@ class BatchMoments(nnx.Variable):
 
 def is_evaluating(module: Any, at_call: bool | None) -> bool:
     """Return whether a call of a module uses the running statistics."""
+    """Return whether a module normalizes by its running statistics in this call."""
     # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
     # be given.
     for choice in (at_call, module.use_running_average):

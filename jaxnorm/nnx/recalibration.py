@@ -20,6 +20,7 @@ from jaxnorm.flax_common.running import (
     restart,
 )
 from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
+from jaxnorm.nnx.conditional_batch import Running
 from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
 
@@ -195,6 +196,9 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
         "/".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
         if isinstance(node, BatchNorm | SwitchableNorm | EvoNormB0)
+        if isinstance(node, BatchNorm | SwitchableNorm)
+        # a SPADE may normalize each example
+        or (isinstance(node, Running) and node.mean is not None)
     }
     if not found:
         raise ValueError(
