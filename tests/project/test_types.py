@@ -118,10 +118,12 @@ def test_types_are_those_of_what_runs(monkeypatch):
     for name in (
         *(["nnx_weights"] if newer else []),
         "statistics",
+        "styled",
         "standardized",
         "norms",
         "recurrent_parameters",
         "nnx_norms",
+        "nnx_conditional",
         "nnx_networks",
     ):
         jax.eval_shape(names[name])

@@ -54,6 +54,12 @@ def statistics() -> None:
     )
 
 
+def styled() -> None:
+    assert_type(
+        jn.ada_instance_norm(x, x[:1], style_where=ones > 0, correction=1, dtype="float32"), Array
+    )
+
+
 def standardized() -> None:
     assert_type(
         jn.standardize(x, (0, 1), scale=ones, where=x > 0, epsilon_in="std", full_range=True), Array
@@ -232,8 +238,18 @@ class Norms(flax.linen.Module):
         x = assert_type(
             jn.linen.SwitchableNorm(use_running_average=not train, feature_axes=-1)(x), Array
         )
+        x = self.by_condition(x, x[:, 0], train)
         x = assert_type(jn.linen.WeightNorm(flax.linen.Dense(6), feature_axes=-1)(x), Array)
         return assert_type(jn.linen.SpectralNorm(flax.linen.Dense(6))(x, update_stats=train), Array)
+
+    def by_condition(self, x: jax.Array, c: jax.Array, train: bool) -> jax.Array:
+        x = assert_type(jn.linen.AdaLayerNorm(norm="rms")(x, c, mask=x > 0), Array)
+        x, gate = assert_type(jn.linen.AdaLayerNormZero(epsilon=1e-5)(x, c), tuple[Array, Array])
+        x = assert_type(jn.linen.FiLM(scale_offset=0)(x + gate, c), Array)
+        x = assert_type(jn.linen.AdaInstanceNorm(activation=jax.nn.silu)(x, c), Array)
+        norm = jn.linen.ConditionalBatchNorm(num_classes=3, momentum=0.9)
+        x = assert_type(norm(x, (x[:, 0, 0] > 0).astype(int), not train), Array)
+        return assert_type(jn.linen.SPADE(hidden_features=4, kernel_size=(3,))(x, x), Array)
 
 
 class Networks(flax.linen.Module):
@@ -305,6 +321,18 @@ def nnx_norms() -> None:
     )
     assert_type(batch(x, use_running_average=True, mask=mask), Array)
     assert_type(jn.nnx.SwitchableNorm(6, feature_axes=-1, rngs=rngs)(x, mask=mask), Array)
+
+
+def nnx_conditional() -> None:
+    rngs, c, labels = flax.nnx.Rngs(0), x[:, 0], (x[:, 0, 0] > 0).astype(int)
+    assert_type(jn.nnx.AdaLayerNorm(6, 6, norm="rms", rngs=rngs)(x, c, mask=x > 0), Array)
+    zero = jn.nnx.AdaLayerNormZero(6, 6, dtype="float32", rngs=rngs)
+    assert_type(zero(x, c), tuple[Array, Array])
+    assert_type(jn.nnx.FiLM(6, 6, scale_offset=0, rngs=rngs)(x, c), Array)
+    assert_type(jn.nnx.AdaInstanceNorm(6, 6, axis_name="data", rngs=rngs)(x, c), Array)
+    norm = jn.nnx.ConditionalBatchNorm(6, num_classes=3, momentum=0.9, rngs=rngs)
+    assert_type(norm(x, labels, use_running_average=True), Array)
+    assert_type(jn.nnx.SPADE(6, 6, norm="batch", kernel_size=(3,), rngs=rngs)(x, x), Array)
 
 
 def nnx_weights() -> None:
