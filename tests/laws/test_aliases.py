@@ -41,6 +41,7 @@ MASKED = {
     "rms_norm": partial(jn.rms_norm, X),
     "add_norm": partial(jn.add_norm, X, X),
     "instance_norm": partial(jn.instance_norm, X),
+    "ada_instance_norm": partial(jn.ada_instance_norm, X, X),
     "group_norm": partial(jn.group_norm, X, 2),
     "positional_norm": partial(jn.positional_norm, X),
     "switchable_norm": partial(jn.switchable_norm, X, LOGITS, LOGITS),
@@ -71,6 +72,16 @@ OPTIONS = {
     "SwitchableNorm": {"use_running_average": True},
     "EvoNormB0": {"use_running_average": True},
     "EvoNormS0": {"num_groups": 2},
+    "ConditionalBatchNorm": {"use_running_average": True},
+    "SPADE": {"kernel_size": (3,), "hidden_features": 2},
+}
+CONDITIONS = {  # what these modules take at the call, besides x
+    "AdaLayerNorm": X[:, 0],
+    "AdaLayerNormZero": X[:, 0],
+    "FiLM": X[:, 0],
+    "AdaInstanceNorm": X[:, 0],
+    "ConditionalBatchNorm": X[:, 0],
+    "SPADE": X,
 }
 NETWORKS = ("LSTM", "GRU", "SimpleRNN")
 AXES = {"LayerNorm": {"reduction_axes": (0, 1), "feature_axes": (1,)}}  # of packed sequences
@@ -94,12 +105,14 @@ def call_of(family, name, argument):
     options = {**OPTIONS.get(name, {}), **(AXES.get(name, {}) if packed else {})}
     given = {"num_segments": 2} if packed else {}
     width = (3,) if name in NETWORKS else ()
+    inputs = (x, CONDITIONS[name]) if name in CONDITIONS else (x,)
     if family is nnx:
-        return partial(getattr(nnx, name)(6, *width, **options, rngs=Rngs(0)), x, **given)
+        sizes = (6, *width, *(array.shape[-1] for array in inputs[1:]))
+        return partial(getattr(nnx, name)(*sizes, **options, rngs=Rngs(0)), *inputs, **given)
     module = getattr(linen, name)(*width, **options)
     own = {"segments": IDS} if packed else {}
-    variables = module.init(jax.random.key(0), x, **given, **own)
-    return partial(module.apply, variables, x, **given)
+    variables = module.init(jax.random.key(0), *inputs, **given, **own)
+    return partial(module.apply, variables, *inputs, **given)
 
 
 def value_of(name, argument):
