@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from jaxnorm.norms.conditional import ada_instance_norm as ada_instance_norm
     from jaxnorm.norms.evonorm import evonorm_b0 as evonorm_b0
     from jaxnorm.norms.evonorm import evonorm_s0 as evonorm_s0
+    from jaxnorm.norms.ghost import ghost_batch_norm as ghost_batch_norm
     from jaxnorm.norms.graphs import graph_norm as graph_norm
     from jaxnorm.norms.graphs import pair_norm as pair_norm
     from jaxnorm.norms.kernels import kernels_by_path as kernels_by_path
     from jaxnorm.norms.kernels import map_kernels as map_kernels
     from jaxnorm.norms.kernels import spectral_vectors as spectral_vectors
+    from jaxnorm.norms.renorm import batch_renorm as batch_renorm
     from jaxnorm.norms.residual import add_norm as add_norm
     from jaxnorm.norms.response import filter_response_norm as filter_response_norm
     from jaxnorm.norms.response import global_response_norm as global_response_norm
@@ -65,11 +67,13 @@ _MODULE_OF = {
     "add_norm": "norms.residual",
     "available_norms": "norms.table",
     "batch_norm": "norms.axes",
+    "batch_renorm": "norms.renorm",
     "ema": "core.running",
     "evonorm_b0": "norms.evonorm",
     "evonorm_s0": "norms.evonorm",
     "filter_response_norm": "norms.response",
     "global_response_norm": "norms.response",
+    "ghost_batch_norm": "norms.ghost",
     "graph_norm": "norms.graphs",
     "group_norm": "norms.axes",
     "instance_norm": "norms.axes",

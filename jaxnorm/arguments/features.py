@@ -58,6 +58,23 @@ def checked_divisor(name: str, number: Any, channels: int) -> int:
     return number
 
 
+def batch_axes(
+    shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str, *, across: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the reduction axes of a batch norm, all but the feature axes, and the feature axes.
+
+    Across devices there may be no axis to reduce: the batch may lie on the devices alone.
+    """
+    features = canonical_axes(feature_axes, len(shape), "feature_axes")
+    reduced = other_axes(features, len(shape))
+    if not reduced and not across:
+        raise ValueError(
+            f"{name} must have an axis to reduce besides the features: x has shape {shape}, "
+            f"feature_axes={feature_axes}."
+        )
+    return reduced, features
+
+
 def spatial_axes(
     shape: tuple[int, ...], feature_axes: int | Iterable[int], name: str, *, packed: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

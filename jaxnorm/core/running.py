@@ -8,7 +8,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
+from jaxnorm.arguments.dtypes import complex_beside
 from jaxnorm.core.statistics import Moments, check_moments
+from jaxnorm.engine.collectives import vary, varying_axes
 from jaxnorm.engine.sharding import sharded_as
 
 
@@ -99,6 +101,45 @@ def _follow(
     running = Moments(jnp.ones((), jnp.float32), mean, var)
     new = _ema(unbiased, skip_constant, running, batch, momentum, new_weight)
     return new.mean, new.var
+
+
+def follow_each(
+    mean: jax.Array,
+    var: jax.Array,
+    batches: Moments,
+    *,
+    momentum: ArrayLike,
+    unbiased: bool,
+    skip_constant: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return a running mean and variance, moved towards one batch after the other.
+
+    The batches are stacked along one more axis in front. Only momentum is checked.
+    """
+    momentum = validation.momentum(momentum)
+    static = bool(unbiased), bool(skip_constant)
+    return _follow_each(*static, mean, var, batches, momentum, 1 - momentum)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _follow_each(
+    unbiased: bool,
+    skip_constant: bool,
+    mean: jax.Array,
+    var: jax.Array,
+    batches: Moments,
+    momentum: ArrayLike,
+    new_weight: ArrayLike,
+) -> tuple[jax.Array, jax.Array]:
+    own = mean.astype(complex_beside(mean.dtype, batches.mean)), var
+    # as a state that has seen a batch: what a loop carries keeps its type
+    state = jax.tree.map(lambda a: vary(a, varying_axes(batches.mean)), own)
+    parts = jax.tree.map(lambda leaf: sharded_as(mean[None], leaf), lax.stop_gradient(batches))
+
+    def step(state: tuple[jax.Array, jax.Array], batch: Moments) -> tuple:
+        return _follow(unbiased, skip_constant, *state, batch, momentum, new_weight), None
+
+    return lax.scan(step, state, parts)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -21,11 +21,13 @@ from jaxnorm.engine.exponents import scale_down
 from jaxnorm.engine.groups import Scaling, masked, split
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import (
+    Adjusted,
     Inputs,
     Residuals,
     Stats,
     apply,
     backward,
+    composed,
     estimate,
     statistics,
     summed_like,
@@ -106,6 +108,11 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
         return spec.formula(loops, x, *given).astype(spec.dtype).reshape(x.shape)
 
     return jax.checkpoint(own_formula)(x, stats, scale, bias, param), found
+    if isinstance(adjusted, Adjusted):
+        scale, bias = composed(adjusted, scale, bias)
+        adjusted = adjusted.stats
+    stats = with_epsilon(adjusted, epsilon)
+    return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
 
 
 def with_epsilon(spec: Spec, stats: Stats, epsilon: jax.Array | None) -> Stats:

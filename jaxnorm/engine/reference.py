@@ -65,6 +65,22 @@ class Stats(NamedTuple):
     var: Any
 
 
+class Adjusted(NamedTuple):
+    """Statistics that are applied, and what follows them before scale and bias.
+
+    ``y = ((u - low_mean) * rstd * gain + shift) * scale + bias``
+
+    Attributes:
+      stats: the statistics.
+      gain: one number for each group.
+      shift: one number for each group.
+    """
+
+    stats: Stats
+    gain: jax.Array
+    shift: jax.Array
+
+
 class Residuals(NamedTuple):
     """The arrays that are stored for the derivative.
 
@@ -184,6 +200,16 @@ def apply(
     y = y if scaling.scatter_indices is None else mask_fill(y, scaling.where)
     y = plus(times(y, loops.broadcast_to_elements(scale)), loops.broadcast_to_elements(bias))
     return y.astype(loops.spec.dtype).reshape(x.shape)
+
+
+def composed(
+    adjusted: Adjusted, scale: jax.Array | None, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return gain and shift as a scale and a bias that include the given ones."""
+    gain, shift = adjusted.gain, adjusted.shift
+    # cast once, so that the gradient of a scale of half precision is rounded once
+    scale = None if scale is None else scale.astype(gain.dtype)
+    return times(gain, scale), plus(times(shift, scale), bias)
 
 
 def with_param(operation: Callable, values: jax.Array, param: jax.Array | None) -> jax.Array:

@@ -28,6 +28,7 @@ class Operands(NamedTuple):
       ids: the segment of each position.
       epsilon: a traced epsilon, added to the variance besides the epsilon of the spec.
       param: the last argument of ``Spec.adjust`` or ``Spec.formula``: an array or several.
+      param: the last argument of ``Spec.adjust``, an array or a pytree of arrays.
     """
 
     x: Any
@@ -56,7 +57,8 @@ class Spec:
       segments: the groups that ids name along the first reduction axis; None where that axis is
         reduced whole.
       adjust: ``adjust(loops, stats, param)`` returns the statistics that are applied instead of
-        ``stats``; None where ``stats`` are applied.
+        ``stats``, or an :class:`~jaxnorm.engine.reference.Adjusted`; None where ``stats`` are
+        applied.
       exponent_axes: axes along which all groups are divided by one power of two.
       formula: ``formula(loops, x, stats, scale, bias, param)`` returns the output, split for loops,
         where it is not ``(x - mean) / sqrt(var + epsilon) * scale + bias``; None where it is.

@@ -66,13 +66,30 @@ def collect(seen: Collected, mean: jax.Array, var: jax.Array, batch: Moments) ->
     # The state starts out real. The first complex microbatch makes its mean complex.
     old = jax.tree.map(lambda a, new: a.astype(complex_beside(a.dtype, new)), seen.moments, batch)
     fits = jax.tree.map(lambda new, a: jnp.broadcast_to(new, a.shape).astype(a.dtype), batch, old)
-    # A feature whose microbatches were all masked out has not begun its batch.
-    begun = old.count > 0
     moments = merged_into(old, jax.tree.map(lambda leaf: leaf[None], lax.stop_gradient(fits)))
+    return Collected(moments, *at_start(seen, mean, var))
+
+
+def at_start(
+    seen: Collected | None, mean: jax.Array, var: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the running mean and variance as they were when the batch began.
+
+    Without ``seen`` the batch is no microbatch, and begins here.
+    """
+    if seen is None:
+        return mean, var
+    # A feature whose microbatches were all masked out has not begun its batch.
+    begun = seen.moments.count > 0
     # Only the first microbatch finds the running statistics as they were before the
     # batch. Later microbatches find statistics in which this batch is blended already.
     start = jnp.where(begun, seen.mean.astype(complex_beside(seen.mean.dtype, mean)), mean)
-    return Collected(moments, start, jnp.where(begun, seen.var, var))
+    return start, jnp.where(begun, seen.var, var)
+
+
+def has_begun(seen: Collected | None) -> jax.Array | bool:
+    """Return whether an earlier microbatch of this batch had an element that counts."""
+    return False if seen is None else (seen.moments.count > 0).any()
 
 
 def restart(when, fresh: Any, seen: Any) -> Any:

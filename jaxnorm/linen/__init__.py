@@ -32,11 +32,13 @@ from jaxnorm.linen import (
     conditional,
     conditional_batch,
     evonorm,
+    ghost,
     graphs,
     groups,
     layers,
     named,
     recurrent,
+    renorm,
     response,
     reversible,
     vectors,
@@ -46,12 +48,14 @@ from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.named import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.renorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.response import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.reversible import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.vectors import *  # noqa: F403  (its __all__)
@@ -74,8 +78,10 @@ __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
+__all__ += ghost.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
+__all__ += renorm.__all__
 __all__ += response.__all__
 __all__ += reversible.__all__
 __all__ += vectors.__all__

@@ -1,5 +1,6 @@
 """Norms with running statistics: batch norm and switchable norm."""
 
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
@@ -25,6 +26,41 @@ from jaxnorm.norms.switchable import switchable_norm
 COLLECTION = "batch_moments"
 
 
+def collected(
+    module: nn.Module, mean: jax.Array, var: jax.Array, batch: Moments
+) -> tuple[jax.Array, jax.Array, Moments]:
+    """Return the running statistics to start from, and the Moments to blend into them.
+
+    They are those of the arguments, unless the batch is a microbatch. Then the old running
+    statistics are blended once, with all microbatches so far.
+    """
+    if not module.has_variable(COLLECTION, "seen"):
+        return mean, var, batch
+    batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
+    seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
+    module.put_variable(COLLECTION, "seen", seen)
+    return seen.mean, seen.var, seen.moments
+
+
+def evaluates(module: nn.Module, at_call: bool | None) -> bool:
+    """Return whether running statistics normalize, as the module or its call says."""
+    given = module.use_running_average
+    return flag("use_running_average", nn.merge_param("use_running_average", given, at_call))
+
+
+def running(
+    module: nn.BatchNorm,
+    x: jax.Array,
+    features: tuple[int, ...],
+    initial_var: Callable[..., jax.Array] = jnp.ones,
+) -> tuple[nn.Variable[jax.Array], nn.Variable[jax.Array]]:
+    """Return the running mean and variance, which are created on first use."""
+    sizes = tuple(x.shape[axis] for axis in features)
+    dtype = jnp.float32 if module.force_float32_reductions else module.param_dtype
+    mean = module.variable("batch_stats", "mean", jnp.zeros, sizes, dtype)
+    return mean, module.variable("batch_stats", "var", initial_var, sizes, dtype)
+
+
 def update(
     module: nn.Module,
     running_mean: nn.Variable[jax.Array] | None,
@@ -48,6 +84,8 @@ def update(
         module.put_variable(COLLECTION, "seen", seen)
         mean, var, batch = seen.mean, seen.var, seen.moments
     new_mean, running_var.value = follow(
+    mean, var, batch = collected(module, running_mean.value, running_var.value, batch)
+    running_mean.value, running_var.value = follow(
         mean,
         var,
         batch,
@@ -131,15 +169,9 @@ class BatchNorm(nn.BatchNorm):
         Returns:
           The normalized array, of the shape of ``x``.
         """
-        evaluating = flag(
-            "use_running_average",
-            nn.merge_param("use_running_average", self.use_running_average, use_running_average),
-        )
+        evaluating = evaluates(self, use_running_average)
         features = canonical_axes(self.axis, x.ndim, "axis")
-        sizes = tuple(x.shape[axis] for axis in features)
-        state_dtype = jnp.float32 if self.force_float32_reductions else self.param_dtype
-        mean = self.variable("batch_stats", "mean", jnp.zeros, sizes, state_dtype)
-        var = self.variable("batch_stats", "var", jnp.ones, sizes, state_dtype)
+        mean, var = running(self, x, features)
         x, options = inputs(self, x, features, mask)
         if evaluating:
             return with_running(x, as_moments(mean.value, var.value), features, **options)
@@ -231,10 +263,7 @@ class SwitchableNorm(nn.Module):
         Returns:
           The normalized array, of the shape of ``x``.
         """
-        evaluating = flag(
-            "use_running_average",
-            nn.merge_param("use_running_average", self.use_running_average, use_running_average),
-        )
+        evaluating = evaluates(self, use_running_average)
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         mean = self.variable("batch_stats", "mean", jnp.zeros, sizes, jnp.float32)

@@ -35,11 +35,13 @@ from jaxnorm.nnx import (
     conditional,
     conditional_batch,
     evonorm,
+    ghost,
     graphs,
     groups,
     layers,
     named,
     recurrent,
+    renorm,
     response,
     reversible,
     vectors,
@@ -49,12 +51,14 @@ from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.named import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.renorm import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.response import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.reversible import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.vectors import *  # noqa: F403  (its __all__)
@@ -77,8 +81,10 @@ __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
+__all__ += ghost.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__
+__all__ += renorm.__all__
 __all__ += response.__all__
 __all__ += reversible.__all__
 __all__ += vectors.__all__

@@ -35,6 +35,7 @@ class BatchMoments(nnx.Variable):
 def is_evaluating(module: Any, at_call: bool | None) -> bool:
     """Return whether a call of a module uses the running statistics."""
     """Return whether a module normalizes by its running statistics in this call."""
+    """Return whether running statistics normalize, as the module or its call says."""
     # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
     # be given.
     for choice in (at_call, module.use_running_average):
@@ -58,6 +59,32 @@ def update(module: Any, batch: Moments) -> None:
         seen = collect(get_value(variable), mean, var, batch)
         set_value(variable, seen)
         mean, var, batch = seen.mean, seen.var, seen.moments
+
+
+def collected(module: Any, batch: Moments) -> tuple[jax.Array, jax.Array, Moments]:
+    """Return the running statistics to start from, and the Moments to blend into them.
+
+    They are the module's and the batch's, unless the batch is a microbatch. Then the old running
+    statistics are blended once, with all microbatches so far.
+    """
+    mean, var = module.mean[...], module.var[...]
+    if (variable := getattr(module, "batch_moments", None)) is None:
+        return mean, var, batch
+    batch = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
+    seen = collect(get_value(variable), mean, var, batch)
+    set_value(variable, seen)
+    return seen.mean, seen.var, seen.moments
+
+
+def seen_by(module: Any) -> Any:
+    """Return what :func:`accumulate` collects of a module's batch; None unless it does."""
+    variable = getattr(module, "batch_moments", None)
+    return None if variable is None else get_value(variable)
+
+
+def update(module: Any, batch: Moments) -> None:
+    """Move a module's running statistics towards the statistics of a batch."""
+    mean, var, batch = collected(module, batch)
     new = follow(
         mean,
         var,

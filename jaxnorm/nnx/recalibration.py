@@ -23,6 +23,7 @@ from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
 from jaxnorm.nnx.conditional_batch import Running
 from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
+from jaxnorm.nnx.renorm import KerasBatchRenorm
 
 
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
@@ -119,7 +120,11 @@ def population(
         # each batch.
         for path, norm in _norms(model, taken).items():
             set_value(norm.batch_moments, Collected(seen[path], *_stats(norm)))
+        state = {path: _state(norm) for path, norm in _norms(model).items()}
         model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
+        # Batch renorm depends on its running statistics, so every batch starts from the same.
+        for path, norm in _norms(model).items():
+            _restore(norm, state[path])
         return {
             path: get_value(norm.batch_moments).moments
             for path, norm in _norms(model, taken).items()
@@ -180,6 +185,23 @@ def _stats(norm: Any) -> tuple[jax.Array, jax.Array]:
     return get_value(getattr(norm, "mean", norm.var)), get_value(norm.var)
 
 
+def _state(norm: Any) -> dict[str, jax.Array]:
+    """Return the values of the running statistics of a norm, and of what counts with them."""
+    return {
+        name: get_value(variable)
+        for name, variable in vars(norm).items()
+        if isinstance(variable, nnx.BatchStat)
+    }
+
+
+def _restore(norm: Any, state: dict[str, jax.Array]) -> None:
+    """Store values that :func:`_state` returned."""
+    rest = dict(state)
+    assign(norm, rest.pop("mean"), rest.pop("var"))
+    for name, value in rest.items():
+        getattr(norm, name)[...] = value
+
+
 def _chosen(model: nnx.Module, only: Only) -> set[str]:
     """Return the paths of the norms to calibrate.
 
@@ -199,6 +221,7 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
         if isinstance(node, BatchNorm | SwitchableNorm)
         # a SPADE may normalize each example
         or (isinstance(node, Running) and node.mean is not None)
+        if isinstance(node, BatchNorm | SwitchableNorm | KerasBatchRenorm)
     }
     if not found:
         raise ValueError(
@@ -216,7 +239,7 @@ def _collecting(model: nnx.Module, paths: set[str]):
     """
     norms = _norms(model)
     before = {
-        path: (norm.use_running_average, *_stats(norm), getattr(norm, "batch_moments", None))
+        path: (norm.use_running_average, _state(norm), getattr(norm, "batch_moments", None))
         for path, norm in norms.items()
     }
     try:
@@ -225,11 +248,10 @@ def _collecting(model: nnx.Module, paths: set[str]):
             norms[path].batch_moments = BatchMoments(nothing(*_stats(norms[path])))
         yield
     finally:
-        for path, (mode, mean, var, seen) in before.items():
+        for path, (mode, state, seen) in before.items():
             norm = norms[path]
             norm.use_running_average = mode
-            # The calls have moved the running statistics as well.
-            assign(norm, mean, var)
+            _restore(norm, state)
             if path in paths:
                 del norm.batch_moments
             if seen is not None:

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Axes, canonical_axes, in_groups, other_axes, unsplit, whole
-from jaxnorm.arguments.features import checked_divisor, spatial_axes
+from jaxnorm.arguments.features import batch_axes, checked_divisor, spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import EpsilonIn, NormOptions, Param
 from jaxnorm.core.call import prepare, run, run_with_moments
@@ -69,14 +69,9 @@ def batch_norm(
     ([[-1.0, -1.0], [1.0, 1.0]], [[2.0, 4.0]])
     """
     x = validation.floating(x)
-    features = canonical_axes(feature_axes, x.ndim, "feature_axes")
-    reduced = other_axes(features, x.ndim)
-    # With an axis_name the batch may lie on the devices alone.
-    if not reduced and options.get("axis_name") is None:
-        raise ValueError(
-            f"batch norm must have an axis to reduce besides the features: x has shape {x.shape}, "
-            f"feature_axes={feature_axes}."
-        )
+    reduced, features = batch_axes(
+        x.shape, feature_axes, "batch norm", across=options.get("axis_name") is not None
+    )
     call = prepare(
         x,
         unsplit(x.shape, reduced),
