@@ -131,6 +131,16 @@ def batch(x, **options):
     return jn.batch_norm(x, **options)[0]
 
 
+def ghost(x, **options):
+    return jn.ghost_batch_norm(x, num_chunks=2, **options)[0]
+
+
+def renorm(x, **options):
+    # Within these limits it is batch norm, whatever the running statistics are.
+    running = jn.Moments(jnp.ones(()), jnp.full(x.shape[-1:], 3.0), jnp.full(x.shape[-1:], 2.0))
+    return jn.batch_renorm(x, running, r_max=1.0, d_max=0.0, **options)[0]
+
+
 def positional(x, **options):
     return jn.positional_norm(x, **options)[0]
 
@@ -191,6 +201,16 @@ CASES = [
         (8,),
         param_split=(1, 8, 1, 1),
     ),
+    Case("renorm", renorm, (4, 5, 6, 8), (0, 1, 2), (8,), param_split=(1, 1, 1, 8), kernel=False),
+    Case(
+        "ghost",
+        ghost,
+        (4, 5, 6, 8),
+        (1, 2, 3),
+        (8,),
+        split=(2, 2, 5, 6, 8),
+        param_split=(1, 1, 1, 1, 8),
+    ),
     Case("instance", jn.instance_norm, (3, 7, 8, 4), (1, 2), (4,), param_split=(1, 1, 1, 4)),
     Case(
         "group",
@@ -243,7 +263,7 @@ CASES = [
     ),
 ]
 # further layouts, left out of the laws that take long
-VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw")
+VARIANTS = ("layer_hwc", "batch", "batch_nchw", "group_nchw", "renorm", "ghost")
 DISTINCT = [case for case in CASES if case.name not in VARIANTS]
 # which the README's command runs
 KINDS = [case for case in DISTINCT if case.name in ("layer", "batch_conv", "group", "switchable")]
@@ -305,6 +325,9 @@ TWINS = [
     ("EvoNormB0", {"use_running_average": True}),
     ("BatchNorm", {"use_running_average": False}),
     ("BatchNorm", {"use_running_average": True}),
+    ("BatchRenorm", {"use_running_average": False, "warmup_steps": 0}),
+    ("KerasBatchRenorm", {"use_running_average": False}),
+    ("GhostBatchNorm", {"use_running_average": False, "num_chunks": 3}),
     ("SwitchableNorm", {"use_running_average": False}),
     ("SwitchableNorm", {"use_running_average": True}),
 ]

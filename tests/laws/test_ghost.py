@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import long_sweep
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -18,6 +19,9 @@ CUTS = [
     ({"num_chunks": 10}, [2, 2, 2, 2, 2, 1]),  # fewer than asked for, as torch.chunk
     ({"num_chunks": 30}, [1] * 11),
 ]
+
+
+MASKED = [{"size": 4}, {"size": 11}, {"num_chunks": 11}]
 
 
 def drawn(rng, mean=3.0, dtype="float32"):
@@ -48,6 +52,8 @@ def truth(x, dy, scale, bias, sizes, where=None, epsilon=1e-5):
         dx,
         *(sum(getattr(f, name).sum((0, 1)) for f in found) for name in ("dscale", "dbias")),
     )
+    of_params = (sum(getattr(f, name).sum((0, 1)) for f in found) for name in ("dscale", "dbias"))
+    return y, dx, *of_params
 
 
 def gradients(x, dy, scale, bias, **options):
@@ -56,7 +62,9 @@ def gradients(x, dy, scale, bias, **options):
     return y, *vjp(dy.astype(y.dtype))
 
 
-@pytest.mark.parametrize(("cut", "sizes"), CUTS, ids=[str(cut) for cut, _ in CUTS])
+@pytest.mark.parametrize(
+    ("cut", "sizes"), long_sweep(CUTS, quick=CUTS[::5]), ids=[str(cut) for cut, _ in CUTS]
+)
 def test_each_chunk_is_a_batch_of_its_own(cut, sizes, rng):
     given = drawn(rng)
     assert sum(sizes) == SHAPE[0]
@@ -64,7 +72,7 @@ def test_each_chunk_is_a_batch_of_its_own(cut, sizes, rng):
         assert worst(found, true, tuple(range(true.ndim - 1))) <= 2e-6
 
 
-@pytest.mark.parametrize("cut", [{"size": 4}, {"size": 11}, {"num_chunks": 11}], ids=str)
+@pytest.mark.parametrize("cut", long_sweep(MASKED, quick=MASKED[:1]), ids=str)
 def test_masks_and_merged_moments(cut, rng):
     """NaN under the mask, of weights; one chunk hidden whole; merged they are the batch's."""
     x, dy, scale, bias = drawn(rng, mean=1e4)
@@ -79,7 +87,8 @@ def test_masks_and_merged_moments(cut, rng):
     true = truth(x, dy, scale, bias, sizes, where)
     for got, want in zip(found, true, strict=True):
         np.testing.assert_allclose(got, want, atol=3e-6 * np.abs(want).max())
-    assert not np.asarray(found[0])[hidden].any() and not np.asarray(found[1])[hidden].any()
+    assert not np.asarray(found[0])[hidden].any()
+    assert not np.asarray(found[1])[hidden].any()
     _, chunks = jn.ghost_batch_norm(nan, where=where, **cut)
     whole = jn.moments(nan, (0, 1), where=where)
     assert chunks.mean.shape == (len(sizes), 1, SHAPE[-1])
@@ -89,7 +98,7 @@ def test_masks_and_merged_moments(cut, rng):
         )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", long_sweep(["bfloat16", "float16"], quick=["bfloat16"]))
 def test_half_precision_is_rounded_once(dtype, rng):
     given = drawn(rng, dtype=dtype)
     y, dx, *_ = gradients(*given, size=4)
@@ -100,6 +109,9 @@ def test_half_precision_is_rounded_once(dtype, rng):
         assert (
             np.abs(np.asarray(found, np.float64) - exact) <= 0.51 * spacing + 1e-6
         ).mean() > 0.99
+        spacing = float(jnp.finfo(dtype).eps) * 2.0 ** np.floor(np.log2(np.abs(exact)))
+        error = np.abs(np.asarray(found, np.float64) - exact)
+        assert (error <= 0.51 * spacing + 1e-6).mean() > 0.99
 
 
 def test_transformations(rng):
@@ -132,9 +144,10 @@ def test_chunks_of_the_same_number_share_statistics_over_devices(rng):
 
 def test_empty_batches_and_single_elements():
     y, chunks = jn.ghost_batch_norm(jnp.ones((0, 3)), size=4)
-    assert y.shape == (0, 3) and not np.asarray(chunks.count).any()
+    assert y.shape == (0, 3)
+    assert not np.asarray(chunks.count).any()
     y, chunks = jn.ghost_batch_norm(jnp.full((3, 1), 5.0), size=2, epsilon=0.0, bias=jnp.ones(1))
-    assert y.tolist() == [[1.0]] * 3 and chunks.var.tolist() == [[0.0]] * 2
+    assert (y.tolist(), chunks.var.tolist()) == ([[1.0]] * 3, [[0.0]] * 2)
     slope = jax.grad(lambda x: jn.ghost_batch_norm(x, size=2)[0].sum())(jnp.full((3, 1), 5.0))
     assert np.isfinite(slope).all()
 
