@@ -23,6 +23,7 @@ OVER_IMAGES, OVER_SEQUENCES = ("n", "h, w", "c"), ("n", "t", "gates")
 # file: (pattern, sizes of split axes, shape, names of the axes)
 PICTURES = {
     "batch": ("[n h w] c", {}, IMAGES, OVER_IMAGES),
+    "ghost": ("(k [n]) [h w] c", {"k": 2}, IMAGES, OVER_IMAGES),
     "layer": ("n h w [c]", {}, IMAGES, OVER_IMAGES),
     "layer-image": ("n [h w c]", {}, IMAGES, OVER_IMAGES),
     "instance": ("n [h w] c", {}, IMAGES, OVER_IMAGES),

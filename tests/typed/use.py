@@ -77,6 +77,11 @@ def norms() -> None:
         tuple[Array, jn.Moments],
     )
     assert_type(
+        jn.batch_renorm(x, jn.moments(x, (0, 1)), r_max=3.0, d_max=5.0, scale=ones, **options),
+        tuple[Array, jn.Moments],
+    )
+    assert_type(jn.ghost_batch_norm(x, size=2, where=x > 0), tuple[Array, jn.Moments])
+    assert_type(
         jn.layer_norm(x, axes=(1, 2), correction=1, epsilon_in="std", axis_name=None), Array
     )
     assert_type(jn.layer_norm(np.ones((4, 6)), scale=ones, bias=ones, **options), Array)
@@ -235,6 +240,9 @@ class Norms(flax.linen.Module):
             ),
             Array,
         )
+        x = assert_type(jn.linen.BatchRenorm(not train, warmup_steps=9)(x, mask=mask), Array)
+        x = assert_type(jn.linen.KerasBatchRenorm(renorm_clipping={"rmax": 3})(x, True), Array)
+        x = assert_type(jn.linen.GhostBatchNorm(not train, virtual_batch_size=2)(x), Array)
         x = assert_type(
             jn.linen.SwitchableNorm(use_running_average=not train, feature_axes=-1)(x), Array
         )
@@ -320,6 +328,10 @@ def nnx_norms() -> None:
         jn.nnx.BatchNorm(6, momentum=0.9, axis_name="data", rngs=rngs), jn.nnx.BatchNorm
     )
     assert_type(batch(x, use_running_average=True, mask=mask), Array)
+    renorm = assert_type(jn.nnx.BatchRenorm(6, r_max=2.0, rngs=rngs), jn.nnx.BatchRenorm)
+    assert_type(renorm(x, use_running_average=True, mask=mask), Array)
+    assert_type(jn.nnx.KerasBatchRenorm(6, renorm_momentum=0.9, rngs=rngs)(x, mask=mask), Array)
+    assert_type(jn.nnx.GhostBatchNorm(6, num_chunks=2, rngs=rngs)(x), Array)
     assert_type(jn.nnx.SwitchableNorm(6, feature_axes=-1, rngs=rngs)(x, mask=mask), Array)
 
 
