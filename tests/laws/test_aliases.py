@@ -37,6 +37,8 @@ def network(name, **given):
 # of each function a call that lacks the mask, and one that lacks the segments
 MASKED = {
     "batch_norm": partial(jn.batch_norm, X),
+    "batch_renorm": lambda **given: jn.batch_renorm(X, jn.moments(X, "[n t] c"), **given),
+    "ghost_batch_norm": partial(jn.ghost_batch_norm, X, size=2),
     "layer_norm": partial(jn.layer_norm, X),
     "rms_norm": partial(jn.rms_norm, X),
     "add_norm": partial(jn.add_norm, X, X),
@@ -69,6 +71,9 @@ SEGMENTED = {
 OPTIONS = {
     "GroupNorm": {"num_groups": 2},
     "BatchNorm": {"use_running_average": True},
+    "BatchRenorm": {"use_running_average": True},
+    "KerasBatchRenorm": {"use_running_average": True},
+    "GhostBatchNorm": {"use_running_average": True, "num_chunks": 2},
     "SwitchableNorm": {"use_running_average": True},
     "EvoNormB0": {"use_running_average": True},
     "EvoNormS0": {"num_groups": 2},
