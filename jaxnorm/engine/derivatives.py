@@ -100,6 +100,9 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
     x, where, scale, bias, ids, epsilon, param = operands
     found = statistics(loops, x, where, spec.scatter_indices(ids), epsilon)
     adjusted = found if spec.adjust is None else spec.adjust(loops, found, param)
+    if isinstance(adjusted, Adjusted):
+        scale, bias = composed(adjusted, scale, bias)
+        adjusted = adjusted.stats
     stats = with_epsilon(spec, adjusted, epsilon)
     if spec.formula is None:
         return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
@@ -108,11 +111,6 @@ def forward_in_steps(loops: PlainLoops, operands: Operands) -> tuple[jax.Array, 
         return spec.formula(loops, x, *given).astype(spec.dtype).reshape(x.shape)
 
     return jax.checkpoint(own_formula)(x, stats, scale, bias, param), found
-    if isinstance(adjusted, Adjusted):
-        scale, bias = composed(adjusted, scale, bias)
-        adjusted = adjusted.stats
-    stats = with_epsilon(adjusted, epsilon)
-    return jax.checkpoint(partial(apply, loops))(x, stats, scale, bias), found
 
 
 def with_epsilon(spec: Spec, stats: Stats, epsilon: jax.Array | None) -> Stats:

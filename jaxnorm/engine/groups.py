@@ -204,12 +204,11 @@ def inverse_root(var: jax.Array, epsilon, *, positive: bool, epsilon_in: str = "
     """
     in_var = epsilon_in == "var"
     if epsilon_in == "max":
-        total = sqrt(var)
+        total = safe_root(var)
         # not jnp.maximum: where both are equal the gradient goes to the variance, as in PyTorch
         total = jnp.where(total < epsilon, epsilon, total)
     else:
-        total = (var if in_var else sqrt(var)) + epsilon
-    total = (var if in_var else safe_root(var)) + epsilon
+        total = (var if in_var else safe_root(var)) + epsilon
     # no step may be infinite, or jax_debug_infs would report it
     safe = total if positive else jnp.where(total == 0, 1, total)
     root = lax.rsqrt(safe) if in_var else 1 / safe
@@ -245,14 +244,13 @@ def _rstd_jvp(spec, primals, tangents):
         var = var * unbias
         q = jnp.where(var > 0, lax.rsqrt(jnp.where(var > 0, var, 1)), 0)
     elif spec.epsilon_in == "max":
-        q = jnp.where(sqrt(var * unbias) < epsilon, 0, r)
+        q = jnp.where(safe_root(var * unbias) < epsilon, 0, r)
     # multiply in turn: r**3 underflows for data of size 1e13
     slope = ((-0.5 * tangents[0] * (q * unbias)) * r) * r
     # the transpose multiplies r**2 first, which may be Inf, and Inf * 0 would be NaN
     return r, slope if spec.correction == 0 else jnp.where(unbias == 0, 0, slope)
 
 
-def sqrt(var: jax.Array) -> jax.Array:
 def safe_root(var: jax.Array) -> jax.Array:
     """Return the root, with a finite derivative at 0.
 

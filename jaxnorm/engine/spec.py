@@ -27,8 +27,7 @@ class Operands(NamedTuple):
         shape.
       ids: the segment of each position.
       epsilon: a traced epsilon, added to the variance besides the epsilon of the spec.
-      param: the last argument of ``Spec.adjust`` or ``Spec.formula``: an array or several.
-      param: the last argument of ``Spec.adjust``, an array or a pytree of arrays.
+      param: the last argument of ``Spec.adjust`` or ``Spec.formula``, an array or a pytree.
     """
 
     x: Any

@@ -76,16 +76,8 @@ def update(
         return
     var = running_var.value
     mean = jnp.zeros_like(var) if running_mean is None else running_mean.value
-    if module.has_variable(COLLECTION, "seen"):
-        # The batch is a microbatch. To blend once, start from the old running
-        # statistics and blend in the Moments of all microbatches so far.
-        batch = jax.tree.map(lambda leaf: leaf.reshape(mean.shape), batch)
-        seen = collect(module.get_variable(COLLECTION, "seen"), mean, var, batch)
-        module.put_variable(COLLECTION, "seen", seen)
-        mean, var, batch = seen.mean, seen.var, seen.moments
+    mean, var, batch = collected(module, mean, var, batch)
     new_mean, running_var.value = follow(
-    mean, var, batch = collected(module, running_mean.value, running_var.value, batch)
-    running_mean.value, running_var.value = follow(
         mean,
         var,
         batch,

@@ -33,8 +33,6 @@ class BatchMoments(nnx.Variable):
 
 
 def is_evaluating(module: Any, at_call: bool | None) -> bool:
-    """Return whether a call of a module uses the running statistics."""
-    """Return whether a module normalizes by its running statistics in this call."""
     """Return whether running statistics normalize, as the module or its call says."""
     # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
     # be given.
@@ -48,26 +46,15 @@ def is_evaluating(module: Any, at_call: bool | None) -> bool:
     )
 
 
-def update(module: Any, batch: Moments) -> None:
-    """Move a module's running statistics towards the statistics of a batch."""
-    var = module.var[...]
-    mean = module.mean[...] if hasattr(module, "mean") else jnp.zeros_like(var)
-    if (variable := getattr(module, "batch_moments", None)) is not None:
-        # The batch is a microbatch. To blend once, start from the old running
-        # statistics and blend in the Moments of all microbatches so far.
-        batch = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)
-        seen = collect(get_value(variable), mean, var, batch)
-        set_value(variable, seen)
-        mean, var, batch = seen.mean, seen.var, seen.moments
-
-
 def collected(module: Any, batch: Moments) -> tuple[jax.Array, jax.Array, Moments]:
     """Return the running statistics to start from, and the Moments to blend into them.
 
     They are the module's and the batch's, unless the batch is a microbatch. Then the old running
-    statistics are blended once, with all microbatches so far.
+    statistics are blended once, with all microbatches so far. A mean that the module does not keep
+    is 0.
     """
-    mean, var = module.mean[...], module.var[...]
+    var = module.var[...]
+    mean = module.mean[...] if hasattr(module, "mean") else jnp.zeros_like(var)
     if (variable := getattr(module, "batch_moments", None)) is None:
         return mean, var, batch
     batch = jax.tree.map(lambda leaf: leaf.reshape(-1), batch)

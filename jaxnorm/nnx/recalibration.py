@@ -25,6 +25,8 @@ from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
 from jaxnorm.nnx.renorm import KerasBatchRenorm
 
+WITH_RUNNING = BatchNorm | SwitchableNorm | EvoNormB0 | KerasBatchRenorm | Running
+
 
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
     """Make the following batches microbatches of one batch.
@@ -197,7 +199,8 @@ def _state(norm: Any) -> dict[str, jax.Array]:
 def _restore(norm: Any, state: dict[str, jax.Array]) -> None:
     """Store values that :func:`_state` returned."""
     rest = dict(state)
-    assign(norm, rest.pop("mean"), rest.pop("var"))
+    var = rest.pop("var")
+    assign(norm, rest.pop("mean", var), var)
     for name, value in rest.items():
         getattr(norm, name)[...] = value
 
@@ -217,11 +220,8 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
     found = {
         "/".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
-        if isinstance(node, BatchNorm | SwitchableNorm | EvoNormB0)
-        if isinstance(node, BatchNorm | SwitchableNorm)
-        # a SPADE may normalize each example
-        or (isinstance(node, Running) and node.mean is not None)
-        if isinstance(node, BatchNorm | SwitchableNorm | KerasBatchRenorm)
+        # a SPADE may normalize each example, and keeps no statistics then
+        if isinstance(node, WITH_RUNNING) and node.var is not None
     }
     if not found:
         raise ValueError(

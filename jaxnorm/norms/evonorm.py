@@ -18,7 +18,7 @@ from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run, run_with_moments
 from jaxnorm.core.statistics import Moments, applicable, like_batch
 from jaxnorm.engine.exponents import scale_down, scaled_epsilon
-from jaxnorm.engine.groups import elements, mask_fill, rstd, sqrt
+from jaxnorm.engine.groups import elements, mask_fill, rstd, safe_root
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, statistics, times
 from jaxnorm.engine.spec import Spec
@@ -203,7 +203,9 @@ def _over_larger_deviation(
     of_example = statistics(loops.of(Spec(unsplit(x.shape, spatial))), around, where).var
     epsilon = scaled_epsilon(loops, exponent, where, var.dtype)
     values = elements(loops, x, scaling._replace(shift=None))
-    divisor = jnp.maximum(sqrt(var + epsilon), times(values, v) + sqrt(of_example + epsilon))
+    divisor = jnp.maximum(
+        safe_root(var + epsilon), times(values, v) + safe_root(of_example + epsilon)
+    )
     # without an epsilon a constant channel divides by 0
     y = values / jnp.where(divisor == 0, 1, divisor)
     return plus(times(y, scale), bias)

@@ -211,7 +211,7 @@ def corrections(
     )
     known = sharded_as(batch.mean, reference.known)
     # in the units of the scale exponent, so that a variance beyond the range has a root within it
-    inverse = rstd(loops, stats.scaling, with_epsilon(stats, reference.epsilon).var)
+    inverse = rstd(loops, stats.scaling, with_epsilon(loops.spec, stats, reference.epsilon).var)
     exponent = stats.scaling.exponent
     std = jnp.where(inverse > 0, 1 / jnp.where(inverse > 0, inverse, 1), 0)
     std = scale_down(std, None if exponent is None else -exponent)

@@ -18,7 +18,7 @@ from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run
 from jaxnorm.engine.exponents import scale_down, scaled_epsilon
-from jaxnorm.engine.groups import elements, mask_fill, sqrt, total_weight
+from jaxnorm.engine.groups import elements, mask_fill, safe_root, total_weight
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats, plus, times
 
@@ -177,7 +177,7 @@ def _share(loops: PlainLoops, stats: Stats) -> jax.Array:
     spec, (scaling, _, square) = loops.spec, stats
     channels = other_axes((0, *spec.axes), square.ndim)
     n = jnp.asarray(total_weight(spec, scaling), square.dtype)
-    length, exponent = sqrt(square) * jnp.sqrt(n), scaling.exponent
+    length, exponent = safe_root(square) * jnp.sqrt(n), scaling.exponent
     if exponent is not None:
         over_channels = partial(loops.reduce_axes, exponent.astype(jnp.int32), channels)
         # a channel of zeros has no size, and must not set the unit

@@ -15,7 +15,7 @@ from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run_with_moments
 from jaxnorm.core.statistics import Moments, applicable, shape_of
-from jaxnorm.engine.groups import mask_fill, sqrt
+from jaxnorm.engine.groups import mask_fill, safe_root
 from jaxnorm.engine.loops import PlainLoops
 from jaxnorm.engine.reference import Stats
 from jaxnorm.engine.xla import prevent_folding
@@ -173,7 +173,7 @@ def _reversed(epsilon: float, dtype, x, moments: Moments, scale, bias, where) ->
         z = z - as_held(bias)
     if scale is not None:
         z = z / (as_held(scale) + epsilon**2)
-    root = as_held(sqrt(moments.var.astype(real_dtype(held)) + epsilon))
+    root = as_held(safe_root(moments.var.astype(real_dtype(held)) + epsilon))
     # the low part goes first: added to the mean itself, it would be lost in rounding
     low, mean = prevent_folding(as_held(moments.low.mean)), as_held(moments.mean)
     return mask_fill((z * root + low) + mean, where).astype(dtype)
