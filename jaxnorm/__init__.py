@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxnorm.norms.conditional import ada_instance_norm as ada_instance_norm
     from jaxnorm.norms.evonorm import evonorm_b0 as evonorm_b0
     from jaxnorm.norms.evonorm import evonorm_s0 as evonorm_s0
+    from jaxnorm.norms.gated import gated_rms_norm as gated_rms_norm
     from jaxnorm.norms.ghost import ghost_batch_norm as ghost_batch_norm
     from jaxnorm.norms.graphs import graph_norm as graph_norm
     from jaxnorm.norms.graphs import pair_norm as pair_norm
@@ -74,6 +75,7 @@ _MODULE_OF = {
     "filter_response_norm": "norms.response",
     "global_response_norm": "norms.response",
     "ghost_batch_norm": "norms.ghost",
+    "gated_rms_norm": "norms.gated",
     "graph_norm": "norms.graphs",
     "group_norm": "norms.axes",
     "instance_norm": "norms.axes",

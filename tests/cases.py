@@ -162,6 +162,13 @@ def unit(x, *, epsilon, **options):
     return jn.unit_norm(x, epsilon=epsilon**0.5, **options)
 
 
+def gated(x, **options):
+    # an open gate, sigmoid(100) == 1: what is said of the norm holds
+    gate = jnp.full(x.shape, 100, jnp.finfo(x.dtype).dtype)
+    options = {"gate_first": False, "activation": "sigmoid", "num_groups": 3, **options}
+    return jn.gated_rms_norm(x, gate, **options)
+
+
 SWITCHABLE = tuple(
     Part(axes, *w)
     for axes, *w in zip(
@@ -190,6 +197,18 @@ CASES = [
         centered=False,
         epsilon_in="max",
         parts=(Part((1,), total=True),),
+        kernel=False,
+    ),
+    Case(
+        "gated",
+        gated,
+        (6, 78),
+        (2,),
+        (78,),
+        split=(6, 3, 26),
+        param_split=(1, 3, 26),
+        centered=False,
+        kernel=False,
     ),
     Case("batch", batch, (64, 5), (0,), (5,), param_split=(1, 5)),
     Case("batch_conv", batch, (4, 5, 6, 8), (0, 1, 2), (8,), param_split=(1, 1, 1, 8)),

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm.arguments import validation
@@ -102,6 +103,8 @@ def prepare(
     param: Any = None,
     exponent_axes: tuple[int, ...] = (),
     formula: Callable | None = None,
+    factor: jax.Array | None = None,
+    x_dtype: jnp.dtype | None = None,
 ) -> Call:
     """Check the arguments of a norm, and return them as a call.
 
@@ -131,6 +134,10 @@ def prepare(
       param: the last argument of ``adjust`` or ``formula``: an array or several.
       exponent_axes: the axes along which all groups have one scale exponent.
       formula: function that makes the output of the statistics, see :class:`Spec`.
+      factor: array of the shape of ``x``, float32 at least and finite wherever an element is
+        masked, by which the output is multiplied.
+      x_dtype: the dtype of the array that ``x`` was computed from, to which the normalized x is
+        rounded, and which the output has by default; that of ``x`` by default.
 
     Raises:
       TypeError: arguments of a wrong kind.
@@ -146,9 +153,13 @@ def prepare(
     if type(scale_offset) is not int or scale_offset:  # a call without one takes no time for it
         scale = with_offset(scale, scale_offset, x.dtype, rounding)
     finish = None
-    if rounding != "once":  # the engine's output is then the normalized x, in its dtype
-        finish = after_norm(rounding, x, where, segments, scale=scale, bias=bias, dtype=dtype)
-        scale = bias = dtype = None
+    x_dtype = x.dtype if x_dtype is None else x_dtype
+    if rounding != "once" or factor is not None:
+        finish, scale, bias, dtype = after_norm(
+            rounding, x_dtype, where, segments, scale=scale, bias=bias, factor=factor, dtype=dtype
+        )
+    elif x_dtype != x.dtype and dtype is None:
+        dtype = x_dtype
     spec, traced_epsilon = make_spec(
         reduction,
         x,

@@ -5,12 +5,14 @@ With R the rounding to half precision and z the normalized x, ``rounding="once"`
 the arithmetic of a model that casts z back to the dtype of x before it applies its parameters.
 ``"input"`` continues so, and computes z itself in the dtype of x: each operation is rounded, but
 for the sums over a group, as in a model written without a cast.
+
+A factor multiplies what comes out in float32 at least, before the last rounding: a gate.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,30 +47,51 @@ def with_offset(
     return gain if rounding == "once" else rounded(gain, scale.dtype).astype(scale.dtype)
 
 
+class Finish(NamedTuple):
+    """What the engine computes of a norm, and what comes after it.
+
+    Attributes:
+      finish: function of the engine's output that gives the output of the norm.
+      scale: the gain that the engine applies.
+      bias: the shift that the engine applies.
+      dtype: dtype of the engine's output.
+    """
+
+    finish: Callable[[jax.Array], jax.Array]
+    scale: jax.Array | None
+    bias: jax.Array | None
+    dtype: jnp.dtype
+
+
 def after_norm(
     rounding: Any,
-    x: jax.Array,
+    x_dtype: jnp.dtype,
     where: jax.Array | None,
     segments: Any,
     *,
+    factor: jax.Array | None,
     dtype: DTypeLike | None,
     **params: jax.Array | None,
-) -> Callable[[jax.Array], jax.Array]:
-    """Return the function of the normalized x that rounds each product and sum with a parameter.
+) -> Finish:
+    """Return what is left to the engine by the rounding, or of a norm with a factor.
 
     Raises:
       TypeError: the output cannot have this dtype.
       ValueError: the norm cannot be rounded so.
     """
-    if rounding not in ("twice", "input"):
+    if rounding not in ("once", "twice", "input"):
         raise ValueError(f"rounding must be 'once', 'twice' or 'input': got {rounding!r}.")
     if segments is not None:
         raise ValueError(
             f"rounding={rounding!r} must have no segments: normalize without a scale first."
         )
     dtypes = {name: param.dtype for name, param in params.items() if param is not None}
-    output = validation.output_dtype(dtype, x=x.dtype, **dtypes)
-    return partial(scale_and_shift, **params, where=where, dtype=output)
+    output = validation.output_dtype(dtype, x=x_dtype, **dtypes)
+    finish = partial(scale_and_shift, factor=factor, where=where, dtype=output)
+    if rounding != "once":  # the engine's output is the normalized x, in its dtype
+        return Finish(partial(finish, **params), None, None, x_dtype)
+    wide = promoted(None, compute_dtype(x_dtype), *dtypes.values())
+    return Finish(partial(finish, scale=None, bias=None), **params, dtype=wide)
 
 
 @partial(jax.jit, static_argnames="dtype")
@@ -76,11 +99,13 @@ def scale_and_shift(
     z: jax.Array,
     scale: jax.Array | None,
     bias: jax.Array | None,
+    factor: jax.Array | None,
     where: jax.Array | None,
     dtype: jnp.dtype,
 ) -> jax.Array:
-    """Return ``z * scale + bias``, with z and each result rounded to the dtype it has in jnp.
+    """Return ``(z * scale + bias) * factor``.
 
+    Here z and each result before the last have the dtype they have in jnp, and are rounded to it.
     Elements that the mask hides are 0.
     """
     held, y = z.dtype, rounded(z, z.dtype)
@@ -89,8 +114,11 @@ def scale_and_shift(
             held = promoted(None, held, param.dtype)
             wide = promoted(None, y.dtype, held)
             y = rounded(operation(y.astype(wide), param.astype(wide)), held)
+    if factor is not None:
+        wide = promoted(None, y.dtype, factor.dtype)
+        y = y.astype(wide) * factor.astype(wide)
     if where is not None:
-        y = jnp.where(where.astype(bool), y, 0)
+        y = jnp.where(jnp.broadcast_to(where.astype(bool), y.shape), y, 0)
     return y.astype(dtype)
 
 
@@ -110,7 +138,7 @@ def in_input_dtype(spec: Spec, operands: Operands) -> jax.Array:
 
     Each operation is rounded. The mean over a group is of sums in float32, as in ``jnp.mean``.
     """
-    shape, dtype = operands.x.shape, operands.x.dtype
+    shape, dtype = operands.x.shape, jnp.dtype(spec.dtype)
     operands = split_operands(spec, operands)
     where, r = operands.where, partial(rounded, dtype=dtype)
     x = mask_fill_split(spec, operands.x, where).reshape(spec.reduction.split_shape)

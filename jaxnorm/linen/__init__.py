@@ -32,6 +32,7 @@ from jaxnorm.linen import (
     conditional,
     conditional_batch,
     evonorm,
+    gated,
     ghost,
     graphs,
     groups,
@@ -48,6 +49,7 @@ from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
@@ -78,6 +80,7 @@ __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
+__all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__

@@ -35,6 +35,7 @@ from jaxnorm.nnx import (
     conditional,
     conditional_batch,
     evonorm,
+    gated,
     ghost,
     graphs,
     groups,
@@ -51,6 +52,7 @@ from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
@@ -81,6 +83,7 @@ __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__
+__all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__
 __all__ += recurrent.__all__

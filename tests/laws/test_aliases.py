@@ -42,6 +42,7 @@ MASKED = {
     "layer_norm": partial(jn.layer_norm, X),
     "rms_norm": partial(jn.rms_norm, X),
     "add_norm": partial(jn.add_norm, X, X),
+    "gated_rms_norm": partial(jn.gated_rms_norm, X, X, gate_first=True),
     "instance_norm": partial(jn.instance_norm, X),
     "ada_instance_norm": partial(jn.ada_instance_norm, X, X),
     "group_norm": partial(jn.group_norm, X, 2),
@@ -79,6 +80,7 @@ OPTIONS = {
     "EvoNormS0": {"num_groups": 2},
     "ConditionalBatchNorm": {"use_running_average": True},
     "SPADE": {"kernel_size": (3,), "hidden_features": 2},
+    "GatedRMSNorm": {"gate_first": True},
 }
 CONDITIONS = {  # what these modules take at the call, besides x
     "AdaLayerNorm": X[:, 0],
@@ -87,7 +89,9 @@ CONDITIONS = {  # what these modules take at the call, besides x
     "AdaInstanceNorm": X[:, 0],
     "ConditionalBatchNorm": X[:, 0],
     "SPADE": X,
+    "GatedRMSNorm": X,
 }
+OF_ONE_SIZE = ("GatedRMSNorm",)  # x and the gate have one
 NETWORKS = ("LSTM", "GRU", "SimpleRNN")
 AXES = {"LayerNorm": {"reduction_axes": (0, 1), "feature_axes": (1,)}}  # of packed sequences
 
@@ -112,7 +116,8 @@ def call_of(family, name, argument):
     width = (3,) if name in NETWORKS else ()
     inputs = (x, CONDITIONS[name]) if name in CONDITIONS else (x,)
     if family is nnx:
-        sizes = (6, *width, *(array.shape[-1] for array in inputs[1:]))
+        others = () if name in OF_ONE_SIZE else inputs[1:]
+        sizes = (6, *width, *(array.shape[-1] for array in others))
         return partial(getattr(nnx, name)(*sizes, **options, rngs=Rngs(0)), *inputs, **given)
     module = getattr(linen, name)(*width, **options)
     own = {"segments": IDS} if packed else {}

@@ -349,3 +349,58 @@ def test_bits_are_those_of_the_class_in_transformers(family, weights, rng, way):
     differ = np.asarray(ours, np.float32) != theirs.float().numpy()
     # A product with a weight of float32 is float32, which may lie at a tie of two of bfloat16.
     assert differ.sum() <= (0 if weights == "bfloat16" else 2)
+
+
+TWICE = {"rounding": "twice"}
+GATED = {  # model, class, its arguments, ours
+    "mamba2": ("MambaRMSNormGated", {"group_size": 512}, {"gate_first": True, **TWICE}),
+    "bamba": ("BambaRMSNormGated", {"group_size": 512}, {"gate_first": True, **TWICE}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridRMSNormGated",
+        {"group_size": 256},
+        {"gate_first": True, "num_groups": 2, **TWICE},
+    ),
+    "zamba2": (
+        "Zamba2RMSNormGated",
+        {"group_size": 128},
+        {"gate_first": True, "num_groups": 4, **TWICE},
+    ),
+    "nemotron_h": (
+        "NemotronHRMSNormGated",
+        {"group_size": 64},
+        {"gate_first": True, "num_groups": 8, **TWICE},
+    ),
+    "falcon_h1": (
+        "FalconH1RMSNormGated",
+        {"n_groups": 4, "norm_before_gate": False},
+        {"gate_first": True, "num_groups": 4},
+    ),
+    "qwen3_next": ("Qwen3NextRMSNormGated", {}, {"gate_first": False, **TWICE}),
+    "qwen3_5": ("Qwen3_5RMSNormGated", {}, {"gate_first": False, **TWICE}),
+    "olmo_hybrid": ("OlmoHybridRMSNormGated", {}, {"gate_first": False, **TWICE}),
+    "lara_mini": ("LaraMiniRMSNormGated", {}, {"gate_first": False}),
+    "kimi_linear": (
+        "KimiLinearRMSNormGated",
+        {},
+        {"gate_first": False, "activation": "sigmoid"},
+    ),
+}
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", GATED)
+def test_bits_with_a_gate_are_those_of_the_class_in_transformers(family, weights, rng, way):
+    torch, (name, arguments, options) = pytest.importorskip("torch"), GATED[family]
+    pytest.importorskip("transformers")
+    of_family = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    module = getattr(of_family, name)(512, eps=EPSILON, **arguments).to(getattr(torch, weights))
+    x, gate = (jnp.asarray(a, jnp.bfloat16) for a in rng.normal(size=(2, 256, 512)))
+    w = jnp.asarray(rng.normal(1, 0.3, 512), weights)
+    as_tensor = lambda a: torch.tensor(np.asarray(a, np.float32)).to(getattr(torch, a.dtype.name))
+    module.weight.data = as_tensor(w)
+    theirs = module(as_tensor(x), as_tensor(gate)).detach()
+    dtype = str(theirs.dtype).removeprefix("torch.")
+    norm = partial(jn.gated_rms_norm, scale=w, epsilon=EPSILON, dtype=dtype, **options)
+    differ = np.asarray(way(norm)(x, gate), np.float32) != theirs.float().numpy()
+    # An activation is float32 and its last bit varies, and so does what lies at a tie in bfloat16.
+    assert differ.sum() <= 4

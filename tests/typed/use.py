@@ -94,6 +94,10 @@ def norms() -> None:
     assert_type(jn.unit_norm(x, ord=1, axes=(1, 2), scale=np.ones((5, 6))), Array)
     assert_type(jn.scale_norm(x, 2.0, where=x > 0, dtype="float32"), Array)
     assert_type(jn.add_norm(x, x, norm="layer", scale=ones), tuple[Array, Array])
+    assert_type(
+        jn.gated_rms_norm(x, x, gate_first=True, activation="sigmoid", num_groups=2, **options),
+        Array,
+    )
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
     assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
     assert_type(
@@ -214,6 +218,7 @@ class Norms(flax.linen.Module):
         assert_type(jn.linen.LayerNorm(epsilon=1e-5, use_bias=False), jn.linen.LayerNorm)
         x = assert_type(jn.linen.LayerNorm(epsilon=1e-5)(x, mask=mask), Array)
         x = assert_type(jn.linen.RMSNorm(dtype="float32", scale_offset=1)(x), Array)
+        x = assert_type(jn.linen.GatedRMSNorm(gate_first=True)(x, x, mask=mask), Array)
         x = assert_type(jn.linen.InstanceNorm(feature_axes=-1)(x), Array)
         x = assert_type(
             jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(
@@ -302,6 +307,7 @@ def nnx_norms() -> None:
     assert_type(jn.nnx.LayerNorm(6, use_bias=False, rngs=rngs)(x, mask=mask), Array)
     assert_type(jn.nnx.RMSNorm(6, dtype="float32", rngs=rngs)(x, mask), Array)
     assert_type(jn.nnx.RMSNorm(6, scale_offset=1, rounding="twice", rngs=rngs)(x), Array)
+    assert_type(jn.nnx.GatedRMSNorm(6, gate_first=True, rngs=rngs)(x, x, mask=mask), Array)
     assert_type(jn.nnx.InstanceNorm(6, feature_axes=-1, rngs=rngs)(x), Array)
     assert_type(
         jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1),
