@@ -20,10 +20,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import unsplit
 from jaxnorm.arguments.dtypes import compute_dtype, promoted, real_dtype
 from jaxnorm.core.plan import find_stats
 from jaxnorm.engine.groups import inverse_root, mask_fill_split
-from jaxnorm.engine.sharding import split_operands
+from jaxnorm.engine.sharding import alongside, split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
 Rounding = Literal["once", "twice", "input"]
@@ -108,6 +109,7 @@ def scale_and_shift(
     Here z and each result before the last have the dtype they have in jnp, and are rounded to it.
     Elements that the mask hides are 0.
     """
+    scale, bias, factor, where = alongside(unsplit(z.shape, ()), z, scale, bias, factor, where)
     held, y = z.dtype, rounded(z, z.dtype)
     for operation, param in ((jnp.multiply, scale), (jnp.add, bias)):
         if param is not None:
@@ -118,7 +120,7 @@ def scale_and_shift(
         wide = promoted(None, y.dtype, factor.dtype)
         y = y.astype(wide) * factor.astype(wide)
     if where is not None:
-        y = jnp.where(jnp.broadcast_to(where.astype(bool), y.shape), y, 0)
+        y = jnp.where(where.astype(bool), y, 0)
     return y.astype(dtype)
 
 

@@ -17,6 +17,7 @@ from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run
 from jaxnorm.core.rounding import Rounding
 from jaxnorm.engine.groups import mask_fill
+from jaxnorm.engine.sharding import alongside
 
 Activation = Literal["silu", "sigmoid"]
 
@@ -181,16 +182,15 @@ def activated(gate: jax.Array, where: jax.Array | None, activation: str) -> jax.
 
     A masked gate counts as 0: it may be NaN, which a product with 0 would keep.
     """
-    if where is not None:
-        gate = mask_fill(gate, jnp.broadcast_to(where, gate.shape))
+    (where,) = alongside(unsplit(gate.shape, ()), gate, where)
+    gate = mask_fill(gate, where)
     return ACTIVATIONS[activation](gate.astype(compute_dtype(gate.dtype)))
 
 
 @partial(jax.jit, static_argnames="activation")
 def gated(x: jax.Array, gate: jax.Array, where: jax.Array | None, activation: str) -> jax.Array:
     """Return the product of ``x`` and the activation of the gate, in float32 at least."""
-    factor = activated(gate, where, activation)
-    if where is not None:
-        x = mask_fill(x, jnp.broadcast_to(where, x.shape))
+    gate, where = alongside(unsplit(x.shape, ()), x, gate, where)
+    x, factor = mask_fill(x, where), activated(gate, where, activation)
     wide = promoted(None, compute_dtype(x.dtype), factor.dtype)
     return x.astype(wide) * factor.astype(wide)

@@ -144,7 +144,7 @@ def test_half_precision_is_rounded_once(dtype, gate_first, rng):
     kind = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
     for a, b in zip(found, truth(*given, gate_first=gate_first, activation="silu"), strict=True):
         assert a.dtype == dtype
-        spacing = np.abs(np.spacing(b.astype(kind)).astype(np.float64))
+        spacing = np.spacing(np.abs(b.astype(kind))).astype(np.float64)
         beyond = np.abs(np.asarray(a, np.float64) - b) > 0.51 * spacing + 1e-6
         assert beyond.mean() <= 0.01
 

@@ -14,8 +14,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import HOST
 from flax import linen as flax_linen
 from flax import nnx as flax_nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxnorm as jn
 from jaxnorm import linen, nnx
@@ -272,6 +275,22 @@ def test_gradients_are_those_of_the_formula(rng):
     for found, truth in zip(*ways, strict=True):
         found, truth = np.asarray(found, np.float64), np.asarray(truth, np.float64)
         assert np.abs(found - truth).max() <= 2**-7 * np.abs(truth).max()
+
+
+def test_parameters_and_masks_may_be_sharded_otherwise_than_x(rng):
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=HOST[:4], axis_types=(AxisType.Explicit,) * 2)
+    x, scale, bias = arrays(rng, "bfloat16")
+    given, specs = (x, scale, bias, x > 0), (P(None, "b"), P("a"), P("b"), P("a", None))
+    run = jax.jit(
+        lambda x, scale, bias, where: jn.rms_norm(
+            x, scale=scale, bias=bias, where=where, rounding="twice"
+        )
+    )
+    with jax.set_mesh(mesh):
+        lying = [NamedSharding(mesh, spec) for spec in specs]
+        found = run(*(jax.device_put(a, each) for a, each in zip(given, lying, strict=True)))
+    assert jax.typeof(found).sharding.spec == specs[0]
+    np.testing.assert_array_equal(found, run(*given))
 
 
 def test_of_initializers_only_the_default_is_that_of_the_gain():
