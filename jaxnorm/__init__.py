@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from jaxnorm.norms.kernels import kernels_by_path as kernels_by_path
     from jaxnorm.norms.kernels import map_kernels as map_kernels
     from jaxnorm.norms.kernels import spectral_vectors as spectral_vectors
+    from jaxnorm.norms.pointwise import dynamic_erf as dynamic_erf
+    from jaxnorm.norms.pointwise import dynamic_tanh as dynamic_tanh
     from jaxnorm.norms.renorm import batch_renorm as batch_renorm
     from jaxnorm.norms.residual import add_norm as add_norm
     from jaxnorm.norms.response import filter_response_norm as filter_response_norm
@@ -69,6 +71,8 @@ _MODULE_OF = {
     "available_norms": "norms.table",
     "batch_norm": "norms.axes",
     "batch_renorm": "norms.renorm",
+    "dynamic_erf": "norms.pointwise",
+    "dynamic_tanh": "norms.pointwise",
     "ema": "core.running",
     "evonorm_b0": "norms.evonorm",
     "evonorm_s0": "norms.evonorm",

@@ -165,7 +165,7 @@ def unit(x, *, epsilon, **options):
 def gated(x, **options):
     # an open gate, sigmoid(100) == 1: what is said of the norm holds
     gate = jnp.full(x.shape, 100, jnp.finfo(x.dtype).dtype)
-    options = {"gate_first": False, "activation": "sigmoid", "num_groups": 3, **options}
+    options = {"gate_first": False, "activation": "sigmoid", "num_groups": 2, **options}
     return jn.gated_rms_norm(x, gate, **options)
 
 
@@ -205,8 +205,8 @@ CASES = [
         (6, 78),
         (2,),
         (78,),
-        split=(6, 3, 26),
-        param_split=(1, 3, 26),
+        split=(6, 2, 39),
+        param_split=(1, 2, 39),
         centered=False,
         kernel=False,
     ),
@@ -349,4 +349,6 @@ TWINS = [
     ("GhostBatchNorm", {"use_running_average": False, "num_chunks": 3}),
     ("SwitchableNorm", {"use_running_average": False}),
     ("SwitchableNorm", {"use_running_average": True}),
+    ("DynamicTanh", {}),
+    ("DynamicErf", {}),
 ]

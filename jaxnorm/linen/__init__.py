@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.linen import (
+    attention,
     cells,
     conditional,
     conditional_batch,
@@ -38,12 +39,14 @@ from jaxnorm.linen import (
     groups,
     layers,
     named,
+    pointwise,
     recurrent,
     renorm,
     response,
     reversible,
     vectors,
 )
+from jaxnorm.linen.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
@@ -55,6 +58,7 @@ from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.named import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.pointwise import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.renorm import *  # noqa: F403  (its __all__)
@@ -76,6 +80,7 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += attention.__all__
 __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
@@ -83,6 +88,7 @@ __all__ += evonorm.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__
+__all__ += pointwise.__all__
 __all__ += recurrent.__all__
 __all__ += renorm.__all__
 __all__ += response.__all__

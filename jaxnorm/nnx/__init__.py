@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.nnx import (
+    attention,
     cells,
     conditional,
     conditional_batch,
@@ -41,12 +42,14 @@ from jaxnorm.nnx import (
     groups,
     layers,
     named,
+    pointwise,
     recurrent,
     renorm,
     response,
     reversible,
     vectors,
 )
+from jaxnorm.nnx.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
@@ -58,6 +61,7 @@ from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.groups import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.layers import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.named import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.pointwise import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.recalibration import accumulate, population, recalibrate, stop_accumulating
 from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.renorm import *  # noqa: F403  (its __all__)
@@ -79,6 +83,7 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += attention.__all__
 __all__ += cells.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
@@ -86,6 +91,7 @@ __all__ += evonorm.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__
+__all__ += pointwise.__all__
 __all__ += recurrent.__all__
 __all__ += renorm.__all__
 __all__ += response.__all__

@@ -50,6 +50,8 @@ MASKED = {
     "switchable_norm": partial(jn.switchable_norm, X, LOGITS, LOGITS),
     "graph_norm": partial(jn.graph_norm, NODES, np.ones(6, np.float32), **OF_NODES),
     "pair_norm": partial(jn.pair_norm, NODES, **OF_NODES),
+    "dynamic_tanh": partial(jn.dynamic_tanh, X, 0.5),
+    "dynamic_erf": partial(jn.dynamic_erf, X, 0.5, 0.1),
     "standardize": partial(jn.standardize, X, "n [t] (g [c])", g=2),
     "moments": partial(jn.moments, X, "n [t] c"),
     "normalize": lambda **given: jn.normalize(X, jn.moments(X, "n [t] c"), **given),
@@ -90,8 +92,9 @@ CONDITIONS = {  # what these modules take at the call, besides x
     "ConditionalBatchNorm": X[:, 0],
     "SPADE": X,
     "GatedRMSNorm": X,
+    "QKNorm": X,
 }
-OF_ONE_SIZE = ("GatedRMSNorm",)  # x and the gate have one
+OF_ONE_SIZE = ("GatedRMSNorm", "QKNorm")  # x and the other array
 NETWORKS = ("LSTM", "GRU", "SimpleRNN")
 AXES = {"LayerNorm": {"reduction_axes": (0, 1), "feature_axes": (1,)}}  # of packed sequences
 

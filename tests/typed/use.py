@@ -98,6 +98,8 @@ def norms() -> None:
         jn.gated_rms_norm(x, x, gate_first=True, activation="sigmoid", num_groups=2, **options),
         Array,
     )
+    assert_type(jn.dynamic_tanh(x, 0.5, scale=ones, bias=ones, where=x > 0), Array)
+    assert_type(jn.dynamic_erf(x, ones, np.zeros(1, np.float32), dtype="bfloat16"), Array)
     assert_type(jn.instance_norm(x, scale=ones, where=x > 0), Array)
     assert_type(jn.instance_norm(x[0], segments=np.zeros(5, int), num_segments=1), Array)
     assert_type(
@@ -219,6 +221,11 @@ class Norms(flax.linen.Module):
         x = assert_type(jn.linen.LayerNorm(epsilon=1e-5)(x, mask=mask), Array)
         x = assert_type(jn.linen.RMSNorm(dtype="float32", scale_offset=1)(x), Array)
         x = assert_type(jn.linen.GatedRMSNorm(gate_first=True)(x, x, mask=mask), Array)
+        assert_type(
+            jn.linen.QKNorm(norm="layer", per_head_scale=True)(x, x, mask=mask, k_mask=mask), Pair
+        )
+        x = assert_type(jn.linen.DynamicTanh(feature_axes=-1)(x, mask=mask), Array)
+        x = assert_type(jn.linen.DynamicErf(use_bias=False)(x), Array)
         x = assert_type(jn.linen.InstanceNorm(feature_axes=-1)(x), Array)
         x = assert_type(
             jn.linen.GraphNorm(mean_scale_init=flax.linen.initializers.ones)(
@@ -308,6 +315,9 @@ def nnx_norms() -> None:
     assert_type(jn.nnx.RMSNorm(6, dtype="float32", rngs=rngs)(x, mask), Array)
     assert_type(jn.nnx.RMSNorm(6, scale_offset=1, rounding="twice", rngs=rngs)(x), Array)
     assert_type(jn.nnx.GatedRMSNorm(6, gate_first=True, rngs=rngs)(x, x, mask=mask), Array)
+    assert_type(jn.nnx.QKNorm(6, num_heads=5, over="heads", rngs=rngs)(x, x, mask=mask), Pair)
+    assert_type(jn.nnx.DynamicTanh(6, dtype="float32", rngs=rngs)(x, mask=mask), Array)
+    assert_type(jn.nnx.DynamicErf(6, use_bias=False, rngs=rngs)(x), Array)
     assert_type(jn.nnx.InstanceNorm(6, feature_axes=-1, rngs=rngs)(x), Array)
     assert_type(
         jn.nnx.GraphNorm(6, epsilon=1e-3, rngs=rngs)(x, segments=np.zeros(5, int), num_segments=1),
