@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import long_sweep
+from cases import HOST, long_sweep
 from flax import nnx
+from jax import shard_map
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -399,3 +402,25 @@ def test_names_of_arguments(row, rng):
         row.nnx(param_dtyp=jnp.float32)
     with pytest.raises(TypeError, match=r"param_dtyp must be an argument of .* param_dtype\?"):
         row.linen(param_dtyp=jnp.float32)
+
+
+SHARDED = [ROWS[0], ROWS[7], ROWS[8]]
+
+
+@pytest.mark.parametrize("row", long_sweep(SHARDED, quick=SHARDED[1:2]), ids=str)
+def test_sharded_batches_are_as_whole_ones(row, rng):
+    """By the compiler, and by a named axis, over two devices."""
+    x = jnp.asarray(rng.standard_normal((4, H, W, C)), jnp.float32)
+    condition = jnp.concatenate([row.condition(rng), row.condition(rng)[:1]])
+    module, variables = row.variables(rng, x, condition, axis_name="data" if row.running else None)
+    truth, state = apply(module, variables, x, condition)
+    mesh = Mesh(np.array(HOST[:2]), ("data",))
+    parts = NamedSharding(mesh, P("data"))
+    split = [jax.device_put(array, parts) for array in (x, condition)]
+    run = lambda *given: module.apply(variables, *given, mutable=["batch_stats"])
+    by_axis = shard_map(run, mesh=mesh, in_specs=P("data"), out_specs=(P("data"), P()))
+    for sharded in (run, by_axis):
+        y, new = jax.jit(sharded)(*split)
+        np.testing.assert_allclose(only_y(y), only_y(truth), atol=2e-6)
+        for name, value in state.items():
+            np.testing.assert_allclose(new["batch_stats"][name], value, atol=1e-6)
