@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from jaxnorm.norms.axes import positional_norm as positional_norm
     from jaxnorm.norms.axes import rms_norm as rms_norm
     from jaxnorm.norms.conditional import ada_instance_norm as ada_instance_norm
+    from jaxnorm.norms.depth import deepnorm_constants as deepnorm_constants
+    from jaxnorm.norms.depth import subln_gains as subln_gains
     from jaxnorm.norms.evonorm import evonorm_b0 as evonorm_b0
     from jaxnorm.norms.evonorm import evonorm_s0 as evonorm_s0
     from jaxnorm.norms.gated import gated_rms_norm as gated_rms_norm
@@ -73,6 +75,7 @@ _MODULE_OF = {
     "batch_renorm": "norms.renorm",
     "dynamic_erf": "norms.pointwise",
     "dynamic_tanh": "norms.pointwise",
+    "deepnorm_constants": "norms.depth",
     "ema": "core.running",
     "evonorm_b0": "norms.evonorm",
     "evonorm_s0": "norms.evonorm",
@@ -100,6 +103,7 @@ _MODULE_OF = {
     "spectral_norm": "norms.weights",
     "spectral_vectors": "norms.kernels",
     "standardize": "core.normalization",
+    "subln_gains": "norms.depth",
     "switchable_norm": "norms.switchable",
     "unregister_norm": "norms.table",
     "unit_norm": "norms.vectors",

@@ -18,13 +18,14 @@ from jax.typing import DTypeLike
 from jaxnorm.arguments.keywords import known_keywords
 
 Tree = TypeVar("Tree")
+Aux = TypeVar("Aux")
 # the words that occur in a path, or a function of path and leaf
 Match = str | tuple[str, ...] | Callable[[str, Any], bool]
 LISTED = 8  # paths in an error
 
 
 @known_keywords
-def kernels_by_path(params: Any, /, *, match: Match = "kernel") -> dict[str, Any]:
+def kernels_by_path(params: Any, /, *, match: Match = "kernel") -> dict[str, jax.Array]:
     """Return the kernels of a tree of parameters, by their paths.
 
     ``{"Dense_0/kernel": kernel, ...}``, for example to make a scale for each of them:
@@ -73,13 +74,13 @@ def map_kernels(
 
 @overload
 def map_kernels(
-    fn: Callable[..., Any],
+    fn: Callable[..., tuple[Any, Aux]],
     params: Tree,
     /,
     *by_path: Mapping[str, Any],
     match: Match = "kernel",
     has_aux: Literal[True],
-) -> tuple[Tree, dict[str, Any]]: ...
+) -> tuple[Tree, dict[str, Aux]]: ...
 
 
 @known_keywords
@@ -98,6 +99,9 @@ def map_kernels(
         standardized = map_kernels(weight_standardization, params)
         normalized = map_kernels(weight_norm, params, scales)
         normalized, us = map_kernels(lambda k, u: spectral_norm(k, u)[:2], params, us, has_aux=True)
+
+    Or call it after each step of an optimizer, to keep kernels at the length 1, as nGPT does
+    (Loshchilov et al. 2024, arXiv 2410.01131): ``map_kernels(partial(unit_norm, axes=0), params)``.
 
     Args:
       fn: function of a kernel, and of one value from each dict of ``by_path``.

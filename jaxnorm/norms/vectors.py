@@ -270,7 +270,9 @@ def _divided(x, where, scale, bias, epsilon, *, ord, axes, axis_name, dtype) -> 
     )
     exponent = scale_exponent(largest(size), least)
     u, epsilon = scale_down(u, exponent), scale_down(epsilon, exponent)
-    length = _length(jnp.abs(u), where, ord, axes, axis_name)
+    # at 0 the absolute value has derivative 0, as in PyTorch, and not that of JAX, 1
+    size = jnp.where(u == 0, 0, jnp.abs(jnp.where(u == 0, 1, u)))
+    length = _length(size, where, ord, axes, axis_name)
     divisor = jnp.where(length < epsilon, epsilon, length)
     y = u / jnp.where(divisor == 0, 1, divisor).astype(u.dtype)
     return mask_fill(plus(times(y, scale), bias), where).astype(dtype)

@@ -188,7 +188,7 @@ def test_pytorch(ord, rng):
     """torch.nn.functional.normalize, with its gradient, and ties of the largest."""
     torch = pytest.importorskip("torch")
     x, dy = drawn(rng), rng.standard_normal((6, 33)).astype(np.float32)
-    x[4:] = np.round(x[0])  # with ties
+    x[4:] = np.round(x[0])  # with ties and zeros
     given = torch.tensor(x, requires_grad=True)
     theirs = torch.nn.functional.normalize(given, p=ord, dim=-1)
     theirs.backward(torch.tensor(dy))

@@ -2,7 +2,7 @@
 tests/project/test_types.py checks and runs it.
 """
 
-from typing import Any, TypeAlias, assert_type
+from typing import TypeAlias, assert_type
 
 import flax.linen
 import flax.nnx
@@ -11,6 +11,7 @@ import numpy as np
 
 import jaxnorm as jn
 from jaxnorm.flax_common.running import Seen
+from jaxnorm.norms.depth import DeepNorm
 from jaxnorm.recurrent.options import Carry
 
 Array: TypeAlias = jax.Array
@@ -70,6 +71,11 @@ def standardized() -> None:
     assert_type(plan.others["native"], str)
 
 
+def spectral_step(kernel: Array, u: Array) -> Pair:
+    kernel, u, _ = jn.spectral_norm(kernel, u)
+    return kernel, u
+
+
 def norms() -> None:
     options = assert_type(jn.NormOptions(dtype="float32", implementation="xla"), jn.NormOptions)
     assert_type(
@@ -126,14 +132,12 @@ def norms() -> None:
     assert_type(jn.weight_norm(x[0], ones, feature_axes=-1, dtype="float32"), Array)
     assert_type(jn.weight_norm(x[0], centered=True, epsilon_in="max"), Array)
     assert_type(jn.weight_standardization(x[0], ones, by_fan_in=True, correction=1), Array)
-    assert_type(jn.kernels_by_path({"kernel": x}), dict[str, Any])
-    us = assert_type(jn.spectral_vectors(key, {"kernel": x}), dict[str, Array])
-    assert_type(jn.map_kernels(jn.weight_norm, {"kernel": x}, match="kernel"), dict[str, Array])
-    step = lambda kernel, u: jn.spectral_norm(kernel, u)[:2]
-    assert_type(
-        jn.map_kernels(step, {"kernel": x}, us, has_aux=True),
-        tuple[dict[str, Array], dict[str, Any]],
-    )
+    params = assert_type(jn.kernels_by_path({"kernel": x}), Params)
+    assert_type(jn.deepnorm_constants(6, 6)[0], DeepNorm | None)
+    assert_type(jn.subln_gains(decoder_layers=6)[1], float | None)
+    us = assert_type(jn.spectral_vectors(key, params), Params)
+    assert_type(jn.map_kernels(jn.weight_norm, params, match="kernel"), Params)
+    assert_type(jn.map_kernels(spectral_step, params, us, has_aux=True), tuple[Params, Params])
     assert_type(jn.spectral_norm(x[0], np.ones((1, 6)), n_steps=2), tuple[Array, Array, Array])
     assert_type(jn.AxisGroups("data", ((0, 1), (2, 3))), jn.AxisGroups)
 
