@@ -1,48 +1,12 @@
 """The table of all norms by name, which the modules, the command line and the tests read."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-# a module's class, or its name in jaxnorm.linen and jaxnorm.nnx
-Module = str | Callable[..., Any] | None
+from jaxnorm.norms.rows import ROWS, Norm
 
-
-@dataclass(frozen=True)
-class Norm:
-    """A row of the table of norms.
-
-    Attributes:
-      name: the name of the norm in ``norm(name)``.
-      linen: the class of its linen module; a string names a class of :mod:`jaxnorm.linen`.
-      nnx: the class of its nnx module; a string names a class of :mod:`jaxnorm.nnx`.
-      function: the name of its function in :mod:`jaxnorm`, or "".
-      formula: the output.
-      axes: which elements share statistics, as a pattern, or "".
-      source: the paper.
-      call: how a module is called, and what it returns.
-      positions: whether ``x`` must have axes between the batch and the features.
-      running: whether modules keep running statistics, and take ``use_running_average``.
-    """
-
-    name: str
-    linen: Module = None
-    nnx: Module = None
-    function: str = ""
-    formula: str = ""
-    axes: str = ""
-    source: str = ""
-    call: str = "y = norm(x)"
-    positions: bool = False
-    running: bool = False
-
-    def __str__(self) -> str:
-        modules = dict.fromkeys(_shown(module) for module in (self.linen, self.nnx) if module)
-        used = [*modules, *([f"jn.{self.function}"] if self.function else [])]
-        lines = [f"{self.name:<22}{self.call:<32}{', '.join(used)}"]
-        lines += [f"{self.formula:<50}{self.axes}", self.source]
-        return "\n    ".join(line.rstrip() for line in lines if line.strip())
+_ROWS = dict(ROWS)
 
 
 class Norms(Mapping[str, Norm]):
@@ -64,101 +28,6 @@ class Norms(Mapping[str, Norm]):
         return "\n".join(map(str, self._rows.values()))
 
 
-def _shown(module: Module) -> str:
-    return module if isinstance(module, str) else getattr(module, "__name__", repr(module))
-
-
-def _row(name: str, module: str, function: str = "", **about: Any) -> Norm:
-    """Return the row of a norm of ours, whose modules have one name in both families."""
-    return Norm(name, module, module, function, **about)
-
-
-_STANDARD = "(x - mean) / sqrt(var + epsilon) * scale + bias"
-_ROWS = {
-    row.name: row
-    for row in (
-        _row(
-            "batch",
-            "BatchNorm",
-            "batch_norm",
-            formula=_STANDARD,
-            axes="[n h w] c",
-            source="Ioffe & Szegedy 2015, arXiv 1502.03167",
-            running=True,
-        ),
-        _row(
-            "layer",
-            "LayerNorm",
-            "layer_norm",
-            formula=_STANDARD,
-            axes="n h w [c]",
-            source="Ba, Kiros & Hinton 2016, arXiv 1607.06450",
-        ),
-        _row(
-            "rms",
-            "RMSNorm",
-            "rms_norm",
-            formula="x / sqrt(mean(x**2) + epsilon) * scale",
-            axes="n h w [c]",
-            source="Zhang & Sennrich 2019, arXiv 1910.07467",
-        ),
-        _row(
-            "instance",
-            "InstanceNorm",
-            "instance_norm",
-            formula=_STANDARD,
-            axes="n [h w] c",
-            source="Ulyanov, Vedaldi & Lempitsky 2016, arXiv 1607.08022",
-            positions=True,
-        ),
-        _row(
-            "group",
-            "GroupNorm",
-            "group_norm",
-            formula=_STANDARD,
-            axes="n [h w] (g [c])",
-            source="Wu & He 2018, arXiv 1803.08494",
-        ),
-        _row(
-            "positional",
-            "PositionalNorm",
-            "positional_norm",
-            formula=_STANDARD,
-            axes="n h w [c]",
-            source="Li et al. 2019, arXiv 1907.04312",
-            call="y, moments = norm(x)",
-        ),
-        _row(
-            "switchable",
-            "SwitchableNorm",
-            "switchable_norm",
-            formula="(x - mean) / sqrt(var + epsilon) * scale + bias, of blended statistics",
-            source="Luo et al. 2018, arXiv 1806.10779",
-            positions=True,
-            running=True,
-        ),
-        _row(
-            "graph",
-            "GraphNorm",
-            "graph_norm",
-            formula="d = x - mean_scale * mean, d / sqrt(mean(d**2) + epsilon) * scale + bias",
-            axes="b [n] c",
-            source="Cai et al. 2020, arXiv 2009.03294",
-            call="y = norm(x, segments=ids)",
-        ),
-        _row(
-            "pair",
-            "PairNorm",
-            "pair_norm",
-            formula="d = x - mean, length * d / sqrt(mean(|d|**2) + epsilon)",
-            axes="b [n] c",
-            source="Zhao & Akoglu 2019, arXiv 1909.12223",
-            call="y = norm(x, segments=ids)",
-        ),
-    )
-}
-
-
 def available_norms() -> Norms:
     """Return the table of all norms, by name.
 
@@ -175,7 +44,7 @@ def available_norms() -> Norms:
     Norm(name='rms', linen='RMSNorm', nnx='RMSNorm', function='rms_norm', ...)
     >>> print(jn.available_norms()["rms"])
     rms                   y = norm(x)                     RMSNorm, jn.rms_norm
-        x / sqrt(mean(x**2) + epsilon) * scale            n h w [c]
+        x / sqrt(mean(x**2) + epsilon) * scale              n h w [c]
         Zhang & Sennrich 2019, arXiv 1910.07467
     """
     return Norms(_ROWS)
