@@ -11,9 +11,10 @@ from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import promoted
 from jaxnorm.arguments.options import Param
 from jaxnorm.recurrent.cell import Cell
+from jaxnorm.recurrent.cells import make_cell
 from jaxnorm.recurrent.network import network, step
 from jaxnorm.recurrent.options import NetworkArguments
-from jaxnorm.recurrent.parameters import Initializer, Initializers, make_cell
+from jaxnorm.recurrent.parameters import Initializer, Initializers
 from jaxnorm.recurrent.sequences import make_layout, step_mask
 
 # the parts of a carry in Flax; a state of a network is (h, c)

@@ -15,8 +15,9 @@ from jaxnorm.engine.sharding import sharded_by_compiler
 from jaxnorm.kernels import PLAIN, TABLE
 from jaxnorm.recurrent import scan, tpu
 from jaxnorm.recurrent.cell import Cell, State, Steps, Weights
+from jaxnorm.recurrent.cells import make_cell
 from jaxnorm.recurrent.options import NetworkArguments
-from jaxnorm.recurrent.parameters import check_params, make_cell
+from jaxnorm.recurrent.parameters import check_params
 from jaxnorm.recurrent.scan import run
 from jaxnorm.recurrent.sequences import (
     Layout,

@@ -16,64 +16,11 @@ from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.recurrent.cell import NORMS, Cell
-from jaxnorm.recurrent.cells import ACTIVATIONS, CELLS, RNN, ResetFirstGRU
+from jaxnorm.recurrent.cell import Cell
+from jaxnorm.recurrent.cells import make_cell
 from jaxnorm.recurrent.options import ParameterOptions
 
 LECUN, ORTHOGONAL = lecun_normal(), orthogonal()
-
-
-def make_cell(
-    name: str,
-    norm: str | None,
-    placement: str,
-    epsilon: float,
-    *,
-    reset_after: bool = True,
-    activation: str = "tanh",
-) -> Cell:
-    """Check the arguments of a cell, and return the cell.
-
-    Args:
-      name: name of the function that runs the cell.
-      norm: the norm.
-      placement: the option of that name, the position of the norm.
-      epsilon: added to the variance.
-      reset_after: for a GRU whether r comes after the product with the matrix.
-      activation: for a simple cell the name of its function.
-    """
-    cell_type = CELLS[name]
-    if norm not in NORMS:
-        raise ValueError(f"norm must be 'layer', 'rms', 'batch' or None: got {norm!r}.")
-    if placement not in cell_type.positions:
-        raise ValueError(
-            f"placement of {name} must be one of {', '.join(map(repr, cell_type.positions))}: got "
-            f"{placement!r}."
-        )
-    if norm == "batch" and placement != "ba2016":
-        raise ValueError(
-            "recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: "
-            f"got {placement!r}."
-        )
-    if not isinstance(reset_after, bool):
-        raise TypeError(f"reset_after must be True or False: got {reset_after!r}.")
-    if not reset_after and name != "gru":
-        raise ValueError(
-            f"reset_after is for the GRU, which has a reset gate: got {reset_after} for {name}."
-        )
-    if activation not in ACTIVATIONS:
-        raise ValueError(
-            f"activation of rnn must be {' or '.join(map(repr, ACTIVATIONS))}: got {activation!r}."
-        )
-    if activation != "tanh" and name != "rnn":
-        raise ValueError(
-            f"activation is for the simple RNN: got {activation!r} for {name}, whose functions are "
-            "fixed."
-        )
-    epsilon = validation.number("epsilon", epsilon)
-    if name == "rnn":
-        return RNN(norm, placement, epsilon, activation)
-    return (cell_type if reset_after else ResetFirstGRU)(norm, placement, epsilon)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ import pytest
 from cases import long_sweep
 from recurrent_cases import HIDDEN, RELU, RESET_FIRST, Case, loss, sequences, weights_for
 
-import jaxnorm as jn
 from jaxnorm.kernels import placement
 from jaxnorm.recurrent import gates, tpu
-from jaxnorm.recurrent.cells import LSTM
+from jaxnorm.recurrent.cells import LSTM, make_cell
 
 pytestmark = pytest.mark.usefixtures("elsewhere", "several_chunks")
 
@@ -52,7 +51,7 @@ KINDS = ("plain", "lengths", "where", "segments", "zoneout", "expected zoneout")
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_only_an_lstm_with_one_norm_of_all_gates_has_loops_of_its_own(case):
-    make = partial(jn.recurrent.parameters.make_cell, case.cell, case.norm, case.placement)
+    make = partial(make_cell, case.cell, case.norm, case.placement)
     cell = make(1e-6, **case.variant)
     own = tpu.find_loop(cell, case.params()) is tpu.chunked_by_gates
     assert own == (case in OWN_LOOPS)

@@ -32,7 +32,7 @@ import jaxnorm as jn
 from jaxnorm import linen as jn_nn
 from jaxnorm import nnx as jn_nnx
 from jaxnorm.recurrent import native, scan
-from jaxnorm.recurrent.parameters import make_cell
+from jaxnorm.recurrent.cells import make_cell
 
 KEY = jax.random.key(0)
 MODULES = [
