@@ -93,7 +93,7 @@ def label_map(module: Any, condition: Any, x: jax.Array) -> jax.Array:
     """Return a map of conditions, of the size of the image ``x``, as floats.
 
     Each position takes the value of the position of the map in which its own upper left corner
-    lies, as PyTorch's mode "nearest" does. :func:`jax.image.resize` goes by its centre.
+    lies, as by PyTorch's mode "nearest". :func:`jax.image.resize` goes by its centre.
 
     Raises:
       ValueError: ``x`` or the map is no batch of images of this rank.
@@ -113,6 +113,8 @@ def label_map(module: Any, condition: Any, x: jax.Array) -> jax.Array:
     for axis in range(1, rank + 1):
         old, new = condition.shape[axis], x.shape[axis]
         if old != new:
+            # PyTorch multiplies in float32, which falls below a whole number for a few pairs of
+            # sizes, such as 26 and 22.
             nearest = np.arange(new) * old // new
             condition = jnp.take(condition, nearest, axis=axis, mode="clip")
     return condition

@@ -85,7 +85,7 @@ def population(
 ) -> Seen:
     """Return the Moments of every norm's inputs over all batches, merged by count.
 
-    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`.
+    The norms are the model's modules with running statistics, such as :class:`BatchNorm`.
 
     Args:
       model: the model.

@@ -85,7 +85,7 @@ def population(
 ) -> Seen:
     """Return the Moments of every norm's inputs over all batches, merged by count.
 
-    The norms are the model's instances of :class:`BatchNorm` and :class:`SwitchableNorm`. During
+    The norms are the model's modules with running statistics, such as :class:`BatchNorm`. During
     the calls they use the statistics of their batch. Norms that are left out and other modules,
     such as dropout, keep their mode. Afterwards the norms have their old running statistics and
     mode again.

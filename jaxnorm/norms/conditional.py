@@ -1,5 +1,6 @@
 """Norms whose scale and bias are statistics of another array."""
 
+from functools import partial
 from typing import Any, Unpack
 
 import jax
@@ -12,7 +13,7 @@ from jaxnorm.arguments.features import spatial_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import OF_CORRECTION, prepare, run
-from jaxnorm.core.statistics import moments_of
+from jaxnorm.core.statistics import Moments, moments_of
 from jaxnorm.engine.groups import safe_root
 from jaxnorm.engine.spec import Spec
 
@@ -97,12 +98,18 @@ def _as_parameters(
     epsilon = validation.number_or_traced("epsilon", epsilon)
     spec = Spec(unsplit(style.shape, reduced), options.get("axis_name"))
     found = moments_of(spec, style, where)
+    return _deviation(correction, found, epsilon), found.mean
+
+
+@partial(jax.jit, static_argnums=0)
+def _deviation(correction: float, found: Moments, epsilon: ArrayLike) -> jax.Array:
+    """Return ``sqrt(var + epsilon)`` of the corrected variance."""
     var = found.var
     if correction:
         count = found.count.astype(var.dtype)
         freedom = count - correction
         var = jnp.where(freedom > 0, var * (count / jnp.where(freedom > 0, freedom, 1)), 0)
-    return safe_root(var + epsilon), found.mean
+    return safe_root(var + jnp.asarray(epsilon, var.dtype))
 
 
 def _check_style(style: tuple[int, ...], shape: tuple[int, ...], features: tuple[int, ...]) -> None:
