@@ -122,9 +122,9 @@ class BatchRenorm(BatchNorm):
         if evaluating:
             return with_running(x, as_moments(mean.value, var.value), features, **options)
         seen: Collected | None = self.get_variable(COLLECTION, "seen")
-        limits = warmed_up(
-            steps.value, has_begun(seen), self.warmup_steps, r_max.value, d_max.value
-        )
+        # As in SBX, init() is batch norm.
+        warmup_steps = self.warmup_steps + self.is_initializing()
+        limits = warmed_up(steps.value, has_begun(seen), warmup_steps, r_max.value, d_max.value)
         start = at_start(seen, mean.value, var.value)
         call = prepare(
             x,

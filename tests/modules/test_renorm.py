@@ -416,6 +416,9 @@ def test_checkpoints_of_sbx_load(rng):
     running = jn.Moments(jnp.ones(()), jnp.zeros(3), jnp.ones(3))
     np.testing.assert_allclose(y, jn.batch_renorm(x, running, r_max=3.0, d_max=5.0)[0], atol=2e-3)
     assert int(new["batch_stats"]["steps"]) == 100_001
+    first, variables = norm.clone(warmup_steps=0).init_with_output(KEY, x)  # batch norm, too
+    np.testing.assert_allclose(first, jn.batch_norm(x, epsilon=EPSILON)[0], atol=1e-6)
+    assert jax.tree.structure(variables) == jax.tree.structure(theirs)
 
 
 def test_the_running_statistics_of_tabnet(rng):
