@@ -37,7 +37,8 @@ def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str,
     elements seen: they are cumulative.
 
     Args:
-      variables: the variables of a model with :class:`BatchNorm` or :class:`SwitchableNorm`.
+      variables: the variables of a model with :class:`BatchNorm`, :class:`SwitchableNorm` or
+        :class:`EvoNormB0`.
       when: whether a batch begins here. It may be traced, for example
         ``optimizer.has_updated(state)`` of ``optax.MultiSteps``.
 
@@ -86,6 +87,8 @@ def population(
     """Return the Moments of every norm's inputs over all batches, merged by count.
 
     The norms are the model's modules with running statistics, such as :class:`BatchNorm`.
+    The norms are the model's instances of :class:`BatchNorm`, :class:`SwitchableNorm` and
+    :class:`EvoNormB0`.
 
     Args:
       model: the model.

@@ -31,10 +31,10 @@ WITH_RUNNING = BatchNorm | SwitchableNorm | EvoNormB0 | KerasBatchRenorm | Runni
 def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
     """Make the following batches microbatches of one batch.
 
-    Every :class:`BatchNorm` and :class:`SwitchableNorm` gets a variable ``batch_moments``, in which
-    it merges the Moments of its inputs. The running statistics are then always the old ones blended
-    *once* with all microbatches so far. Call this function again where the next batch begins. Call
-    :func:`stop_accumulating` to go back to one blend per call.
+    Every :class:`BatchNorm`, :class:`SwitchableNorm` and :class:`EvoNormB0` gets a variable
+    ``batch_moments``, in which it merges the Moments of its inputs. The running statistics are then
+    always the old ones blended *once* with all microbatches so far. Call this function again where
+    the next batch begins. Call :func:`stop_accumulating` to go back to one blend per call.
 
     With ``momentum=0`` and a single call of this function, the running statistics cover all
     elements seen: they are cumulative.
@@ -89,6 +89,10 @@ def population(
     the calls they use the statistics of their batch. Norms that are left out and other modules,
     such as dropout, keep their mode. Afterwards the norms have their old running statistics and
     mode again.
+    The norms are the model's instances of :class:`BatchNorm`, :class:`SwitchableNorm` and
+    :class:`EvoNormB0`. During the calls they use the statistics of their batch. Norms that are left
+    out and other modules, such as dropout, keep their mode. Afterwards the norms have their old
+    running statistics and mode again.
 
     Args:
       model: the model.
