@@ -160,18 +160,9 @@ def divide_by_length(
     epsilon: ArrayLike,
     **options: Any,
 ) -> jax.Array:
-    """Return the output of unit norm, for an x that is checked.
+    """Return the output of unit norm for an x that is checked; ``gain`` is one number.
 
-    Args:
-      x: floating array.
-      reduction: the axes of a vector.
-      features: the axes of scale and bias.
-      ord: the order of the length.
-      gain: one number, in place of a scale.
-      scale: gain of the shape of the feature axes.
-      bias: shift of the shape of the feature axes.
-      epsilon: the least length.
-      **options: ``where``, ``mask_name`` and the options of every norm.
+    Options are ``where``, ``mask_name`` and the options of every norm.
     """
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     if gain is not None:

@@ -41,6 +41,8 @@ MASKED = {
     "ghost_batch_norm": partial(jn.ghost_batch_norm, X, size=2),
     "layer_norm": partial(jn.layer_norm, X),
     "rms_norm": partial(jn.rms_norm, X),
+    "unit_norm": partial(jn.unit_norm, X),
+    "scale_norm": partial(jn.scale_norm, X, 2.0),
     "add_norm": partial(jn.add_norm, X, X),
     "gated_rms_norm": partial(jn.gated_rms_norm, X, X, gate_first=True),
     "instance_norm": partial(jn.instance_norm, X),
