@@ -46,8 +46,13 @@ def _table(positions: bool, options: dict[str, dict[str, Any]]) -> dict[str, Mak
 
 WHOLE = {"reduction_axes": IMAGE, "feature_axes": IMAGE}
 # the norm before each tanh, by its name
-DENSE = _table(False, {"group": {"num_groups": 4}})
-CONV = _table(True, {"group": {"num_groups": 2}, "layer": WHOLE, "rms": WHOLE})
+GHOST = {"virtual_batch_size": 16}
+DENSE = _table(False, {"group": {"num_groups": 4}, "ghost_batch": GHOST})
+GROUPS = {"num_groups": 2}
+CONV = _table(
+    True,
+    {"group": GROUPS, "evonorm_s0": GROUPS, "ghost_batch": GHOST, "layer": WHOLE, "rms": WHOLE},
+)
 CONV["layer-channels"] = DENSE["layer"]
 VARIANTS = {"dense": DENSE, "conv": CONV, "deep": CONV}
 # norms that keep running statistics

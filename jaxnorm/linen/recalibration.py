@@ -87,8 +87,6 @@ def population(
     """Return the Moments of every norm's inputs over all batches, merged by count.
 
     The norms are the model's modules with running statistics, such as :class:`BatchNorm`.
-    The norms are the model's instances of :class:`BatchNorm`, :class:`SwitchableNorm` and
-    :class:`EvoNormB0`.
 
     Args:
       model: the model.

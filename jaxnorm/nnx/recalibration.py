@@ -89,10 +89,6 @@ def population(
     the calls they use the statistics of their batch. Norms that are left out and other modules,
     such as dropout, keep their mode. Afterwards the norms have their old running statistics and
     mode again.
-    The norms are the model's instances of :class:`BatchNorm`, :class:`SwitchableNorm` and
-    :class:`EvoNormB0`. During the calls they use the statistics of their batch. Norms that are left
-    out and other modules, such as dropout, keep their mode. Afterwards the norms have their old
-    running statistics and mode again.
 
     Args:
       model: the model.

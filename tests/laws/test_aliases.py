@@ -52,6 +52,14 @@ MASKED = {
     "switchable_norm": partial(jn.switchable_norm, X, LOGITS, LOGITS),
     "graph_norm": partial(jn.graph_norm, NODES, np.ones(6, np.float32), **OF_NODES),
     "pair_norm": partial(jn.pair_norm, NODES, **OF_NODES),
+    "evonorm_s0": partial(jn.evonorm_s0, X, np.ones(6, np.float32), num_groups=2),
+    "evonorm_b0": partial(jn.evonorm_b0, X, np.ones(6, np.float32)),
+    "filter_response_norm": partial(jn.filter_response_norm, X),
+    "global_response_norm": partial(jn.global_response_norm, X),
+    "reversible_instance_norm": partial(jn.reversible_instance_norm, X),
+    "reverse_instance_norm": lambda **given: jn.reverse_instance_norm(
+        X, jn.moments(X, "n [t] c"), **given
+    ),
     "dynamic_tanh": partial(jn.dynamic_tanh, X, 0.5),
     "dynamic_erf": partial(jn.dynamic_erf, X, 0.5, 0.1),
     "standardize": partial(jn.standardize, X, "n [t] (g [c])", g=2),

@@ -17,7 +17,11 @@ from jaxnorm.norms import command
 NAMES = list(jn.available_norms())
 X = np.random.default_rng(0).standard_normal((8, 4, 4, 8)).astype(np.float32) * 3 + 2
 # what a module needs besides the defaults
-OPTIONS = {"group": {"num_groups": 2}}
+OPTIONS = {
+    "group": {"num_groups": 2},
+    "evonorm_s0": {"num_groups": 2},
+    "ghost_batch": {"num_chunks": 2},
+}
 ALONE = [name for name, row in jn.available_norms().items() if row.call.endswith("norm(x)")]
 
 
