@@ -371,7 +371,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), ERRORS, ids=lambda row: str(row)[:40])
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS, ids=[row[2] for row in ERRORS])
 def test_what_does_not_fit_is_said_in_words(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call()
