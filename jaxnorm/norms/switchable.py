@@ -174,7 +174,8 @@ def _blended(
     Means are blended relative to their common origin, so that a large common part of the means
     costs no digits.
     """
-    spec, instance_spec = loops.spec, Spec(unsplit(x.shape, spatial))
+    spec = loops.spec
+    instance_spec = Spec(unsplit(x.shape, spatial), batch_invariant=spec.batch_invariant)
     u = elements(loops, x, scaling)
     instance_scaling, low_mean, var = find_stats(instance_spec, u, where, implementation)
     n, shift = (

@@ -227,8 +227,11 @@ def _of_order(
     dtype: DTypeLike | None = None,
     implementation: str | None = None,
     full_range: bool = False,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Return the output for a length of another order than 2; its range is always full."""
+    if batch_invariant:
+        raise ValueError(f"batch_invariant=True must have ord=2: got {ord}.")
     select(implementation, None, x)  # refuses kernels, in words
     mask = validation.mask(where, x.shape, mask_name)
     params = {name: a.dtype for name, a in (("scale", scale), ("bias", bias)) if a is not None}
