@@ -55,6 +55,16 @@ class WithoutStatistics:
     LayerNorm = BatchNorm = GroupNorm = affine
 
 
+class GemmaNorm(nn.Module):
+    """RMS norm as Google's Gemma has it, all in the dtype of x; no class of Flax's adds 1."""
+
+    @nn.compact
+    def __call__(self, x):
+        scale = self.param("scale", nn.initializers.zeros, x.shape[-1:], x.dtype)
+        root = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+        return x * root * (1 + scale)
+
+
 OURS = ("jaxnorm", "jaxnorm, plain JAX")
 OTHERS = ("flax", "scale and bias alone")
 KINDS = dict(zip((*OURS, *OTHERS), (jn, jn, nn, WithoutStatistics), strict=True))
@@ -75,6 +85,30 @@ class Transformer(nn.Module):
             h = self.norms.LayerNorm()(x)
             x = x + nn.Dense(self.features)(nn.gelu(nn.Dense(4 * self.features)(h)))
         return self.norms.LayerNorm()(x)
+
+
+class Gemma(nn.Module):
+    """Two layers as in Gemma, in bfloat16: RMS norms of gain 1 + scale, and a gated MLP."""
+
+    norms: object
+    features: int = 256
+
+    def norm(self):
+        if self.norms is jn:
+            return jn.RMSNorm(scale_offset=1, param_dtype=jnp.bfloat16)
+        return GemmaNorm() if self.norms is nn else Affine()
+
+    @nn.compact
+    def __call__(self, x):
+        kinds = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16, "use_bias": False}
+        dense, x = partial(nn.Dense, **kinds), x.astype(jnp.bfloat16)
+        for _ in range(2):
+            h = self.norm()(x).astype(x.dtype)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=4, **kinds)(h, h)
+            h = self.norm()(x).astype(x.dtype)
+            gate, up = jnp.split(dense(8 * self.features)(h), 2, axis=-1)
+            x = x + dense(self.features)(nn.gelu(gate) * up)
+        return self.norm()(x).astype(jnp.float32)
 
 
 class ResNet(nn.Module):
@@ -130,6 +164,7 @@ class LeNet(nn.Module):
 
 MODELS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "transformer, 4 blocks of 256, 16 x 64 tokens": (Transformer, (16, 64, 256)),
+    "2 layers as in Gemma, bfloat16, 16 x 64 tokens of 256": (Gemma, (16, 64, 256)),
     "ResNet stage, batch norm, 16 x 32 x 32 x 64": (
         partial(ResNet, kind="batch"),
         (16, 32, 32, 64),

@@ -13,10 +13,10 @@ from flax.nnx.nn.linear import default_kernel_init
 from flax.typing import Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.flax_common import conditional
 from jaxnorm.flax_common.conditional import Activation, LayerKind
-from jaxnorm.nnx.modulation import Modulated, ModulationOptions
+from jaxnorm.nnx.modulation import Conditional, Modulated, ModulationOptions
 
 __all__ = ["AdaInstanceNorm", "AdaLayerNorm", "AdaLayerNormZero", "FiLM"]
 
@@ -40,6 +40,8 @@ class AdaLayer(Modulated):
         super().__init__(num_features, condition_features, **options)
         self.epsilon, self.norm, self.activation = epsilon, norm, activation
         self.add_modulation(kernel_init, rngs)
+
+    __init__.__signature__ = with_keywords_of(__init__, Conditional.__init__)  # type: ignore[attr-defined]
 
 
 class AdaLayerNorm(AdaLayer):
@@ -286,6 +288,8 @@ class AdaInstanceNorm(Modulated):
         super().__init__(num_features, condition_features, **options)
         self.epsilon, self.activation = epsilon, activation
         self.add_modulation(kernel_init, rngs)
+
+    __init__.__signature__ = with_keywords_of(__init__, Conditional.__init__)  # type: ignore[attr-defined]
 
     @known_keywords
     def __call__(

@@ -10,7 +10,7 @@ from flax.nnx.nn.linear import default_kernel_init
 from flax.typing import Initializer
 from jax.nn import initializers
 
-from jaxnorm.arguments.keywords import known_keywords
+from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.flax_common import conditional
 from jaxnorm.flax_common.calls import Options
 from jaxnorm.flax_common.conditional import ImageKind
@@ -144,6 +144,8 @@ class ConditionalBatchNorm(Running, Modulated):
                 rngs=rngs,
             )
 
+    __init__.__signature__ = with_keywords_of(__init__, Conditional.__init__)  # type: ignore[attr-defined]
+
     @known_keywords
     def __call__(
         self,
@@ -265,6 +267,8 @@ class SPADE(Running):
         self.shared = convolution(condition_features, hidden_features)
         self.gamma = convolution(hidden_features, num_features)
         self.beta = convolution(hidden_features, num_features)
+
+    __init__.__signature__ = with_keywords_of(__init__, Conditional.__init__)  # type: ignore[attr-defined]
 
     @known_keywords
     def __call__(
