@@ -10,7 +10,6 @@ A factor multiplies what comes out in float32 at least, before the last rounding
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -22,8 +21,10 @@ from jax.typing import DTypeLike
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import unsplit
 from jaxnorm.arguments.dtypes import compute_dtype, promoted, real_dtype
-from jaxnorm.core.plan import find_stats
-from jaxnorm.engine.groups import inverse_root, mask_fill_split
+from jaxnorm.core.plan import usual_loops
+from jaxnorm.engine.counts import group_weight
+from jaxnorm.engine.groups import Scaling, inverse_root, mask_fill, mask_fill_split
+from jaxnorm.engine.groups import mean as mean_of_group
 from jaxnorm.engine.sharding import alongside, split_operands
 from jaxnorm.engine.spec import Operands, Spec
 
@@ -144,14 +145,15 @@ def in_input_dtype(spec: Spec, operands: Operands) -> jax.Array:
     operands = split_operands(spec, operands)
     where, r = operands.where, partial(rounded, dtype=dtype)
     x = mask_fill_split(spec, operands.x, where).reshape(spec.reduction.split_shape)
-
-    def mean(values: jax.Array) -> jax.Array:
-        stats = find_stats(replace(spec, centered=True), values, where, "xla")
-        return r(stats.scaling.shift + stats.low_mean)
-
     x = r(x)
+    loops, weight = usual_loops(spec), None
+    if where is not None:
+        weight = group_weight(loops, where, None, x.dtype)
+    scaling = Scaling(weight, None, None, where)
+    mean = lambda values: r(mean_of_group(loops, values, scaling))
+
     if spec.centered:
-        x = r(x - mean(x))
+        x = mask_fill(r(x - mean(x)), where)
     epsilon = jnp.asarray(spec.epsilon if operands.epsilon is None else operands.epsilon, dtype)
     total = r(mean(r(x * x)) + epsilon.astype(x.dtype))
     z = r(x * r(inverse_root(total, 0, positive=False)))

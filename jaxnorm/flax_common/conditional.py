@@ -28,9 +28,15 @@ def vectors(module: Any, condition: Any, shape: tuple[int, ...]) -> jax.Array:
     """Return a condition that holds vectors, as floats in the dtype of the layer that reads it.
 
     Raises:
+      TypeError: it is of integers, such as labels.
       ValueError: its axes but the last are no leading axes of x, which has this shape.
     """
     condition = as_array(condition, "condition")
+    if jnp.issubdtype(condition.dtype, jnp.integer):
+        raise TypeError(
+            f"condition must be vectors of floats: got {condition.dtype} of shape "
+            f"{condition.shape}. Make vectors of labels by an embedding."
+        )
     leading = condition.shape[:-1]
     if not condition.ndim or not _leads(leading, shape):
         raise ValueError(

@@ -207,5 +207,5 @@ def _over_larger_deviation(
         safe_root(var + epsilon), times(values, v) + safe_root(of_example + epsilon)
     )
     # without an epsilon a constant channel divides by 0
-    y = values / jnp.where(divisor == 0, 1, divisor)
+    y = jnp.where(divisor == 0, 0, values / jnp.where(divisor == 0, 1, divisor))
     return plus(times(y, scale), bias)

@@ -116,7 +116,8 @@ def gated_rms_norm(
     reduced = whole(axes, x.shape)
     if gate_first:
         h, factor = gated(x, gate, where, activation), None
-        options.setdefault("full_range", needs_exponent(x.dtype))
+        # a model that rounds every operation has no power of two either
+        options.setdefault("full_range", needs_exponent(x.dtype) and rounding != "input")
     else:
         h, factor = x, activated(gate, where, activation)
     call = prepare(

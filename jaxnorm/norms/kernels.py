@@ -42,7 +42,7 @@ def kernels_by_path(params: Any, /, *, match: Match = "kernel") -> dict[str, jax
       the field that holds the array.
 
     Raises:
-      ValueError: no leaf is a kernel.
+      ValueError: no leaf is a kernel; two leaves whose paths are written alike.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> params = {"Dense_0": {"kernel": jnp.ones((2, 1)), "bias": jnp.zeros(1)}}
@@ -51,6 +51,12 @@ def kernels_by_path(params: Any, /, *, match: Match = "kernel") -> dict[str, jax
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     paths = {_name(path): leaf for path, leaf in leaves}
+    if len(paths) < len(leaves):
+        names = [_name(path) for path, _ in leaves]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"each leaf must have a path of its own: two are at {twice!r}. Rename one."
+        )
     found = {path: leaf for path, leaf in paths.items() if _matches(match, path, leaf)}
     if not found:
         rest = f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
@@ -116,6 +122,7 @@ def map_kernels(
       the other values, by path.
 
     Raises:
+      TypeError: ``fn`` that is no function, values that are no dict.
       ValueError: no leaf is a kernel; a dict that lacks the path of a kernel, or has another path.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -125,8 +132,13 @@ def map_kernels(
     >>> found["Dense_0"]["kernel"].round(5).tolist(), found["Dense_0"]["bias"].tolist()
     ([[6.0], [8.0]], [1.0])
     """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function of a kernel: got {type(fn).__name__}.")
     kernels = kernels_by_path(params, match=match)
     for values in by_path:
+        if not isinstance(values, Mapping):
+            kind = type(values).__name__
+            raise TypeError(f"by_path must be dicts with a value for each path: got {kind}.")
         _check_paths(values, kernels)
     found = {path: fn(leaf, *(each[path] for each in by_path)) for path, leaf in kernels.items()}
     aux = {}

@@ -156,9 +156,9 @@ def _coefficient(
     name: str, value: ArrayLike | None, shape: tuple[int, ...], features: tuple[int, ...]
 ) -> jax.Array | None:
     """Return one number as an array without axes, and others as arrays aligned with ``shape``."""
-    if value is None:
+    if value is None and name == "shift":
         return None
-    value = validation.real(value, name)
+    value = validation.real(float(value) if isinstance(value, int) else value, name)
     if value.shape in ((), (1,)):
         return value.reshape(())
     return aligned(shape, features, **{name: value})[0]

@@ -10,16 +10,19 @@ Both corrections are constants under differentiation. They are the ``adjust`` of
 :class:`jaxnorm.engine.spec.Spec`.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import unsplit
+from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.features import batch_axes
 from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import EpsilonIn, NormOptions, Param
@@ -122,6 +125,9 @@ def batch_renorm(
         x.shape, feature_axes, "batch renorm", across=options.get("axis_name") is not None
     )
     running = like_batch(applicable("running", running, x), x.shape, features)
+    # a running variance of float32 has a root of the precision that the statistics have
+    wide = np.promote_types(compute_dtype(x.dtype), jnp.asarray(running.var).dtype)
+    running = replace(running, var=jnp.asarray(running.var).astype(wide))
     r_max, d_max = limits(r_max, d_max)
     validation.epsilon_in(epsilon_in)
     call = prepare(

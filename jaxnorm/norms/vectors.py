@@ -135,6 +135,8 @@ def scale_norm(
     [[5.0, -5.0, 5.0, -5.0]]
     """
     x = validation.floating(x)
+    if scale is None:
+        raise TypeError("scale must be one number: got None. Use unit_norm for length 1.")
     reduced = whole(axes, x.shape)
     return divide_by_length(
         x,
@@ -167,8 +169,8 @@ def divide_by_length(
     scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
     if gain is not None:
         scale = _one_number(gain, x.ndim)
-    if ord != 2:
-        return _of_order(_checked(ord), x, reduction, scale, bias, epsilon, **options)
+    if (ord := _checked(ord)) != 2:
+        return _of_order(ord, x, reduction, scale, bias, epsilon, **options)
     own = {"bias": bias, "centered": False, "epsilon_in": "max"}
     options = {"full_range": True, **options, **own}
     count = options.get("where") is None and options.get("axis_name") is None
@@ -189,7 +191,7 @@ def divide_by_length(
 
 def _one_number(gain: ArrayLike, rank: int) -> jax.Array:
     """Return the gain of scale norm, as it broadcasts against x."""
-    gain = validation.floating(gain, "scale")
+    gain = validation.floating(float(gain) if isinstance(gain, int) else gain, "scale")
     if gain.size != 1:
         raise ValueError(
             f"scale must be one number: got shape {gain.shape}. Use unit_norm for a gain of each "
@@ -200,12 +202,13 @@ def _one_number(gain: ArrayLike, rank: int) -> jax.Array:
 
 def _checked(ord: float) -> float:
     """Return the order of a length, if it is one."""
-    if isinstance(ord, float) and ord == math.inf:
-        return ord
-    ord = validation.number("ord", ord)
-    if ord < 1:
-        raise ValueError(f"ord must be at least 1: got {ord}.")
-    return ord
+    try:
+        known = float(ord)
+    except (TypeError, jax.errors.ConcretizationTypeError):
+        raise TypeError(f"ord must be a static number: got {ord!r}.") from None
+    if not known >= 1:
+        raise ValueError(f"ord must be at least 1, or infinity: got {known}.")
+    return known
 
 
 def _sum_of_squares(loops: PlainLoops, stats: Stats, _: None) -> Stats:
