@@ -204,7 +204,7 @@ def _checked(ord: float) -> float:
     """Return the order of a length, if it is one."""
     try:
         known = float(ord)
-    except (TypeError, jax.errors.ConcretizationTypeError):
+    except (TypeError, ValueError, jax.errors.ConcretizationTypeError):
         raise TypeError(f"ord must be a static number: got {ord!r}.") from None
     if not known >= 1:
         raise ValueError(f"ord must be at least 1, or infinity: got {known}.")

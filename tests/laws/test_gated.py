@@ -270,7 +270,12 @@ X = np.ones((2, 6), np.float32)
         (X, {"num_groups": 2.0}, TypeError, "num_groups must be an integer: got 2.0"),
         (X, {"num_groups": 2, "axes": (0, 1)}, ValueError, "axes must be the one axis of the"),
         (X, {"where": X[:, :5]}, ValueError, "where must broadcast against x without growing it"),
-        (X, {"rounding": "never"}, ValueError, "rounding must be 'once' or 'twice': got 'never'."),
+        (
+            X,
+            {"rounding": "never"},
+            ValueError,
+            "rounding must be 'once', 'twice' or 'input': got 'never'.",
+        ),
         (X, {"dtype": int}, TypeError, "dtype, that of the output, must be floating point"),
         (X, {"weight": X}, TypeError, "Did you mean scale?"),
     ],

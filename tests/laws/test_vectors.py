@@ -151,8 +151,8 @@ def test_modules_start_as_the_papers_do(rng):
 
 X = np.ones((2, 3), np.float32)
 MISTAKES = [
-    (lambda: jn.unit_norm(X, ord=0.5), ValueError, "ord must be at least 1: got 0.5."),
-    (lambda: jn.unit_norm(X, ord="fro"), TypeError, "ord must be a number: got 'fro' (str)."),
+    (lambda: jn.unit_norm(X, ord=0.5), ValueError, "ord must be at least 1, or infinity: got 0.5."),
+    (lambda: jn.unit_norm(X, ord="fro"), TypeError, "ord must be a static number: got 'fro'."),
     (lambda: jn.unit_norm(X, ord=1, where=X[:, :2]), ValueError, "where has shape (2, 2)"),
     (lambda: jn.unit_norm(X, ord=1, scale=X[0, :2]), ValueError, "scale must have the shape"),
     (lambda: jn.unit_norm(X, ord=1, epsilon=-1.0), ValueError, "epsilon must be finite and >= 0"),
