@@ -114,6 +114,24 @@ def small_digits(folder: str | None = None) -> Dataset:
     return _shuffled("digits", images.reshape(-1, 8, 8) / 16, labels)
 
 
+def digits_with_labels(folder: str | None = None) -> Dataset:
+    """Return digits ``(n, 65)`` for networks that are told which digit to make.
+
+    They are the 64 pixels of :func:`small_digits` in [-1, 1] and the label, in this order.
+    """
+    found = small_digits(folder)
+
+    def told(images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        pixels = 2 * images.reshape(len(images), -1) - 1
+        return np.concatenate([pixels, labels[:, None]], 1, dtype=np.float32)
+
+    return replace(
+        found,
+        train_inputs=told(found.train_inputs, found.train_labels),
+        test_inputs=told(found.test_inputs, found.test_labels),
+    )
+
+
 def mnist(folder: str | None = None) -> Dataset:
     """Return the 60,000 + 10,000 digits of MNIST, of 28 x 28 pixels.
 

@@ -7,9 +7,10 @@ from typing import Any
 from flax import linen as nn
 
 from jaxnorm.experiments import data, data_sequences, sequences
-from jaxnorm.experiments.models import DENSE, MLP, VARIANTS, LeNet
+from jaxnorm.experiments.models import DENSE, MLP, TOKENS, VARIANTS, LeNet
 from jaxnorm.experiments.painter import Painter
 from jaxnorm.experiments.training import Losses, cross_entropy, outputs_are_losses
+from jaxnorm.experiments.transformers import CONDITIONED, Denoiser, VisionTransformer
 from jaxnorm.experiments.writers import PenWriter, TextWriter
 
 
@@ -39,8 +40,8 @@ class Task:
     jobs: int = 1
 
 
-# defaults that tasks build on: SEED of one seed, LENET of classifiers, WRITING of
-# densities
+# defaults that tasks build on: SEED of one seed, LENET of classifiers,
+# TRANSFORMER of transformers, WRITING of densities
 SEED = {"batch_sizes": (128,), "seeds": 1, "learning_rate": 1e-3, "momentum": 0.9}
 CELLS = {cell: tuple(sequences.NORMS) for cell in sequences.LAYERS}
 WRITERS = {cell: tuple(norm for norm in norms if norm != "batch") for cell, norms in CELLS.items()}
@@ -53,6 +54,7 @@ LENET = SEED | {
     "seeds": 3,
     "momentum": 0.99,
 }
+TRANSFORMER = SEED | {"batch_sizes": (64,), "epochs": 20}
 WRITING = SEED | {
     "variants": ("lstm",),
     "norms": ("none", "layer"),
@@ -143,6 +145,32 @@ TASKS = {
         WRITING,
         outputs_are_losses,
         "nats per drawing",
+    ),
+    "vit": Task(
+        "vision transformer on scikit-learn's digits, with and without QK norm",
+        data.small_digits,
+        VisionTransformer,
+        dict.fromkeys(("vit", "vit-qk"), TOKENS),
+        TRANSFORMER
+        | {
+            "variants": ("vit", "vit-qk"),
+            "norms": ("none", "layer", "rms", "dynamic_tanh"),
+            "learning_rate": 1e-2,
+        },
+    ),
+    "denoise": Task(
+        "diffusion transformer on scikit-learn's digits, conditioned in three ways",
+        data.digits_with_labels,
+        Denoiser,
+        CONDITIONED,
+        TRANSFORMER
+        | {
+            "variants": tuple(CONDITIONED),
+            "norms": ("none", "layer", "rms"),
+            "learning_rate": 3e-3,
+        },
+        outputs_are_losses,
+        "squared error per pixel",
     ),
     "draw": Task(
         "DRAW on binarized MNIST: LSTM(128), 8 steps, whole or by attention",

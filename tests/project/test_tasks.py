@@ -18,6 +18,7 @@ from jaxnorm.experiments.painter import SIDE, Painter, filters
 from jaxnorm.experiments.sequences import ImageReader, permuted
 from jaxnorm.experiments.tasks import TASKS
 from jaxnorm.experiments.training import Run, train
+from jaxnorm.experiments.transformers import Denoiser, VisionTransformer, patches, waves
 from jaxnorm.experiments.writers import MIXTURES, PenWriter, TextWriter, point_nats, sample_points
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
@@ -468,3 +469,101 @@ def test_blank_margins_do_not_make_the_gradients_of_batch_norm_explode(cell, rng
     ]
     # without noise 3e11, 2e30, and of the LSTM a tenth
     assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+
+
+def parameters(model, inputs):
+    """The shapes of its parameters by their paths."""
+    like = jax.eval_shape(partial(model.init, evaluating=True), jax.random.key(0), inputs)
+    leaves = jax.tree_util.tree_leaves_with_path(like["params"])
+    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+
+
+def norms_in(shapes):
+    """The names of the modules that have a scale, an alpha or a modulation."""
+    return {
+        path.rpartition("/")[0].removesuffix("/modulation")
+        for path in shapes
+        if path.endswith(("scale", "alpha", "modulation/kernel"))
+    }
+
+
+def test_a_transformer_has_a_norm_before_each_part_and_after_the_last():
+    images = jnp.zeros((2, 8, 8))
+    for name, module in (
+        ("layer", "LayerNorm"),
+        ("rms", "RMSNorm"),
+        ("dynamic_tanh", "DynamicTanh"),
+    ):
+        found = parameters(VisionTransformer(name, "vit"), images)
+        assert norms_in(found) == {f"{module}_{i}" for i in range(5)}
+        assert found[f"{module}_0/scale"] == (32,)
+    assert norms_in(parameters(VisionTransformer("none", "vit"), images)) == set()
+    found = parameters(VisionTransformer("none", "vit-qk"), images)
+    assert norms_in(found) == {
+        f"Attention_{i}/QKNorm_0/{part}_norm" for i in range(2) for part in "qk"
+    }
+    assert found["Attention_0/QKNorm_0/q_norm/scale"] == (8,)
+
+
+def test_the_condition_enters_by_the_norms_or_as_a_token():
+    digits = jnp.zeros((2, 65))
+    zero, ada, token = (
+        parameters(Denoiser("rms", way), digits) for way in ("zero", "ada", "token")
+    )
+    last = {"AdaLayerNorm_0"}
+    assert norms_in(zero) == {f"AdaLayerNormZero_{i}" for i in range(4)} | last
+    assert norms_in(ada) == {f"AdaLayerNorm_{i}" for i in range(5)}
+    assert norms_in(token) == {f"RMSNorm_{i}" for i in range(5)}
+    assert zero["AdaLayerNormZero_0/modulation/kernel"] == (32, 96)
+    assert ada["AdaLayerNorm_0/modulation/kernel"] == (32, 64)
+
+
+def test_patches_are_squares_of_four_pixels():
+    images = jnp.arange(64).reshape(1, 8, 8)
+    found = np.asarray(patches(images)[0])
+    assert found.shape == (16, 4)
+    assert found[[0, 1, 15]].tolist() == [[0, 1, 8, 9], [2, 3, 10, 11], [54, 55, 62, 63]]
+
+
+def test_waves_of_a_quarter_turn():
+    found = np.asarray(waves(jnp.full((1, 1), jnp.pi / 2))[0])
+    np.testing.assert_allclose(found[:4], [1, 0, -1, 0], atol=1e-6)
+    np.testing.assert_allclose(found[16:20], [0, -1, 0, 1], atol=1e-6)
+
+
+def test_digits_come_with_their_labels():
+    plain, told = data.small_digits(), data.digits_with_labels()
+    assert told.train_inputs.shape == (1437, 65)
+    np.testing.assert_array_equal(told.test_inputs[:, -1], plain.test_labels)
+    np.testing.assert_array_equal(
+        told.test_inputs[:, :-1], 2 * plain.test_inputs.reshape(360, 64) - 1
+    )
+
+
+def test_a_denoiser_starts_at_the_mean_square_of_the_noise():
+    """It predicts 0, and the noise of 400 x 64 pixels has a mean square of 1 +- 0.01."""
+    model, digits = Denoiser("layer", "zero"), jnp.zeros((400, 65))
+    assert float(of_zeros(model, digits).mean()) == pytest.approx(1, abs=0.05)
+
+
+TRANSFORMERS = [
+    *(("vit", variant, "layer") for variant in ("vit", "vit-qk")),
+    *(("vit", "vit", norm) for norm in TASKS["vit"].variants["vit"] if norm != "layer"),
+    *(("denoise", variant, "layer") for variant in ("zero", "ada", "token")),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "variant", "norm"),
+    long_sweep(TRANSFORMERS, quick=[("vit", "vit-qk", "layer"), ("denoise", "zero", "layer")]),
+)
+def test_transformers_train(task, variant, norm):
+    task = TASKS[task]
+    found = train(
+        Run(norm, 32, 0, variant, epochs=3, learning_rate=3e-3),
+        replace(task.model(norm, variant, 0.9), blocks=1),
+        task.load(None).first(160),
+        losses=task.losses,
+    )
+    losses = [epoch["train_loss"] for epoch in found["epochs"]]
+    assert losses[-1] < 0.95 * losses[0]
