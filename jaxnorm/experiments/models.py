@@ -55,10 +55,6 @@ CONV = _table(
 )
 CONV["layer-channels"] = DENSE["layer"]
 VARIANTS = {"dense": DENSE, "conv": CONV, "deep": CONV}
-# norms of the tokens (batch, positions, channels) of a transformer
-TOKENS = _table(
-    True, {"group": {"num_groups": 4}, "evonorm_s0": {"num_groups": 4}, "ghost_batch": GHOST}
-)
 # norms that keep running statistics
 RUNNING = tuple(name for name, row in available_norms().items() if row.running)
 

@@ -7,7 +7,7 @@ from typing import Any
 from flax import linen as nn
 
 from jaxnorm.experiments import data, data_sequences, sequences
-from jaxnorm.experiments.models import DENSE, MLP, TOKENS, VARIANTS, LeNet
+from jaxnorm.experiments.models import DENSE, MLP, VARIANTS, LeNet
 from jaxnorm.experiments.painter import Painter
 from jaxnorm.experiments.training import Losses, cross_entropy, outputs_are_losses
 from jaxnorm.experiments.transformers import CONDITIONED, Denoiser, VisionTransformer
@@ -150,7 +150,7 @@ TASKS = {
         "vision transformer on scikit-learn's digits, with and without QK norm",
         data.small_digits,
         VisionTransformer,
-        dict.fromkeys(("vit", "vit-qk"), TOKENS),
+        dict.fromkeys(("vit", "vit-qk"), DENSE),
         TRANSFORMER
         | {
             "variants": ("vit", "vit-qk"),

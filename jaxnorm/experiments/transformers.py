@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxnorm import linen as jn
-from jaxnorm.experiments.models import TOKENS
+from jaxnorm.experiments.models import DENSE
 from jaxnorm.flax_common.conditional import LayerKind
 
 WIDTH, HEADS, PATCH, SIDE = 32, 4, 2, 8
 
 # how the condition of a denoiser enters, and with which norms
 LAYERS = get_args(LayerKind)
-CONDITIONED = {"zero": LAYERS, "ada": LAYERS, "token": TOKENS}
+CONDITIONED = {"zero": LAYERS, "ada": LAYERS, "token": DENSE}
 
 
 class VisionTransformer(nn.Module):
@@ -38,7 +38,7 @@ class VisionTransformer(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, *, evaluating: bool) -> jax.Array:
         def norm(x: jax.Array) -> jax.Array:
-            return TOKENS[self.norm](evaluating, self.momentum)(x)
+            return DENSE[self.norm](evaluating, self.momentum)(x)
 
         x = Tokens()(images)
         for _ in range(self.blocks):
@@ -90,7 +90,7 @@ class Denoiser(nn.Module):
     ) -> tuple[jax.Array, jax.Array | float]:
         """Return the normalized tokens and the gate."""
         if self.variant == "token":
-            return TOKENS[self.norm](evaluating, self.momentum)(x), 1.0
+            return DENSE[self.norm](evaluating, self.momentum)(x), 1.0
         kind = cast("LayerKind", self.norm)
         if gated:
             return jn.AdaLayerNormZero(norm=kind)(x, condition)

@@ -560,7 +560,7 @@ TRANSFORMERS = [
 def test_transformers_train(task, variant, norm):
     task = TASKS[task]
     found = train(
-        Run(norm, 32, 0, variant, epochs=3, learning_rate=3e-3),
+        Run(norm, 32, 0, variant, epochs=10, learning_rate=3e-3),
         replace(task.model(norm, variant, 0.9), blocks=1),
         task.load(None).first(160),
         losses=task.losses,
