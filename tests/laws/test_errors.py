@@ -850,18 +850,18 @@ COMMANDS = [
     (
         ["compare", "--norms", "bach"],
         2,
-        "unknown norm 'bach' for dense: choose from none, batch, layer, rms, group.",
+        "unknown norm 'bach' for dense: choose from none, batch, batch_renorm, ",
     ),
     (
         ["compare", "--norms", "instance"],
         2,
-        "choose from none, batch, layer, rms, group. instance is for --variants conv,deep.",
+        "unit, scale, group, dynamic_tanh, dynamic_erf. instance is for --variants conv,deep.",
     ),
     (
         ["compare", "cifar"],
         2,
         "unknown task 'cifar': choose from digits, mnist, pimnist, sequential, sequential-mnist, "
-        "vowels, imdb, text, handwriting, draw.",
+        "vowels, imdb, text, handwriting, vit, denoise, draw.",
     ),
     (
         ["compare", "--variants", "late"],

@@ -144,8 +144,8 @@ def test_wrong_usage_is_told(capsys):
     for arguments, message in (
         (
             ["--norms", "switchable"],
-            "unknown norm 'switchable': choose from none, batch, layer, rms, group, "
-            "layer-channels, instance.",
+            "unknown norm 'switchable': choose from none, batch, batch_renorm, keras_batch_renorm, "
+            "ghost_batch, layer, rms, unit, scale, instance, group, ",
         ),
         (["imdb"], "unknown data 'imdb': choose from digits, mnist."),
         (["--variant", "dense"], "unknown variant 'dense': choose from conv, deep."),
