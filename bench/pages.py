@@ -81,6 +81,7 @@ def pages() -> dict[Path, str]:
         )
     # models-pages.md is as an earlier version wrote it, whose results lack what the page shows now
     found[RESULTS / "models.md"] = models.page(json.loads((RESULTS / "models.json").read_text()))
+    found[RESULTS / "gemma.md"] = models.page(json.loads((RESULTS / "gemma.json").read_text()))
     return {path: without_pictures(text) for path, text in found.items()}
 
 
