@@ -8,12 +8,21 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import integer
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments, like_batch
 from jaxnorm.flax_common.running import as_moments
 from jaxnorm.norms.renorm import Reference, reference_of
+from jaxnorm.norms.renorm import limits as checked_limits
 
 KEYS = ("rmax", "rmin", "dmax")
+
+
+def check_limits(r_max: Any, d_max: Any, warmup_steps: Any) -> None:
+    """Raise ValueError or TypeError unless a BatchRenorm can start from these."""
+    checked_limits(r_max, d_max)
+    if integer(warmup_steps, "warmup_steps must be an integer of at least 0") < 0:
+        raise ValueError(f"warmup_steps must be an integer of at least 0: got {warmup_steps}.")
 
 
 def warmed_up(

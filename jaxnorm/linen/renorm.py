@@ -15,6 +15,7 @@ from jaxnorm.core.normalization import with_running
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across
 from jaxnorm.flax_common.renorm import (
+    check_limits,
     counted,
     follow_stddev,
     follow_var,
@@ -109,6 +110,7 @@ class BatchRenorm(BatchNorm):
         Returns:
           The normalized array, of the shape of ``x``.
         """
+        check_limits(self.r_max, self.d_max, self.warmup_steps)
         evaluating = evaluates(self, use_running_average)
         features = canonical_axes(self.axis, x.ndim, "axis")
         mean, var = running(self, x, features)
@@ -219,6 +221,7 @@ class KerasBatchRenorm(nn.BatchNorm):
         Returns:
           The normalized array, of the shape of ``x``.
         """
+        validation.number_or_traced("renorm_momentum", self.renorm_momentum, 1)
         evaluating = evaluates(self, use_running_average)
         features = canonical_axes(self.axis, x.ndim, "axis")
         mean, var = running(self, x, features, lambda *args: var_of(jnp.ones(*args), self.epsilon))

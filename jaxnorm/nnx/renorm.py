@@ -16,6 +16,8 @@ from jaxnorm.core.normalization import with_running
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across
 from jaxnorm.flax_common.renorm import (
+    check_limits,
+    checked_clipping,
     counted,
     follow_stddev,
     follow_var,
@@ -82,6 +84,7 @@ class BatchRenorm(BatchNorm):
         **options: Any,
     ) -> None:
         """Take the arguments of :class:`BatchNorm`, and those of the correction."""
+        check_limits(r_max, d_max, warmup_steps)
         super().__init__(num_features, epsilon=epsilon, **options)
         self.warmup_steps = warmup_steps
         self.r_max = nnx.BatchStat(jnp.full((), r_max, jnp.float32))
@@ -185,6 +188,8 @@ class KerasBatchRenorm(nnx.BatchNorm):
         **options: Any,
     ) -> None:
         """Take the arguments of :class:`flax.nnx.BatchNorm`, and those of the correction."""
+        checked_clipping(renorm_clipping)
+        validation.number_or_traced("renorm_momentum", renorm_momentum, 1)
         super().__init__(num_features, epsilon=epsilon, **options)
         # hashable: attributes of nnx modules are static arguments of compiled programs
         self.renorm_clipping = tuple(sorted((renorm_clipping or {}).items()))

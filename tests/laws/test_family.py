@@ -67,6 +67,31 @@ ALIKE = {"a/b": P["a"], "a": {"b": P["a"]}}
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
+        (
+            lambda: nnx.BatchRenorm(4, r_max=0.5, rngs=flax_nnx.Rngs(0)),
+            ValueError,
+            "r_max must be 1 or more",
+        ),
+        (
+            lambda: linen.BatchRenorm(True, d_max=-1.0).init(jax.random.key(0), X),
+            ValueError,
+            "d_max must be finite and >= 0: got -1",
+        ),
+        (
+            lambda: nnx.BatchRenorm(4, warmup_steps=-1, rngs=flax_nnx.Rngs(0)),
+            ValueError,
+            "warmup_steps must be an integer of at least 0: got -1.",
+        ),
+        (
+            lambda: linen.KerasBatchRenorm(True, renorm_momentum=2.0).init(jax.random.key(0), X),
+            ValueError,
+            "renorm_momentum must",
+        ),
+        (
+            lambda: nnx.KerasBatchRenorm(4, renorm_clipping={"r_max": 3}, rngs=flax_nnx.Rngs(0)),
+            ValueError,
+            "renorm_clipping must have the keys rmax, rmin, dmax",
+        ),
         (lambda: jn.map_kernels(jnp.sin, ALIKE), ValueError, "two are at 'a/b/kernel'"),
         (lambda: jn.map_kernels(P, jnp.sin), TypeError, "fn must be a function of a kernel"),
         (lambda: jn.map_kernels(jn.weight_norm, P, X), TypeError, "by_path must be dicts"),
