@@ -37,9 +37,10 @@ class NormOptions(TypedDict, total=False):
         kernel, see :mod:`jaxnorm.kernels`. ``"xla"`` is plain JAX. ``"reference"`` is plain JAX
         without separate passes, merged axes and recomputed statistics.
       dtype: dtype of the output; by default the dtype of ``x``.
-      batch_invariant: whether the bits of a group, in the output and in the gradient of ``x``, must
-        not depend on how many groups are computed with it. Plain JAX then adds up in one order,
-        for 0.9 to 2.3 times its usual time on a CPU; the CPU kernels always do, at no cost.
+      batch_invariant: whether the bits of a group, in the output and, without a mask, in the
+        gradient of ``x``, must not depend on how many groups are computed with it. Plain JAX then
+        adds up in one order, for 0.9 to 2.3 times its usual time on a CPU. The CPU kernels always
+        do, at no cost.
     """
 
     axis_name: AxisName
