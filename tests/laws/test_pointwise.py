@@ -183,7 +183,7 @@ X = np.ones((2, 6), np.float32)
     [
         (X.astype(int), 0.5, {}, TypeError, "x must be floating point: got int"),
         (X + 0j, 0.5, {}, TypeError, "x must be real: got complex64."),
-        (X, 1, {}, TypeError, "alpha must be floating point: got int32."),
+        (X, np.ones(1, int), {}, TypeError, "alpha must be floating point: got int"),
         (X, X[0, :3], {}, ValueError, "alpha must have the shape of the feature axes, (6,)"),
         (X, 0.5, {"scale": X[0, :3]}, ValueError, "scale must have the shape of the feature axes"),
         (X, 0.5, {"where": X[:, :5]}, ValueError, "where must broadcast against x without"),
