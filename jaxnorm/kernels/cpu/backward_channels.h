@@ -69,8 +69,7 @@ inline void merge_gradients(const Backward& call, const Chunks& chunks, int64_t 
   std::vector<GroupGradient> by(groups);
   const double size = chunks.group_size(shape, n);
   for (int64_t i = 0; i < groups; ++i)
-    by[i] =
-        group_gradient(call, n * groups + i, size, example.groups[i], slope[i * shape.d], dy_sum[i], dy_xhat[i]);
+    by[i] = group_gradient(call, n * groups + i, size, example.groups[i], slope[i * shape.d], dy_sum[i], dy_xhat[i]);
   shape.spread(example.channels.intercept(), [&](int64_t i) { return by[i].intercept; });
   shape.spread(example.channels.spread(), [&](int64_t i) { return by[i].spread; });
   for (int64_t j = 0; j < channels; ++j) slope[j] *= scale[j];

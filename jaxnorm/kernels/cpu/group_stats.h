@@ -93,7 +93,8 @@ struct Rule {
   double rstd(double var, double scaled_epsilon) const {
     if (epsilon_in == kVar) return inverse_root(var, scaled_epsilon);
     // std::max returns its first argument where that is NaN
-    const double root = std::sqrt(var), total = epsilon_in == kStd ? root + scaled_epsilon : std::max(root, scaled_epsilon);
+    const double root = std::sqrt(var),
+                 total = epsilon_in == kStd ? root + scaled_epsilon : std::max(root, scaled_epsilon);
     return total == 0 ? 0 : 1 / total;
   }
 
@@ -109,8 +110,8 @@ struct Rule {
       for (int64_t i = 0; i < groups; ++i) to[i] = float(rstd(stats[i].var * factor, unscaled));
   }
 
-  // s in drstd = -s rstd**2 dvar / 2, as engine/groups.py derives it. For sqrt(var) it is 0 where there is no spread, and
-  // for the maximum where epsilon is larger.
+  // s in drstd = -s rstd**2 dvar / 2, as engine/groups.py derives it. For sqrt(var) it is 0 where there is no spread,
+  // and for the maximum where epsilon is larger.
   double slope(const GroupStats& stats, double rstd, double count) const {
     const double factor = bessel_factor(count), unbiased = stats.var * factor;
     if (epsilon_in == kStd) return factor * (unbiased > 0 ? 1 / std::sqrt(unbiased) : 0);
