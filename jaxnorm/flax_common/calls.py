@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnorm.arguments.axes import Reduction, unsplit
+from jaxnorm.arguments.axes import Reduction, other_axes, unsplit
 from jaxnorm.arguments.options import Param
-from jaxnorm.core.call import Call, prepare
+from jaxnorm.core.call import Call, prepare, run_with_moments
+from jaxnorm.core.normalization import with_running
+from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across, module_axes
+from jaxnorm.flax_common.running import as_moments
 
 Result = TypeVar("Result")
 
@@ -88,6 +91,29 @@ def over_axes(
     """Prepare the normalization of ``x`` over a module's reduction axes, as :func:`over` does."""
     features, reduced = module_axes(module, x.ndim)
     return over(inputs, module, x, unsplit(x.shape, reduced), features, mask, centered=centered)
+
+
+def over_batch(
+    module: Any, x: jax.Array, features: tuple[int, ...], options: Options, **correction: Any
+) -> tuple[jax.Array, Moments]:
+    """Normalize each feature over the batch of a module, and return the Moments of the batch.
+
+    As in Flax, no axis need be left to reduce. The function :func:`jaxnorm.batch_norm` refuses
+    that. ``correction`` is what :func:`prepare` takes besides, such as ``adjust``.
+    """
+    reduction = unsplit(x.shape, other_axes(features, x.ndim))
+    axis_name = across(module)
+    call = prepare(x, reduction, features, axis_name=axis_name, **options, **correction)
+    return run_with_moments(call)
+
+
+def by_running(
+    x: jax.Array, features: tuple[int, ...], options: Options, mean: jax.Array, var: jax.Array
+) -> jax.Array:
+    """Normalize each feature by a running mean and variance, which may be flat."""
+    sizes = tuple(x.shape[axis] for axis in features)
+    running = as_moments(mean.reshape(sizes), var.reshape(sizes))
+    return with_running(x, running, features, **options)
 
 
 def apply_norm(norm: Callable[..., Result], x: jax.Array, *params: Any, **options: Any) -> Result:

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.arguments.axes import other_axes, unsplit
+from jaxnorm.arguments.axes import unsplit
 from jaxnorm.arguments.dtypes import compute_dtype, promoted
 from jaxnorm.arguments.options import Param
 from jaxnorm.arguments.validation import as_array, check_values
-from jaxnorm.core.call import prepare, run, run_with_moments
+from jaxnorm.core.call import prepare, run
 from jaxnorm.core.normalization import with_running
 from jaxnorm.core.rounding import with_offset
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across, inexact, instance_axes
-from jaxnorm.flax_common.calls import Options
+from jaxnorm.flax_common.calls import Options, by_running, over_batch
 from jaxnorm.flax_common.running import as_moments
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -184,9 +184,8 @@ def batch(
     """
     features = (x.ndim - 1,)
     if evaluating:
-        return with_running(x, as_moments(*running), features, **options), None
-    reduction = unsplit(x.shape, other_axes(features, x.ndim))
-    return run_with_moments(prepare(x, reduction, features, axis_name=across(module), **options))
+        return by_running(x, features, options, *running), None
+    return over_batch(module, x, features, options)
 
 
 def scale_and_shift(x: jax.Array, options: Options) -> jax.Array:

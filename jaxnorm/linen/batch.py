@@ -10,14 +10,12 @@ from flax import linen as nn
 from flax.typing import Axes, Dtype, Initializer
 from jax.nn import initializers
 
-from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.call import prepare, run_with_moments
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across, flag
-from jaxnorm.flax_common.calls import apply_norm
+from jaxnorm.flax_common.calls import apply_norm, by_running, over_batch
 from jaxnorm.flax_common.running import as_moments, collect
 from jaxnorm.linen.calls import inputs
 from jaxnorm.norms.switchable import switchable_norm
@@ -166,12 +164,8 @@ class BatchNorm(nn.BatchNorm):
         mean, var = running(self, x, features)
         x, options = inputs(self, x, features, mask)
         if evaluating:
-            return with_running(x, as_moments(mean.value, var.value), features, **options)
-        # As in Flax, no axis need be left to reduce. The function batch_norm refuses
-        # that.
-        reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        call = prepare(x, reduction, features, axis_name=across(self), **options)
-        y, batch = run_with_moments(call)
+            return by_running(x, features, options, mean.value, var.value)
+        y, batch = over_batch(self, x, features, options)
         update(self, mean, var, batch)
         return y
 

@@ -6,11 +6,10 @@ import jax
 from flax import linen as nn
 
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow_each
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across
-from jaxnorm.flax_common.running import as_moments
+from jaxnorm.flax_common.calls import by_running
 from jaxnorm.linen.batch import COLLECTION, BatchNorm, evaluates, running, update
 from jaxnorm.linen.calls import inputs
 from jaxnorm.norms.ghost import chunked_axes, in_chunks, virtual_size
@@ -98,7 +97,7 @@ class GhostBatchNorm(BatchNorm):
         mean, var = running(self, x, features)
         x, options = inputs(self, x, features, mask)
         if evaluating:
-            return with_running(x, as_moments(mean.value, var.value), features, **options)
+            return by_running(x, features, options, mean.value, var.value)
         y, chunks = in_chunks(x, size, features, axis_name=across(self), **options)
         self._update_by(chunks, mean, var)
         return y

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxnorm.arguments import validation
-from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.core.call import prepare, run_with_moments
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import across
+from jaxnorm.flax_common.calls import by_running, over_batch
 from jaxnorm.flax_common.renorm import (
     check_limits,
     counted,
@@ -24,7 +22,7 @@ from jaxnorm.flax_common.renorm import (
     var_of,
     warmed_up,
 )
-from jaxnorm.flax_common.running import Collected, as_moments, at_start, has_begun
+from jaxnorm.flax_common.running import Collected, at_start, has_begun
 from jaxnorm.linen.batch import COLLECTION, BatchNorm, collected, evaluates, running, update
 from jaxnorm.linen.calls import inputs
 from jaxnorm.norms.renorm import corrected, corrected_statistics
@@ -122,22 +120,20 @@ class BatchRenorm(BatchNorm):
         x, options = inputs(self, x, features, mask)
         validation.real(x, "x")
         if evaluating:
-            return with_running(x, as_moments(mean.value, var.value), features, **options)
+            return by_running(x, features, options, mean.value, var.value)
         seen: Collected | None = self.get_variable(COLLECTION, "seen")
         # As in SBX, init() is batch norm.
         warmup_steps = self.warmup_steps + self.is_initializing()
         limits = warmed_up(steps.value, has_begun(seen), warmup_steps, r_max.value, d_max.value)
         start = at_start(seen, mean.value, var.value)
-        call = prepare(
+        y, batch = over_batch(
+            self,
             x,
-            unsplit(x.shape, other_axes(features, x.ndim)),
             features,
-            axis_name=across(self),
+            options,
             adjust=corrected_statistics,
             param=reference(*start, x.shape, features, self.epsilon, limits),
-            **options,
         )
-        y, batch = run_with_moments(call)
         if not self.is_initializing():
             steps.value = counted(steps.value, has_begun(seen), batch)
         update(self, mean, var, batch)
@@ -232,20 +228,18 @@ class KerasBatchRenorm(nn.BatchNorm):
         x, options = inputs(self, x, features, mask)
         validation.real(x, "x")
         if evaluating:
-            return with_running(x, as_moments(mean.value, var.value), features, **options)
+            return by_running(x, features, options, mean.value, var.value)
         renorm_mean, renorm_stddev = (average.value for average in renorm)
-        call = prepare(
+        y, batch = over_batch(
+            self,
             x,
-            unsplit(x.shape, other_axes(features, x.ndim)),
             features,
-            axis_name=across(self),
+            options,
             adjust=corrected,
             param=reference_of_stddev(
                 renorm_mean, renorm_stddev, x.shape, features, self.epsilon, self.renorm_clipping
             ),
-            **options,
         )
-        y, batch = run_with_moments(call)
         self._update(batch, mean, var, *renorm)
         return y
 

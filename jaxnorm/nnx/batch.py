@@ -11,14 +11,12 @@ from flax.nnx.nn import dtypes
 from flax.typing import Axes, Dtype, Initializer, PromoteDtypeFn
 from jax.nn import initializers
 
-from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
-from jaxnorm.core.call import prepare, run_with_moments
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across, flag
-from jaxnorm.flax_common.calls import apply_norm
+from jaxnorm.flax_common.calls import apply_norm, by_running, over_batch
 from jaxnorm.flax_common.running import as_moments, collect
 from jaxnorm.nnx.calls import check_features, inputs
 from jaxnorm.nnx.flax_versions import get_value, set_value
@@ -198,14 +196,8 @@ class BatchNorm(nnx.BatchNorm):
         stats = (self.mean[...], self.var[...])
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         if is_evaluating(self, use_running_average):
-            sizes = tuple(x.shape[axis] for axis in features)
-            running = as_moments(mean.reshape(sizes), var.reshape(sizes))
-            return with_running(x, running, features, **options)
-        # As in Flax, no axis need be left to reduce. The function batch_norm refuses
-        # that.
-        reduction = unsplit(x.shape, other_axes(features, x.ndim))
-        call = prepare(x, reduction, features, axis_name=across(self), **options)
-        y, batch = run_with_moments(call)
+            return by_running(x, features, options, mean, var)
+        y, batch = over_batch(self, x, features, options)
         update(self, batch)
         return y
 

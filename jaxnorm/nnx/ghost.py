@@ -5,11 +5,10 @@ from typing import Any
 import jax
 
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.running import follow_each
 from jaxnorm.core.statistics import Moments
 from jaxnorm.flax_common.arguments import across
-from jaxnorm.flax_common.running import as_moments
+from jaxnorm.flax_common.calls import by_running
 from jaxnorm.nnx.batch import BatchNorm, assign, is_evaluating, seen_by, update
 from jaxnorm.nnx.calls import inputs
 from jaxnorm.norms.ghost import chunked_axes, in_chunks, virtual_size
@@ -93,9 +92,7 @@ class GhostBatchNorm(BatchNorm):
         stats = (self.mean[...], self.var[...])
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         if is_evaluating(self, use_running_average):
-            sizes = tuple(x.shape[axis] for axis in features)
-            running = as_moments(mean.reshape(sizes), var.reshape(sizes))
-            return with_running(x, running, features, **options)
+            return by_running(x, features, options, mean, var)
         y, chunks = in_chunks(x, size, features, axis_name=across(self), **options)
         self._update_by(chunks)
         return y

@@ -9,12 +9,10 @@ from flax import nnx
 from jax import lax
 
 from jaxnorm.arguments import validation
-from jaxnorm.arguments.axes import canonical_axes, other_axes, unsplit
+from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
-from jaxnorm.core.call import prepare, run_with_moments
-from jaxnorm.core.normalization import with_running
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import across
+from jaxnorm.flax_common.calls import by_running, over_batch
 from jaxnorm.flax_common.renorm import (
     check_limits,
     checked_clipping,
@@ -26,7 +24,7 @@ from jaxnorm.flax_common.renorm import (
     var_of,
     warmed_up,
 )
-from jaxnorm.flax_common.running import as_moments, at_start, has_begun
+from jaxnorm.flax_common.running import at_start, has_begun
 from jaxnorm.nnx.batch import BatchNorm, assign, collected, is_evaluating, seen_by, update
 from jaxnorm.nnx.calls import inputs
 from jaxnorm.norms.renorm import corrected, corrected_statistics
@@ -118,23 +116,20 @@ class BatchRenorm(BatchNorm):
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         validation.real(x, "x")
         if is_evaluating(self, use_running_average):
-            running = as_moments(mean.reshape(sizes), var.reshape(sizes))
-            return with_running(x, running, features, **options)
+            return by_running(x, features, options, mean, var)
         seen, steps = seen_by(self), self.steps[...]
         limits = warmed_up(
             steps, has_begun(seen), self.warmup_steps, self.r_max[...], self.d_max[...]
         )
         mean, var = (stat.reshape(sizes) for stat in at_start(seen, mean, var))
-        call = prepare(
+        y, batch = over_batch(
+            self,
             x,
-            unsplit(x.shape, other_axes(features, x.ndim)),
             features,
-            axis_name=across(self),
+            options,
             adjust=corrected_statistics,
             param=reference(mean, var, x.shape, features, self.epsilon, limits),
-            **options,
         )
-        y, batch = run_with_moments(call)
         self.steps[...] = lax.stop_gradient(counted(steps, has_begun(seen), batch))
         update(self, batch)
         return y
@@ -226,21 +221,18 @@ class KerasBatchRenorm(nnx.BatchNorm):
         x, options, (mean, var) = inputs(self, x, features, mask, *stats)
         validation.real(x, "x")
         if is_evaluating(self, use_running_average):
-            running = as_moments(mean.reshape(sizes), var.reshape(sizes))
-            return with_running(x, running, features, **options)
+            return by_running(x, features, options, mean, var)
         averages = (self.renorm_mean[...].reshape(sizes), self.renorm_stddev[...].reshape(sizes))
-        call = prepare(
+        y, batch = over_batch(
+            self,
             x,
-            unsplit(x.shape, other_axes(features, x.ndim)),
             features,
-            axis_name=across(self),
+            options,
             adjust=corrected,
             param=reference_of_stddev(
                 *averages, x.shape, features, self.epsilon, dict(self.renorm_clipping)
             ),
-            **options,
         )
-        y, batch = run_with_moments(call)
         self._update(batch)
         return y
 
