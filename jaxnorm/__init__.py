@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from jaxnorm.core.normalization import plan as plan
     from jaxnorm.core.normalization import standardize as standardize
     from jaxnorm.core.plan import Plan as Plan
+    from jaxnorm.core.quantization import Quantized as Quantized
+    from jaxnorm.core.quantization import dequantize as dequantize
+    from jaxnorm.core.quantization import quantize as quantize
     from jaxnorm.core.running import ema as ema
     from jaxnorm.core.statistics import Low as Low
     from jaxnorm.core.statistics import Moments as Moments
@@ -68,11 +71,13 @@ _MODULE_OF = {
     "Moments": "core.statistics",
     "NormOptions": "arguments.options",
     "Plan": "core.plan",
+    "Quantized": "core.quantization",
     "ada_instance_norm": "norms.conditional",
     "add_norm": "norms.residual",
     "available_norms": "norms.table",
     "batch_norm": "norms.axes",
     "batch_renorm": "norms.renorm",
+    "dequantize": "core.quantization",
     "dynamic_erf": "norms.pointwise",
     "dynamic_tanh": "norms.pointwise",
     "deepnorm_constants": "norms.depth",
@@ -95,6 +100,7 @@ _MODULE_OF = {
     "pair_norm": "norms.graphs",
     "plan": "core.normalization",
     "positional_norm": "norms.axes",
+    "quantize": "core.quantization",
     "register_norm": "norms.table",
     "reverse_instance_norm": "norms.reversible",
     "reversible_instance_norm": "norms.reversible",

@@ -133,6 +133,8 @@ def norms() -> None:
     assert_type(jn.weight_norm(x[0], centered=True, epsilon_in="max"), Array)
     assert_type(jn.weight_standardization(x[0], ones, by_fan_in=True, correction=1), Array)
     params = assert_type(jn.kernels_by_path({"kernel": x}), Params)
+    assert_type(jn.quantize(x, -1), jn.Quantized)
+    assert_type(jn.dequantize(jn.quantize(x)), jax.Array)
     assert_type(jn.deepnorm_constants(6, 6)[0], DeepNorm | None)
     assert_type(jn.subln_gains(decoder_layers=6)[1], float | None)
     us = assert_type(jn.spectral_vectors(key, params), Params)
