@@ -10,6 +10,10 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
+import jax
+
+from jaxnorm.arguments.validation import as_array
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -137,9 +141,31 @@ def refuse_unknown(called: str, names: Collection[str], accepted: Collection[str
 def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a function, or the call of a module, take aliases, and answer unknown keywords.
 
-    The answer has a hint. For example, ``where`` is an alias of ``mask`` in modules.
+    The answer has a hint. For example, ``where`` is an alias of ``mask`` in modules. A method gets
+    arrays for its arguments of the type ``jax.Array``, also where it is called with a list; the
+    error about anything else names the argument.
     """
-    return _checked(call, accepted_by(call))
+    return _with_arrays(_checked(call, accepted_by(call)))
+
+
+def _with_arrays(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    parameters = list(signature(call).parameters.values())
+    arrays = [(i, p.name) for i, p in enumerate(parameters) if p.annotation is jax.Array]
+    if parameters[0].name != "self" or not arrays:
+        return call
+    call_by_name: Callable[..., Result] = call
+
+    @wraps(call)
+    def converted(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
+        values: list[Any] = list(given)
+        for i, name in arrays:
+            if i < len(values) and not isinstance(values[i], jax.Array):
+                values[i] = as_array(values[i], name)
+            elif name in options and not isinstance(options[name], jax.Array):
+                options[name] = as_array(options[name], name)
+        return call_by_name(*values, **options)
+
+    return converted
 
 
 def accepted_by(function: Callable) -> list[str]:
@@ -189,13 +215,13 @@ def known_fields(module: type) -> None:
 def with_keywords_of(function: Callable, other: Callable, *, without: str = "") -> Signature:
     """Return the signature of a function that passes ``**options`` on to another function.
 
-    It has the parameters of the other function, but one, and the function's own keywords. What both
-    have stands where the other function has it, as the function has it.
+    It has the parameters of the other function, but one, and the function's own keywords. A
+    parameter that both have stands where the other function has it, as the function has it.
     """
-    own = {p.name: p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    own = dict(signature(function).parameters)
     parameters = signature(other).parameters.items()
     passed = [own.pop(name, p) for name, p in parameters if name != without]
-    return Signature([*passed, *own.values()])
+    return Signature([*passed, *(p for p in own.values() if p.kind is p.KEYWORD_ONLY)])
 
 
 def by_keyword(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

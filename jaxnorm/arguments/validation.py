@@ -251,6 +251,18 @@ def momentum(value) -> Any:
     )
 
 
+def flag(name: str, value: Any, remedy: str = "") -> bool:
+    """Return ``value`` as a bool if it is one, of Python or NumPy."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    kind = repr(value)
+    if isinstance(value, jax.core.Tracer):
+        kind = "a traced value"
+    elif getattr(value, "ndim", 0):
+        kind = f"an array of shape {value.shape}"
+    raise TypeError(f"{name} must be True or False: got {kind}.{remedy}")
+
+
 def number_or_traced(name: str, value, most: float = math.inf, remedy: str = "") -> Any:
     """Return a finite number from 0 to ``most``.
 

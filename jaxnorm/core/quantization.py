@@ -99,9 +99,8 @@ def quantize(
         raise TypeError(
             f"where must be a boolean mask: got {where.dtype}. A largest element has no weight."
         )
-    return _quantized(
-        x, where, reduction, dtype, _flag("power_of_two", power_of_two), hashable(axis_name)
-    )
+    power_of_two = validation.flag("power_of_two", power_of_two)
+    return _quantized(x, where, reduction, dtype, power_of_two, hashable(axis_name))
 
 
 def dequantize(quantized: Quantized, /, *, dtype: DTypeLike = jnp.float32) -> jax.Array:
@@ -145,13 +144,6 @@ def _float8(dtype: DTypeLike) -> jnp.dtype:
             "float8_e4m3fn or float8_e5m2 of jax.numpy."
         )
     return found
-
-
-def _flag(name: str, value: bool) -> bool:
-    """Return a flag, if it is one."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False: got {value!r}.")
-    return value
 
 
 @partial(jax.jit, static_argnames=("reduction", "dtype", "power_of_two", "axis_name"))

@@ -66,9 +66,11 @@ def ema(
     """
     check_moments("running", running)
     check_moments("batch", batch)
+    unbiased = validation.flag("unbiased", unbiased)
+    skip_constant = validation.flag("skip_constant", skip_constant)
     momentum = validation.momentum(momentum)
     _same_shape(running, batch)
-    return _ema(bool(unbiased), bool(skip_constant), running, batch, momentum, 1 - momentum)
+    return _ema(unbiased, skip_constant, running, batch, momentum, 1 - momentum)
 
 
 def follow(

@@ -228,6 +228,7 @@ def moments(
     x = validation.floating(x)
     where = validation.mask(where, x.shape)
     reduction = with_hint(OF_MOMENTS, resolve, axes, x.shape, sizes)
+    centered = validation.flag("centered", centered)
     spec, ids = Spec(reduction, axis_name, centered).along(segments, num_segments)
     return moments_of(spec, x, where, ids)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
 
+from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import canonical_axes, other_axes
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
 from jaxnorm.arguments.features import checked_divisor
@@ -84,24 +85,26 @@ def group_count(num_groups: int | None, group_size: int | None, channels: int) -
     return channels // checked_divisor("group_size", group_size, channels)
 
 
-def flag(name: str, value: Any) -> Any:
-    """Return ``value`` if it is a boolean or equals 0 or 1.
+# PyTorch users pass these in the place of use_running_average.
+NO_FLAGS = (
+    " Masks are passed as mask=; the number of features is an argument of nnx's constructors alone."
+)
 
-    PyTorch users pass a number of features or a mask in its place. The message says where these go.
+
+def flag(name: str, value: Any, remedy: str = "") -> Any:
+    """Return ``value`` if it is a boolean, or equals 0 or 1, which Flax takes too.
 
     Raises:
       TypeError: it is anything else.
     """
     # An array with axes is a mask in the place of the flag, and is neither 0 nor 1.
     if isinstance(value, bool) or (
-        not isinstance(value, str) and getattr(value, "ndim", 0) == 0 and value in (0, 1)
+        not isinstance(value, str | jax.core.Tracer)
+        and getattr(value, "ndim", 0) == 0
+        and value in (0, 1)
     ):
         return value
-    kind = f"an array of shape {value.shape}" if hasattr(value, "shape") else repr(value)
-    raise TypeError(
-        f"{name} must be True or False: got {kind}. Masks are passed as mask=; the number of "
-        "features is an argument of nnx's constructors alone."
-    )
+    return validation.flag(name, value, remedy)
 
 
 def inexact(x, dtype) -> jax.Array:

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
-from jaxnorm.arguments.keywords import known_fields
+from jaxnorm.flax_common.constructors import check_arguments
 from jaxnorm.linen import (
     attention,
     cells,
@@ -95,6 +95,6 @@ __all__ += response.__all__
 __all__ += reversible.__all__
 __all__ += vectors.__all__
 
-# Constructors answer names from other libraries, such as eps or affine, with a hint.
+# Constructors name what is missing or wrong, such as eps or affine of other libraries.
 for _module in [value for name in __all__ if isinstance(value := globals()[name], type)]:
-    known_fields(_module)
+    check_arguments(_module)

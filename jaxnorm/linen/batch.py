@@ -14,7 +14,7 @@ from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import across, flag
+from jaxnorm.flax_common.arguments import NO_FLAGS, across, flag
 from jaxnorm.flax_common.calls import apply_norm, by_running, over_batch
 from jaxnorm.flax_common.running import as_moments, collect
 from jaxnorm.linen.calls import inputs
@@ -43,7 +43,8 @@ def collected(
 def evaluates(module: nn.Module, at_call: bool | None) -> bool:
     """Return whether running statistics normalize, as the module or its call says."""
     given = module.use_running_average
-    return flag("use_running_average", nn.merge_param("use_running_average", given, at_call))
+    choice = nn.merge_param("use_running_average", given, at_call)
+    return flag("use_running_average", choice, NO_FLAGS)
 
 
 def running(

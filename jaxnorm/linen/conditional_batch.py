@@ -11,10 +11,9 @@ from jax.nn import initializers
 
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.flax_common import conditional
-from jaxnorm.flax_common.arguments import flag
 from jaxnorm.flax_common.calls import Options
 from jaxnorm.flax_common.conditional import ImageKind
-from jaxnorm.linen.batch import update
+from jaxnorm.linen.batch import evaluates, update
 from jaxnorm.linen.conditional import modulation
 
 __all__ = ["SPADE", "ConditionalBatchNorm"]
@@ -24,10 +23,7 @@ def _over_batch(
     module: Any, x: jax.Array, options: Options, use_running_average: bool | None
 ) -> jax.Array:
     """Normalize over the batch or by the running statistics, which training updates."""
-    evaluating = flag(
-        "use_running_average",
-        nn.merge_param("use_running_average", module.use_running_average, use_running_average),
-    )
+    evaluating = evaluates(module, use_running_average)
     sizes = x.shape[-1:]
     mean = module.variable("batch_stats", "mean", jnp.zeros, sizes, jnp.float32)
     var = module.variable("batch_stats", "var", jnp.ones, sizes, jnp.float32)

@@ -8,10 +8,10 @@ from jax.nn.initializers import Initializer
 
 from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.flax_common.arguments import across, flag, group_count
+from jaxnorm.flax_common.arguments import across, group_count
 from jaxnorm.flax_common.calls import apply_norm
 from jaxnorm.flax_common.running import as_moments
-from jaxnorm.linen.batch import update
+from jaxnorm.linen.batch import evaluates, update
 from jaxnorm.linen.calls import inputs
 from jaxnorm.norms.evonorm import evonorm_b0, evonorm_s0
 
@@ -167,10 +167,7 @@ class EvoNormB0(nn.InstanceNorm):
         Returns:
           The output, of the shape of ``x``.
         """
-        evaluating = flag(
-            "use_running_average",
-            nn.merge_param("use_running_average", self.use_running_average, use_running_average),
-        )
+        evaluating = evaluates(self, use_running_average)
         features = canonical_axes(self.feature_axes, x.ndim, "feature_axes")
         sizes = tuple(x.shape[axis] for axis in features)
         var = self.variable("batch_stats", "var", jnp.ones, sizes, jnp.float32)

@@ -15,7 +15,7 @@ from jaxnorm.arguments.axes import canonical_axes
 from jaxnorm.arguments.keywords import known_keywords, with_keywords_of
 from jaxnorm.core.running import follow
 from jaxnorm.core.statistics import Moments
-from jaxnorm.flax_common.arguments import across, flag
+from jaxnorm.flax_common.arguments import NO_FLAGS, across, flag
 from jaxnorm.flax_common.calls import apply_norm, by_running, over_batch
 from jaxnorm.flax_common.running import as_moments, collect
 from jaxnorm.nnx.calls import check_features, inputs
@@ -36,7 +36,7 @@ def is_evaluating(module: Any, at_call: bool | None) -> bool:
     # be given.
     for choice in (at_call, module.use_running_average):
         if choice is not None:
-            return flag("use_running_average", choice)
+            return flag("use_running_average", choice, NO_FLAGS)
     raise ValueError(
         f"use_running_average must be given to the constructor of {type(module).__name__} or to "
         "the call: got None for both. "

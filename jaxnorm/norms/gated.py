@@ -150,10 +150,7 @@ def checked_gate(x: jax.Array, gate: ArrayLike, gate_first: Any, activation: Any
         raise ValueError(
             f"gate must have the shape of x: got {gate.shape} for x of shape {x.shape}."
         )
-    if not isinstance(gate_first, bool):
-        raise TypeError(
-            f"gate_first must be True or False: got {gate_first!r} ({type(gate_first).__name__})."
-        )
+    validation.flag("gate_first", gate_first)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be 'silu' or 'sigmoid': got {activation!r}.")
     return gate

@@ -159,7 +159,7 @@ def weight_standardization(
     features = kernel_features(feature_axes, kernel.ndim)
     reduction = unsplit(kernel.shape, other_axes(features, kernel.ndim))
     (factor,) = aligned(kernel.shape, features, scale=scale)
-    if by_fan_in:
+    if validation.flag("by_fan_in", by_fan_in):
         factor = times(_root(kernel, max(reduction.group_size, 1)), factor)
     call = prepare(
         kernel,

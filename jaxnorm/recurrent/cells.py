@@ -208,9 +208,7 @@ def make_cell(
             "recurrent batch norm must have placement 'ba2016', where Cooijmans et al. put it: "
             f"got {placement!r}."
         )
-    if not isinstance(reset_after, bool):
-        raise TypeError(f"reset_after must be True or False: got {reset_after!r}.")
-    if not reset_after and name != "gru":
+    if not validation.flag("reset_after", reset_after) and name != "gru":
         raise ValueError(
             f"reset_after is for the GRU, which has a reset gate: got {reset_after} for {name}."
         )

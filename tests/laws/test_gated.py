@@ -264,7 +264,7 @@ X = np.ones((2, 6), np.float32)
         (X[:1], {}, ValueError, "gate must have the shape of x: got (1, 6) for x of shape (2, 6)."),
         (X.astype(int), {}, TypeError, "gate must be floating point: got int"),
         (X + 0j, {}, TypeError, "gate must be real: got complex64."),
-        (X, {"gate_first": 1}, TypeError, "gate_first must be True or False: got 1 (int)."),
+        (X, {"gate_first": 1}, TypeError, "gate_first must be True or False: got 1."),
         (X, {"activation": "relu"}, ValueError, "activation must be 'silu' or 'sigmoid'"),
         (X, {"num_groups": 4}, ValueError, "num_groups must be positive and divide the channels"),
         (X, {"num_groups": 2.0}, TypeError, "num_groups must be an integer: got 2.0"),
