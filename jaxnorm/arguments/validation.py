@@ -90,7 +90,9 @@ def summands(x, residual) -> tuple[jax.Array, jax.Array]:
     return x.astype(dtype), residual.astype(dtype)
 
 
-def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
+def check_fits(
+    name: str, shape: tuple[int, ...], target: tuple[int, ...], target_name: str = "x"
+) -> None:
     """Raise a ValueError unless ``shape`` broadcasts against ``target`` without growing it."""
     padded = (1,) * (len(target) - len(shape)) + tuple(shape)
     if len(shape) > len(target) or any(
@@ -104,8 +106,8 @@ def check_fits(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> No
             else ""
         )
         raise ValueError(
-            f"{name} must broadcast against x without growing it: {name} has shape {tuple(shape)}, "
-            f"x has shape {tuple(target)}.{hint}"
+            f"{name} must broadcast against {target_name} without growing it: {name} has shape "
+            f"{tuple(shape)}, {target_name} has shape {tuple(target)}.{hint}"
         )
 
 
@@ -118,7 +120,9 @@ def param(name: str, value, shape: tuple[int, ...]) -> jax.Array | None:
     return value
 
 
-def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None:
+def mask(
+    where, shape: tuple[int, ...], name: str = "where", target_name: str = "x"
+) -> jax.Array | None:
     """Return a boolean mask, or non-negative float weights, that broadcasts against ``shape``.
 
     It is a constant under differentiation.
@@ -131,9 +135,9 @@ def mask(where, shape: tuple[int, ...], name: str = "where") -> jax.Array | None
             f"{name} must be boolean or float weights: got {where.dtype}. Cast it first, for "
             "example with .astype(bool)."
         )
-    check_fits(name, where.shape, shape)
+    check_fits(name, where.shape, shape, target_name)
     if where.dtype != jnp.bool_:
-        message = f"{name}, for x of shape {tuple(shape)}, must be finite and >= 0"
+        message = f"{name}, for {target_name} of shape {tuple(shape)}, must be finite and >= 0"
         where = check_values(where, lambda w: (w >= 0) & (w < math.inf), message)
     return jax.lax.stop_gradient(where)
 

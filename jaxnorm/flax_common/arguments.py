@@ -27,6 +27,7 @@ def initial_scale(initializer: Initializer, offset: float) -> Initializer:
 
     The default, ones, is that of the gain: the scale then starts from ``1 - offset``.
     """
+    offset = validation.number("scale_offset", offset)
     if offset and initializer is initializers.ones:
         return initializers.constant(1 - offset)
     return initializer
@@ -60,6 +61,8 @@ def group_axes(reduction_axes, rank: int) -> tuple[int, ...]:
 
     A module's ``reduction_axes``, if given, must include the channels.
     """
+    if not rank:
+        raise ValueError("x must have an axis of channels: got shape ().")
     if reduction_axes is None:
         return other_axes((0, rank - 1), rank)
     reduced = canonical_axes(reduction_axes, rank, "reduction_axes")

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxnorm.arguments import validation
 from jaxnorm.arguments.options import Param
-from jaxnorm.arguments.validation import as_array, check_fits
 
 Kind = Literal["rms", "layer"]
 Over = Literal["head", "heads"]
@@ -28,12 +28,20 @@ def check_kinds(module: Any) -> None:
         )
 
 
-def check_rank(name: str, x: Any) -> None:
-    """Raise ValueError unless an array has an axis of heads and one of features."""
+def checked_mask(name: str, x: jax.Array, mask: Param, k_mask: Param) -> jax.Array | None:
+    """Return the mask of the queries, whose name is q, or of the keys, whose name is k.
+
+    Raises:
+      TypeError: the mask is neither boolean nor of floats.
+      ValueError: the array has no axis of heads or none of features; the mask does not fit.
+    """
     if x.ndim < 2:
         raise ValueError(
             f"{name} must have the axes (..., heads, head_dim): got shape {tuple(x.shape)}."
         )
+    if name == "k" and k_mask is not None:
+        return validation.mask(k_mask, x.shape, "k_mask", "k")
+    return validation.mask(mask, x.shape, "mask", name)
 
 
 def over_heads(call: Callable[..., jax.Array], x: jax.Array, mask: Param) -> jax.Array:
@@ -43,7 +51,5 @@ def over_heads(call: Callable[..., jax.Array], x: jax.Array, mask: Param) -> jax
     """
     merged = (*x.shape[:-2], x.shape[-2] * x.shape[-1])
     if mask is not None:
-        mask = as_array(mask, "mask")
-        check_fits("mask", mask.shape, x.shape)
         mask = jnp.broadcast_to(mask, x.shape).reshape(merged)
     return call(x.reshape(merged), mask=mask).reshape(x.shape)

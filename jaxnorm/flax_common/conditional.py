@@ -28,21 +28,32 @@ def vectors(module: Any, condition: Any, shape: tuple[int, ...]) -> jax.Array:
     """Return a condition that holds vectors, as floats in the dtype of the layer that reads it.
 
     Raises:
-      TypeError: it is of integers, such as labels.
-      ValueError: its axes but the last are no leading axes of x, which has this shape.
+      TypeError: it is of integers or booleans, such as labels.
+      ValueError: its axes but the last are no leading axes of x, which has this shape; the vectors
+        have no elements.
     """
     condition = as_array(condition, "condition")
-    if jnp.issubdtype(condition.dtype, jnp.integer):
+    if not jnp.issubdtype(condition.dtype, jnp.inexact):
+        remedy = (
+            "Pass num_classes to the constructor for labels"
+            if hasattr(module, "num_classes")
+            else "Make vectors of labels by an embedding"
+        )
         raise TypeError(
             f"condition must be vectors of floats: got {condition.dtype} of shape "
-            f"{condition.shape}. Make vectors of labels by an embedding."
+            f"{condition.shape}. {remedy}."
         )
+    _check_channels(shape)
     leading = condition.shape[:-1]
     if not condition.ndim or not _leads(leading, shape):
         raise ValueError(
             "condition must have the shape (..., k), where ... are leading axes of x or 1: got "
             f"{condition.shape} for x of shape {shape}. One vector for each example is "
             f"{(*shape[:1], 'k')}."
+        )
+    if not condition.shape[-1]:
+        raise ValueError(
+            f"condition must be vectors of at least one element: got shape {condition.shape}."
         )
     # A layer casts its input to its own dtype. Cast here, where x and parameters of different
     # dtypes are intended, even under strict promotion.
@@ -62,6 +73,7 @@ def labels(condition: Any, num_classes: int, shape: tuple[int, ...]) -> jax.Arra
             f"condition must be labels, integers below num_classes={num_classes}: got "
             f"{condition.dtype}. Without num_classes it is vectors."
         )
+    _check_channels(shape)
     if not _leads(condition.shape, shape):
         raise ValueError(
             "condition must have labels for leading axes of x or 1: got shape "
@@ -72,13 +84,9 @@ def labels(condition: Any, num_classes: int, shape: tuple[int, ...]) -> jax.Arra
     return check_values(condition, lambda i: (i >= 0) & (i < num_classes), message)
 
 
-def check_vectors(condition: Any) -> None:
-    """Raise TypeError for integers, which are no vectors but labels of classes."""
-    if not jnp.issubdtype(as_array(condition, "condition").dtype, jnp.inexact):
-        raise TypeError(
-            f"condition must be floating point vectors: got {condition.dtype}. Pass num_classes "
-            "to the constructor for labels."
-        )
+def _check_channels(shape: tuple[int, ...]) -> None:
+    if not shape:
+        raise ValueError("x must have an axis of channels: got shape ().")
 
 
 def _leads(leading: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -114,6 +122,11 @@ def label_map(module: Any, condition: Any, x: jax.Array) -> jax.Array:
         raise ValueError(
             "condition must be a map (batch, ..., labels) of as many axes as x, with its batch or "
             f"one example: got {condition.shape} for x of shape {x.shape}."
+        )
+    if not condition.size and x.size:
+        raise ValueError(
+            "condition must have a position to take a value from, and a label: got a map of shape "
+            f"{condition.shape} for x of shape {x.shape}."
         )
     condition = condition.astype(promoted(module.dtype, condition, jnp.dtype(module.param_dtype)))
     for axis in range(1, rank + 1):

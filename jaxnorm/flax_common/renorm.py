@@ -20,6 +20,8 @@ KEYS = ("rmax", "rmin", "dmax")
 
 def check_limits(r_max: Any, d_max: Any, warmup_steps: Any) -> None:
     """Raise ValueError or TypeError unless a BatchRenorm can start from these."""
+    for name, limit in (("r_max", r_max), ("d_max", d_max)):  # the state has no place for None
+        validation.number_or_traced(name, limit)
     checked_limits(r_max, d_max)
     if integer(warmup_steps, "warmup_steps must be an integer of at least 0") < 0:
         raise ValueError(f"warmup_steps must be an integer of at least 0: got {warmup_steps}.")
@@ -97,9 +99,13 @@ def checked_clipping(clipping: Mapping[str, ArrayLike] | None) -> dict[str, Any]
     """Return the limits of a correction, if Keras would take them.
 
     Raises:
-      TypeError: a limit that is no number.
+      TypeError: no dictionary; a limit that is no number.
       ValueError: an unknown key; a limit that is negative; an ``rmax`` below ``rmin``.
     """
+    if not isinstance(clipping, Mapping | None):
+        raise TypeError(
+            f"renorm_clipping must be a dictionary of {', '.join(KEYS)}, or None: got {clipping!r}."
+        )
     given = dict(clipping or {})
     if unknown := sorted(given.keys() - set(KEYS)):
         raise ValueError(

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.rounding import Rounding
-from jaxnorm.flax_common.attention import Kind, Over, check_kinds, check_rank, over_heads
+from jaxnorm.flax_common.attention import Kind, Over, check_kinds, checked_mask, over_heads
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
 __all__ = ["QKNorm"]
@@ -97,11 +97,11 @@ class QKNorm(nn.Module):
           ValueError: an unknown norm; arrays, masks or parameters that do not fit.
         """
         check_kinds(self)
-        k_mask = mask if k_mask is None else k_mask
-        return self._normalized("q", q, mask), self._normalized("k", k, k_mask)
+        q_mask = checked_mask("q", q, mask, None)
+        k_mask = checked_mask("k", k, mask, k_mask)
+        return self._normalized("q", q, q_mask), self._normalized("k", k, k_mask)
 
     def _normalized(self, name: str, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-        check_rank(name, x)
         options: dict[str, Any] = {
             "epsilon": self.epsilon,
             "dtype": self.dtype,

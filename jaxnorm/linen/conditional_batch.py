@@ -127,8 +127,8 @@ class ConditionalBatchNorm(nn.Module):
     def _parameters(self, condition: jax.Array, shape: tuple[int, ...]) -> list[jax.Array]:
         """Return scale and bias of x of a shape."""
         if self.num_classes is None:
-            conditional.check_vectors(condition)
             return modulation(self, condition, shape, 2)
+        labels = conditional.labels(condition, self.num_classes, shape)
         table = nn.Embed(
             self.num_classes,
             2 * shape[-1],
@@ -136,7 +136,6 @@ class ConditionalBatchNorm(nn.Module):
             embedding_init=self.embedding_init,
             name="modulation",
         )
-        labels = conditional.labels(condition, self.num_classes, shape)
         return conditional.spread(table(labels), 2, shape)
 
 

@@ -129,6 +129,7 @@ class GroupNorm(nn.GroupNorm):
         Returns:
           The normalized array, of the shape of ``x``.
         """
+        reduced = group_axes(self.reduction_axes, x.ndim)
         groups = group_count(self.num_groups, self.group_size, x.shape[-1])
-        reduction = in_groups(x.shape, group_axes(self.reduction_axes, x.ndim), x.ndim - 1, groups)
+        reduction = in_groups(x.shape, reduced, x.ndim - 1, groups)
         return run(over(self, x, reduction, (x.ndim - 1,), mask))

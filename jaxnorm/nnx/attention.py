@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.core.rounding import Rounding
-from jaxnorm.flax_common.attention import Kind, Over, check_kinds, check_rank, over_heads
+from jaxnorm.flax_common.attention import Kind, Over, check_kinds, checked_mask, over_heads
+from jaxnorm.nnx.calls import check_features
 from jaxnorm.nnx.layers import LayerNorm, RMSNorm
 
 __all__ = ["QKNorm"]
@@ -90,6 +91,7 @@ class QKNorm(nnx.Module):
         rounding: Rounding = "once",
         rngs: nnx.Rngs,
     ) -> None:
+        self.num_features = num_features
         self.norm, self.over, self.per_head_scale = norm, over, per_head_scale
         self.use_bias = use_bias
         check_kinds(self)
@@ -146,10 +148,13 @@ class QKNorm(nnx.Module):
         Raises:
           ValueError: arrays or masks that do not fit.
         """
-        k_mask = mask if k_mask is None else k_mask
-        return self._normalized("q", q, mask), self._normalized("k", k, k_mask)
+        q_mask = checked_mask("q", q, mask, None)
+        k_mask = checked_mask("k", k, mask, k_mask)
+        return self._normalized("q", q, q_mask), self._normalized("k", k, k_mask)
 
     def _normalized(self, name: str, x: jax.Array, mask: jax.Array | None) -> jax.Array:
-        check_rank(name, x)
         norm = self.q_norm if name == "q" else self.k_norm
+        if norm.scale is not None:
+            sizes = x.shape[-1:] if norm.scale.size == self.num_features else x.shape[-2:]
+            check_features(self, x, sizes, norm.scale, name=name)
         return over_heads(norm, x, mask) if self.over == "heads" else norm(x, mask=mask)

@@ -74,14 +74,14 @@ def inputs(
 
 
 def check_features(
-    module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: jax.Array | None
+    module: Any, x: jax.Array, sizes: tuple[int, ...], *arrays: Any, name: str = "x"
 ) -> None:
     """Raise ValueError unless parameters and statistics have as many features as ``x``."""
     for size in {array.size for array in arrays if array is not None} - {math.prod(sizes)}:
-        name = type(module).__name__
+        article = "an x" if name == "x" else name
         raise ValueError(
-            f"x must have the features that {name} was made for, {size}: got {sizes} of an x of "
-            f"shape {x.shape}."
+            f"{name} must have the features that {type(module).__name__} was made for, {size}: got "
+            f"{sizes} of {article} of shape {x.shape}."
         )
 
 

@@ -170,7 +170,6 @@ class ConditionalBatchNorm(Running, Modulated):
         """
         shape = jnp.shape(x)
         if self.num_classes is None:
-            conditional.check_vectors(condition)
             scale, bias = self.modulate(condition, shape)
         else:
             self.check_features("x", self.num_features, shape)

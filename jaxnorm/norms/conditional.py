@@ -70,7 +70,7 @@ def ada_instance_norm(
     x, style = validation.floating(x), validation.floating(style, "style")
     features, reduced = spatial_axes(x.shape, feature_axes, "adaptive instance norm")
     _check_style(style.shape, x.shape, features)
-    style_where = validation.mask(style_where, style.shape, "style_where")
+    style_where = validation.mask(style_where, style.shape, "style_where", "style")
     scale, bias = _as_parameters(style, style_where, reduced, epsilon, correction, options)
     call = prepare(
         x,

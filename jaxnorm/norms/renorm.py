@@ -130,6 +130,7 @@ def batch_renorm(
     running = replace(running, var=jnp.asarray(running.var).astype(wide))
     r_max, d_max = limits(r_max, d_max)
     validation.epsilon_in(epsilon_in)
+    epsilon = validation.number_or_traced("epsilon", epsilon)
     call = prepare(
         x,
         unsplit(x.shape, reduced),

@@ -247,7 +247,7 @@ def test_wrong_calls(rng):
     norms, (q, k) = nnx.QKNorm(D, rngs=flax_nnx.Rngs(0)), drawn(rng)
     with pytest.raises(ValueError, match=r"k must have the axes \(\.\.\., heads, head_dim\): got"):
         norms(q, k[0, 0, 0])
-    with pytest.raises(ValueError, match="mask must broadcast against x without growing it"):
+    with pytest.raises(ValueError, match="mask must broadcast against q without growing it"):
         norms(q, k, mask=np.ones((2, 5), bool))
     with pytest.raises(TypeError, match="padding must be an argument of a call of QKNorm"):
         norms(q, k, padding=None)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -160,3 +161,103 @@ def test_functions_take_booleans_alone(call, argument):
     with refused(TypeError, f"{argument} must be True or False: got a traced value."):
         jax.jit(call)(True)
     jax.tree.map(np.testing.assert_array_equal, call(np.True_), call(True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", [*OF_CONDITION, "conditional_batch"])
+def test_conditions_are_vectors_labels_or_maps_of_their_kind(family, name):
+    labels = name == "conditional_batch"
+    wrong = VECTORS if labels else arrays_of(name)[1].astype(bool)
+    if name != "spade":
+        with refused(TypeError, "condition must be labels" if labels else "vectors of floats: got"):
+            called(family, name, IMAGES, wrong)
+    with refused(ValueError, "x must have "):
+        called(family, name, 1.0, arrays_of(name)[1])
+    empty = {"spade": MAP[:, :0], "conditional_batch": np.arange(0)}.get(name, VECTORS[:, :0])
+    with refused(ValueError, "condition must "):
+        called(family, name, IMAGES, empty)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_of_conditional_batch_norm_are_no_labels(family):
+    sizes = {} if family == "linen" else {"condition_features": 5}
+    module = made(family, "conditional_batch", num_classes=None, **sizes)
+    for wrong in (np.arange(2), VECTORS > 0):
+        with refused(TypeError, "Pass num_classes to the constructor for labels."):
+            called(family, "conditional_batch", IMAGES, wrong, module=module)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spade_takes_an_empty_image_and_no_empty_map(family):
+    y = called(family, "spade", IMAGES[:, :0], MAP)
+    assert y.shape == (2, 0, 4, 8)
+    said = "condition must have a position to take a value from, and a label: got a map of shape "
+    with refused(ValueError, said + "(2, 0, 2, 3) for x of shape (2, 4, 4, 8)."):
+        called(family, "spade", IMAGES, MAP[:, :0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("over", ["head", "heads"])
+def test_qk_norm_speaks_of_queries_and_keys(family, over):
+    sizes = {} if family == "linen" else {"num_heads": 4}
+    module = made(family, "qk", over=over, **sizes)
+    short, mask = IMAGES[:, :3], np.ones((2, 4, 1, 1), bool)
+    wrong = partial(called, family, "qk", module=module)
+    with refused(ValueError, "mask must broadcast against k without growing it: mask has shape "):
+        wrong(IMAGES, short, mask=mask)
+    with refused(ValueError, "k_mask must broadcast against k without growing it: k_mask has "):
+        wrong(IMAGES, short, mask=mask, k_mask=mask)
+    with refused(ValueError, "mask must broadcast against q without growing it: mask has shape "):
+        wrong(short, IMAGES, mask=mask, k_mask=mask)
+    with refused(ValueError, "k must have the axes (..., heads, head_dim): got shape (8,)."):
+        wrong(IMAGES, IMAGES[0, 0, 0])
+    with refused(TypeError, "k_mask must be boolean or float weights: got int32."):
+        wrong(IMAGES, IMAGES, k_mask=np.ones((2, 4, 1, 1), np.int32))
+
+
+def test_qk_norm_names_the_array_of_other_features():
+    for options, size in (({}, 8), ({"over": "heads", "num_heads": 4}, 32)):
+        module = made("nnx", "qk", **options)
+        with refused(ValueError, f"k must have the features that QKNorm was made for, {size}: got"):
+            module(IMAGES, IMAGES[..., :5])
+
+
+def test_the_mask_of_a_style_fits_the_style():
+    with refused(ValueError, "style_where must broadcast against style without growing it: "):
+        jn.ada_instance_norm(IMAGES, IMAGES[:, :3], style_where=np.ones((2, 4, 1, 1), bool))
+    with refused(ValueError, "style_where, for style of shape (2, 4, 4, 8), must be finite and >="):
+        jn.ada_instance_norm(IMAGES, IMAGES, style_where=np.full((2, 4, 1, 1), -1.0))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_group_norm_needs_channels(family):
+    with refused(ValueError, "must "):
+        called(family, "group", np.float32(1))
+
+
+@pytest.mark.parametrize(("family", "name"), MODULES)
+def test_numbers_are_numbers(family, name):
+    constructor = inspect.signature(getattr(getattr(jn, family), NORMS[name].linen).__init__)
+    for argument in {"epsilon", "momentum"} & set(constructor.parameters):
+        for wrong in ("1e-5", None):
+            with refused(TypeError, f"{argument} must be a number: got {wrong!r} ("):
+                made(family, name, **{argument: wrong})
+        with refused(ValueError, f"{argument} must "):
+            made(family, name, **{argument: -1})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_options_of_single_norms_are_of_their_kind(family):
+    with refused(TypeError, "scale_offset must be a number: got 'no' (str)."):
+        called(family, "rms", IMAGES, module=made(family, "rms", scale_offset="no"))
+    with refused(TypeError, "renorm_clipping must be a dictionary of rmax, rmin, dmax, or None: g"):
+        module = made(family, "keras_batch_renorm", renorm_clipping="no")
+        called(family, "keras_batch_renorm", IMAGES, module=module)
+    with refused(TypeError, "r_max must be a number: got None (NoneType)."):
+        called(family, "batch_renorm", IMAGES, module=made(family, "batch_renorm", r_max=None))
+
+
+def test_batch_renorm_checks_epsilon_first():
+    running = jn.Moments(jnp.ones(8), jnp.zeros(8), jnp.ones(8))
+    with refused(TypeError, "epsilon must be a number: got 'no' (str)."):
+        jn.batch_renorm(IMAGES, running, epsilon="no")
