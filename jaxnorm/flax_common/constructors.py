@@ -31,8 +31,8 @@ def check_arguments(module: type) -> None:
     """Make the constructor of a module check its arguments.
 
     It names what is missing or misspelled, and refuses flags that are no booleans, initializers
-    that are no functions, sizes that are no positive integers, and epsilons that are no numbers. Messages name the class that is
-    called, also where another one has the constructor.
+    that are no functions, sizes that are no positive integers, and epsilons that are no numbers.
+    Messages name the class that is called, also where another one has the constructor.
     """
     known_fields(module)
     make = module.__init__  # type: ignore[misc]

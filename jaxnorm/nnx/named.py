@@ -10,7 +10,7 @@ from jaxnorm.norms import table
 __all__ = ["norm"]
 
 
-def norm(name: str, num_features: int, /, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
+def norm(name: str, /, num_features: int, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
     """Return a new module of the norm ``name``.
 
     Args:

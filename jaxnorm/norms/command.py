@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     try:
         print("\n".join(map(str, map(find, names or available_norms()))))
     except ValueError as error:
-        print(f"jaxnorm norms: {error}", file=sys.stderr)
+        remedy = f" A norm of your own needs {IMPORT} and the module that registers it."
+        print(f"jaxnorm norms: {error}{remedy}", file=sys.stderr)
         return 2
     return 0
 
@@ -47,6 +48,7 @@ def import_named(arguments: list[str]) -> int:
             importlib.import_module(name)
         except Exception as error:
             kind = type(error).__name__
-            print(f"jaxnorm: {IMPORT} {name} failed: {kind}: {error}", file=sys.stderr)
+            remedy = f" Name the module, {name[:-3]}." if name.endswith(".py") else ""
+            print(f"jaxnorm: {IMPORT} {name} failed: {kind}: {error}.{remedy}", file=sys.stderr)
             return 1
     return 0

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from jaxnorm.arguments import validation
 from jaxnorm.norms.rows import ROWS, Norm
 
 _ROWS = dict(ROWS)
@@ -108,12 +109,23 @@ def register_norm(
             "of your own by unregister_norm."
         )
     given = {family: module for family, module in (("linen", linen), ("nnx", nnx)) if module}
-    if not given or not all(map(callable, given.values())):
+    if not given or not all(map(_makes, given.values())):
         got = given or "neither"
         raise TypeError(f"linen or nnx must be the class of a module: got {got}.")
     about = {"formula": formula, "axes": axes, "source": source, "call": call}
+    for argument, text in about.items():
+        if not isinstance(text, str):
+            raise TypeError(f"{argument} must be a string: got {text!r}.")
+    positions = validation.flag("positions", positions)
+    running = validation.flag("running", running)
     _ROWS[name] = row = Norm(name, linen, nnx, **about, positions=positions, running=running)
     return row
+
+
+def _makes(module: Any) -> bool:
+    """Return whether this makes modules, and is no module itself, which can be called too."""
+    of_flax = any(each.__module__.startswith("flax.") for each in type(module).__mro__)
+    return callable(module) and (isinstance(module, type) or not of_flax)
 
 
 def unregister_norm(name: str, /) -> None:
@@ -142,11 +154,26 @@ def find(name: str) -> Norm:
     Raises:
       ValueError: there is no norm of this name.
     """
-    if name in _ROWS:
+    if isinstance(name, str) and name in _ROWS:
         return _ROWS[name]
-    close = get_close_matches(str(name), _ROWS, 1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = f" Did you mean {close!r}?" if (close := _resembling(str(name))) else ""
     raise ValueError(f"name must be one of {', '.join(_ROWS)}: got {name!r}.{hint}")
+
+
+def _resembling(name: str) -> str | None:
+    """Return the name of the norm that is meant, perhaps by its class or function."""
+    names = {}
+    for row in _ROWS.values():
+        for known in (row.function, row.linen, row.nnx, row.name):
+            if isinstance(known, str):
+                names[_bare(known)] = row.name
+    close = get_close_matches(_bare(name), names, 1)
+    return names[close[0]] if close else None
+
+
+def _bare(name: str) -> str:
+    """Return a name without what all names of norms share: layer of LayerNorm and layer_norm."""
+    return name.lower().replace("_", "").removesuffix("norm")
 
 
 def make(family: str, classes: Any, name: str, /, *given: Any, **options: Any) -> Any:

@@ -105,7 +105,26 @@ def test_a_norm_of_ones_own_is_found(own, capsys):
             ValueError,
             "Did you mean 'layer'?",
         ),
+        (lambda: jn.linen.norm("LayerNorm"), ValueError, "Did you mean 'layer'?"),
+        (lambda: jn.linen.norm("rms_norm"), ValueError, "Did you mean 'rms'?"),
+        (lambda: jn.linen.norm("batchnorm"), ValueError, "Did you mean 'batch'?"),
+        (lambda: jn.linen.norm(["rms"]), ValueError, "got ['rms']. Did you mean 'rms'?"),
         (lambda: jn.linen.norm("rms", eps=1), TypeError, "Did you mean epsilon?"),
+        (
+            lambda: jn.register_norm("a", linen=jn.linen.LayerNorm()),
+            TypeError,
+            "linen or nnx must be the class of a module: got {'linen': LayerNorm(",
+        ),
+        (
+            lambda: jn.register_norm("a", linen=jn.linen.LayerNorm, formula=3),
+            TypeError,
+            "formula must be a string: got 3.",
+        ),
+        (
+            lambda: jn.register_norm("a", linen=jn.linen.LayerNorm, running="no"),
+            TypeError,
+            "running must be True or False: got 'no'.",
+        ),
         (lambda: jn.register_norm("rms", linen=int), ValueError, "name must not be taken"),
         (lambda: jn.register_norm("a b", linen=int), ValueError, "must be a word"),
         (lambda: jn.register_norm("a"), TypeError, "must be the class of a module: got neither."),
@@ -116,6 +135,10 @@ def test_a_norm_of_ones_own_is_found(own, capsys):
 def test_errors_say_which_names_there_are(call, error, said):
     with pytest.raises(error, match=re.escape(said)):
         call()
+
+
+def test_the_number_of_features_may_come_by_name():
+    assert jn.nnx.norm("rms", num_features=8, rngs=flax_nnx.Rngs(0)).num_features == 8
 
 
 def test_a_norm_of_linen_alone_is_none_of_nnx():
@@ -140,5 +163,8 @@ def test_the_command_imports_what_registers_norms(tmp_path, monkeypatch, capsys)
         jn.unregister_norm("halved")
     assert command.main(["--import", "broken"]) == 1
     assert "--import broken failed: ZeroDivisionError" in capsys.readouterr().err
+    assert command.main(["--import", "halves.py"]) == 1
+    assert "Name the module, halves." in capsys.readouterr().err
     assert command.main(["rsm"]) == 2
-    assert "Did you mean 'rms'?" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Did you mean 'rms'? A norm of your own needs --import and the module" in said
