@@ -19,6 +19,7 @@ from jaxnorm.arguments.keywords import by_keyword
 from jaxnorm.arguments.options import NormOptions, Param
 from jaxnorm.core.call import prepare, run_with_moments
 from jaxnorm.core.statistics import Moments
+from jaxnorm.engine.sharding import is_explicit, names_of
 
 
 @by_keyword
@@ -67,7 +68,7 @@ def ghost_batch_norm(
     Raises:
       TypeError: integer ``x``; sizes that are no integers.
       ValueError: axes, mask or parameters that do not fit; both or none of the sizes, or one that
-        is not positive.
+        is not positive; a shorter last chunk where the batch is explicitly sharded.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
     >>> x = jnp.array([[1.0], [3.0], [10.0], [30.0], [5.0]])
@@ -162,6 +163,12 @@ def in_chunks(
     chunks, rest = divmod(examples, size)
     if not chunks or not rest:  # an empty batch is one chunk too
         return normalized(x, max(chunks, 1), lambda array: array)
+    if is_explicit(x) and names_of(x)[0] is not None:
+        raise ValueError(
+            "chunks of a batch that is explicitly sharded must be of one size: got chunks of "
+            f"{size} and a last one of {rest}, of {examples} examples sharded over "
+            f"{names_of(x)[0]!r}. Choose a size that divides the batch, or reshard x first."
+        )
     pieces = (0, examples - rest, chunks), (examples - rest, examples, 1)
     parts = [
         normalized(x[start:stop], number, _part(x, start, stop)) for start, stop, number in pieces

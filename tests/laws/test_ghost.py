@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import long_sweep
+from cases import HOST, long_sweep
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -178,3 +180,20 @@ WRONG = [
 def test_mistakes(options, error, message):
     with pytest.raises(error, match=message):
         jn.ghost_batch_norm(jnp.ones((5, 3)), **options)
+
+
+def test_chunks_of_a_sharded_batch_are_of_one_size():
+    mesh = jax.make_mesh((4,), ("d",), devices=HOST[:4], axis_types=(AxisType.Explicit,))
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    with jax.set_mesh(mesh):
+        by_batch, by_features = (
+            jax.device_put(x[:, :n], NamedSharding(mesh, P(*names)))
+            for n, names in ((3, ("d", None)), (3, (None, None)))
+        )
+        y, _ = jn.ghost_batch_norm(by_batch, size=2)
+        np.testing.assert_allclose(y, jn.ghost_batch_norm(x, size=2)[0], atol=1e-6)
+        y, _ = jn.ghost_batch_norm(by_features, size=3)
+        np.testing.assert_allclose(y, jn.ghost_batch_norm(x, size=3)[0], atol=1e-6)
+        said = "got chunks of 3 and a last one of 2, of 8 examples sharded over 'd'. Choose a size"
+        with pytest.raises(ValueError, match=said):
+            jn.ghost_batch_norm(by_batch, size=3)
