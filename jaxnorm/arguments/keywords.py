@@ -10,10 +10,6 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
-import jax
-
-from jaxnorm.arguments.validation import as_array
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -149,6 +145,11 @@ def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _with_arrays(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    # Imported here because jaxnorm.host uses this file where there is no JAX.
+    import jax
+
+    from jaxnorm.arguments.validation import as_array
+
     parameters = list(signature(call).parameters.values())
     arrays = [(i, p.name) for i, p in enumerate(parameters) if p.annotation is jax.Array]
     if parameters[0].name != "self" or not arrays:

@@ -145,11 +145,7 @@ def prepare(
     """
     if where is not None:
         where = validation.mask(where, x.shape, mask_name)
-    if features is None:
-        scale = validation.param("scale", scale, x.shape)
-        bias = validation.param("bias", bias, x.shape)
-    else:
-        scale, bias = aligned(x.shape, features, scale=scale, bias=bias)
+    scale, bias = _parameters(x.shape, features, scale, bias)
     if type(scale_offset) is not int or scale_offset:  # a call without one takes no time for it
         scale = with_offset(scale, scale_offset, x.dtype, rounding)
     finish = None
@@ -180,10 +176,19 @@ def prepare(
     ids = None
     if segments is not None or num_segments is not None:
         spec, ids = spec.along(segments, num_segments)
-    operands = Operands(x, where, scale, bias, ids, traced_epsilon, param)
     if rounding == "input":
         check_input_rounding(spec, x)
+    operands = Operands(x, where, scale, bias, ids, traced_epsilon, param)
     return Call(spec, operands, implementation, finish, rounding == "input")
+
+
+def _parameters(
+    shape: tuple[int, ...], features: tuple[int, ...] | None, scale: Param, bias: Param
+) -> list[jax.Array | None]:
+    """Return scale and bias as they broadcast against x of a shape."""
+    if features is not None:
+        return aligned(shape, features, scale=scale, bias=bias)
+    return [validation.param("scale", scale, shape), validation.param("bias", bias, shape)]
 
 
 def make_spec(
