@@ -8,6 +8,20 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 
+def checked_dtype(name: str, dtype: DTypeLike | None) -> jnp.dtype:
+    """Return a dtype.
+
+    Raises:
+      TypeError: something else, such as None, which NumPy takes for float64.
+    """
+    try:
+        if dtype is not None:
+            return jnp.dtype(dtype)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} must be a dtype: got {dtype!r}. Take one such as jnp.float32.")
+
+
 def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
     """Return the dtype of statistics: the dtype of the data, and at least float32."""
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
@@ -39,7 +53,7 @@ def promoted(dtype: DTypeLike | None, *arrays: ArrayLike | DTypeLike | None) -> 
     one.
     """
     if dtype is not None:
-        return jnp.dtype(dtype)
+        return checked_dtype("dtype", dtype)
     # bfloat16 input with float32 parameters is intended, even under strict promotion
     with jax.numpy_dtype_promotion("standard"):
         found = reduce(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from jaxnorm.arguments.dtypes import promoted
+from jaxnorm.arguments.dtypes import checked_dtype, promoted
 
 
 def as_array(x, name: str = "x") -> jax.Array:
@@ -215,7 +215,8 @@ def output_dtype(dtype, x: jnp.dtype, **params: jnp.dtype) -> jnp.dtype:
 
     The dtype must hold the normalized, scaled and shifted ``x``. All arguments are dtypes.
     """
-    dtype, is_complex = jnp.dtype(x if dtype is None else dtype), _is_complex(x)
+    dtype = checked_dtype("dtype", x if dtype is None else dtype)
+    is_complex = _is_complex(x)
     for name, param in params.items():
         if _is_complex(param) and not _is_complex(dtype):
             raise TypeError(

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import Axes, Reduction, resolve
-from jaxnorm.arguments.dtypes import compute_dtype
+from jaxnorm.arguments.dtypes import checked_dtype, compute_dtype
 from jaxnorm.arguments.keywords import out_of_sizes, with_hint
 from jaxnorm.arguments.options import AxisName, Param
 from jaxnorm.core.blocks import blocks_of
@@ -128,7 +128,9 @@ def dequantize(quantized: Quantized, /, *, dtype: DTypeLike = jnp.float32) -> ja
         validation.real(array, name)
         for name, array in zip(Quantized._fields, quantized, strict=True)
     )
-    return _product(values, scale, blocks_of(scale.shape, values.shape), jnp.dtype(dtype))
+    return _product(
+        values, scale, blocks_of(scale.shape, values.shape), checked_dtype("dtype", dtype)
+    )
 
 
 def _float8(dtype: DTypeLike) -> jnp.dtype:

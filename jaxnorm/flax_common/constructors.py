@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.axes import integer
+from jaxnorm.arguments.dtypes import checked_dtype
 from jaxnorm.arguments.keywords import known_fields
 from jaxnorm.flax_common.arguments import flag
 
@@ -21,9 +22,10 @@ SIZES: Mapping[str, int] = {
     "num_kv_heads": 1,
 }
 
-NUMBERS: Mapping[str, Check] = {
+BY_NAME: Mapping[str, Check] = {
     "epsilon": validation.number_or_traced,
     "momentum": lambda name, value: validation.momentum(value),
+    "param_dtype": checked_dtype,
 }
 
 
@@ -31,7 +33,7 @@ def check_arguments(module: type) -> None:
     """Make the constructor of a module check its arguments.
 
     It names what is missing or misspelled, and refuses flags that are no booleans, initializers
-    that are no functions, sizes that are no positive integers, and epsilons that are no numbers.
+    that are no functions, sizes that are no positive integers, and likewise numbers and dtypes.
     Messages name the class that is called, also where another one has the constructor.
     """
     known_fields(module)
@@ -81,8 +83,10 @@ def _check_of(parameter: Parameter) -> Check | None:
         return _or_none(_function) if default is None else _function
     if name == "activation" and not isinstance(default, str):
         return _or_none(_activation)
-    if name in NUMBERS:
-        return NUMBERS[name]
+    if name in BY_NAME:
+        return BY_NAME[name]
+    if name == "dtype":
+        return _or_none(checked_dtype)
     if name in SIZES:
         return _or_none(_size) if default is None else _size
     return None

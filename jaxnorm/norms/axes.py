@@ -424,7 +424,7 @@ def group_norm(
         other_axes((0, *features), x.ndim)
         if axes is None
         else ()
-        if axes == ()
+        if isinstance(axes, tuple) and not axes
         else canonical_axes(axes, x.ndim)
     )
     if features[0] in reduced:

@@ -151,7 +151,7 @@ def checked_gate(x: jax.Array, gate: ArrayLike, gate_first: Any, activation: Any
             f"gate must have the shape of x: got {gate.shape} for x of shape {x.shape}."
         )
     validation.flag("gate_first", gate_first)
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation must be 'silu' or 'sigmoid': got {activation!r}.")
     return gate
 

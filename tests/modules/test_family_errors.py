@@ -246,6 +246,22 @@ def test_numbers_are_numbers(family, name):
             made(family, name, **{argument: -1})
 
 
+@pytest.mark.parametrize(("family", "name"), MODULES)
+def test_dtypes_are_dtypes(family, name):
+    constructor = inspect.signature(getattr(getattr(jn, family), NORMS[name].linen).__init__)
+    for argument in {"dtype", "param_dtype"} & set(constructor.parameters):
+        with refused(TypeError, f"{argument} must be a dtype: got 'no'. Take one such as jnp.f"):
+            made(family, name, **{argument: "no"})
+
+
+@pytest.mark.parametrize("wrong", ["no", -7, [1, "a"]])
+def test_the_dtype_of_an_output_is_a_dtype(wrong):
+    norms = (jn.layer_norm, jn.dynamic_tanh, jn.weight_norm)
+    for call in norms:
+        with refused(TypeError, f"dtype must be a dtype: got {wrong!r}. Take one such as jnp.floa"):
+            call(IMAGES, *([np.float32(1)] if call is jn.dynamic_tanh else []), dtype=wrong)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_options_of_single_norms_are_of_their_kind(family):
     with refused(TypeError, "scale_offset must be a number: got 'no' (str)."):
@@ -261,3 +277,10 @@ def test_batch_renorm_checks_epsilon_first():
     running = jn.Moments(jnp.ones(8), jnp.zeros(8), jnp.ones(8))
     with refused(TypeError, "epsilon must be a number: got 'no' (str)."):
         jn.batch_renorm(IMAGES, running, epsilon="no")
+
+
+def test_options_of_any_type_are_named():
+    with refused(ValueError, "activation must be 'silu' or 'sigmoid': got ['silu']."):
+        jn.gated_rms_norm(IMAGES, IMAGES, gate_first=True, activation=["silu"])
+    with refused(TypeError, "axes must be integers or a pattern: got "):
+        jn.group_norm(IMAGES, 2, axes=np.ones((3, 2), np.float32))
