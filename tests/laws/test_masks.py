@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import BY_NAME, CASES, DISTINCT, KERNELS, KINDS, laws
+from cases import BY_NAME, CASES, DISTINCT, KERNELS, KINDS, laws, long_sweep
 from oracle import Part, oracle, worst
 
 import jaxnorm as jn
@@ -327,21 +327,22 @@ def test_no_step_of_a_constant_is_infinite_without_jit(epsilon_in):
         np.testing.assert_array_equal([y, *back(jnp.ones_like(y))], jnp.zeros((2, 3, 5)))
 
 
-def test_without_jit_all_is_as_with_it(rng):
+WITHOUT_JIT = {
+    "plain": partial(jn.standardize, axes=1, implementation="xla"),
+    "masked": lambda x: jn.layer_norm(x, where=x > 0),
+    "segments": lambda x: jn.layer_norm(
+        x, axes=(0, 1), segments=jnp.array([0, 1, 1, 0]), num_segments=2
+    ),
+    "switchable": lambda x: jn.switchable_norm(x, jnp.zeros(3), jnp.zeros(3))[0],
+}
+
+
+@pytest.mark.parametrize("name", long_sweep(WITHOUT_JIT, quick=["masked"]))
+def test_without_jit_all_is_as_with_it(name, rng):
+    norm = WITHOUT_JIT[name]
     x = jnp.asarray(rng.standard_normal((4, 3, 6)), jnp.float32)
-    norms = (
-        partial(jn.standardize, axes=1, implementation="xla"),
-        partial(jn.layer_norm, where=x > 0),
-        partial(jn.layer_norm, axes=(0, 1), segments=jnp.array([0, 1, 1, 0]), num_segments=2),
-        lambda x: jn.switchable_norm(x, jnp.zeros(3), jnp.zeros(3))[0],
-    )
-    for norm in norms:
-        truth, gradient = (
-            jax.jit(norm)(x),
-            jax.jit(jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum()))(x),
-        )
-        with jax.disable_jit():
-            np.testing.assert_allclose(norm(x), truth, atol=2e-6)
-            np.testing.assert_allclose(
-                jax.grad(lambda x, norm=norm: jnp.sin(norm(x)).sum())(x), gradient, atol=2e-6
-            )
+    loss = lambda x: jnp.sin(norm(x)).sum()
+    truth, gradient = jax.jit(norm)(x), jax.jit(jax.grad(loss))(x)
+    with jax.disable_jit():
+        np.testing.assert_allclose(norm(x), truth, atol=2e-6)
+        np.testing.assert_allclose(jax.grad(loss)(x), gradient, atol=2e-6)

@@ -210,7 +210,7 @@ def test_rows_beside_a_mask_store_what_is_hidden_and_little_else(
     ).compile().memory_analysis().temp_size_in_bytes <= most * 4 * np.prod(x.shape)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", long_sweep(["float32", "bfloat16"], quick=["float32"]))
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm", "switchable_norm"])
 def test_what_is_of_groups_is_computed_before_loops_over_x(name, dtype, usual_compile):
     """XLA's CPU back-end would repeat for each element the 40 to 100 operations that make the
