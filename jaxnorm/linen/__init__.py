@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.flax_common.constructors import check_arguments
 from jaxnorm.linen import (
+    adoption,
     attention,
     cells,
     conditional,
@@ -46,6 +47,7 @@ from jaxnorm.linen import (
     reversible,
     vectors,
 )
+from jaxnorm.linen.adoption import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
@@ -80,6 +82,7 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += adoption.__all__
 __all__ += attention.__all__
 __all__ += cells.__all__
 __all__ += conditional.__all__

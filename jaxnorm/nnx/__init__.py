@@ -31,6 +31,7 @@ except ModuleNotFoundError as error:
 import jaxnorm.flax_common.serialization  # noqa: F401  (registers Moments)
 from jaxnorm.flax_common.constructors import check_arguments
 from jaxnorm.nnx import (
+    adoption,
     attention,
     cells,
     conditional,
@@ -49,6 +50,7 @@ from jaxnorm.nnx import (
     reversible,
     vectors,
 )
+from jaxnorm.nnx.adoption import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
@@ -83,6 +85,7 @@ __all__ = [
 __all__ += layers.__all__
 __all__ += groups.__all__
 __all__ += graphs.__all__
+__all__ += adoption.__all__
 __all__ += attention.__all__
 __all__ += cells.__all__
 __all__ += conditional.__all__

@@ -204,4 +204,5 @@ def test_the_table_has_every_public_norm():
 
 
 def test_linen_and_nnx_have_the_same_modules():
-    assert sorted(linen.__all__) == sorted(nnx.__all__)
+    # a context for models whose norms exist only while they run, a function for the others
+    assert sorted({*linen.__all__} - {"adopted"}) == sorted({*nnx.__all__} - {"adopt"})

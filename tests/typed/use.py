@@ -407,6 +407,13 @@ def nnx_networks() -> None:
     )
 
 
+def adoption(variables: dict[str, dict[str, Array]]) -> None:
+    with jn.linen.adopted(without=[flax.linen.BatchNorm, "head", lambda path, norm: "x" in path]):
+        flax.linen.LayerNorm().apply(variables, x)
+    norm = flax.nnx.LayerNorm(6, rngs=flax.nnx.Rngs(0))
+    assert_type(jn.nnx.adopt(norm, without="head", copy=True), flax.nnx.LayerNorm)
+
+
 def linen_population(variables: dict[str, dict[str, Array]]) -> None:
     norm = jn.linen.BatchNorm(use_running_average=False)
     jn.linen.stop_accumulating(jn.linen.accumulate(variables))
