@@ -1,6 +1,7 @@
 """Prepare and run the norms that linen and nnx modules call."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from inspect import unwrap
 from typing import Any, TypedDict, TypeVar
 
@@ -17,6 +18,9 @@ from jaxnorm.flax_common.arguments import across, module_axes
 from jaxnorm.flax_common.running import as_moments
 
 Result = TypeVar("Result")
+
+# Called with each module and the call that it prepares; None, but while models are compared.
+watching: ContextVar[Callable[[Any, Call], None] | None] = ContextVar("watching", default=None)
 
 
 class Options(TypedDict):
@@ -66,7 +70,7 @@ def over(
       num_segments: the number of segments.
     """
     x, options, *_ = inputs(module, x, features, mask)
-    return prepare(
+    call = prepare(
         x,
         reduction,
         features,
@@ -78,6 +82,9 @@ def over(
         num_segments=num_segments,
         **options,
     )
+    if watch := watching.get():
+        watch(module, call)
+    return call
 
 
 def over_axes(
@@ -104,6 +111,8 @@ def over_batch(
     reduction = unsplit(x.shape, other_axes(features, x.ndim))
     axis_name = across(module)
     call = prepare(x, reduction, features, axis_name=axis_name, **options, **correction)
+    if watch := watching.get():
+        watch(module, call)
     return run_with_moments(call)
 
 

@@ -31,6 +31,7 @@ from jaxnorm.linen import (
     adoption,
     attention,
     cells,
+    comparison,
     conditional,
     conditional_batch,
     evonorm,
@@ -51,6 +52,7 @@ from jaxnorm.linen.adoption import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.batch import BatchNorm, SwitchableNorm
 from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.comparison import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
@@ -85,6 +87,7 @@ __all__ += graphs.__all__
 __all__ += adoption.__all__
 __all__ += attention.__all__
 __all__ += cells.__all__
+__all__ += comparison.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__

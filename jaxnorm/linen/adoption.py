@@ -83,7 +83,7 @@ def adopted(*, without: Without = None) -> Iterator[None]:
             return run(*given, **named)
         if ours in OF_WEIGHTS and module.is_initializing():
             return run(*given, **named)
-        if is_left_out(chosen, "/".join(module.path), module, ours):
+        if is_left_out(chosen, path_of(module), module, ours):
             return run(*given, **named)
         return _call_as(ours, module, given, named)
 
@@ -94,6 +94,11 @@ def adopted(*, without: Without = None) -> Iterator[None]:
             yield
     finally:
         _chosen.reset(before)
+
+
+def path_of(module: Any) -> str:
+    """Return the names from the top to a bound module, with slashes."""
+    return "/".join(module.path)
 
 
 def _call_as(ours: type[nn.Module], module: nn.Module, given: tuple, named: dict) -> Any:

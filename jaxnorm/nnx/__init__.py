@@ -34,6 +34,7 @@ from jaxnorm.nnx import (
     adoption,
     attention,
     cells,
+    comparison,
     conditional,
     conditional_batch,
     evonorm,
@@ -54,6 +55,7 @@ from jaxnorm.nnx.adoption import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.attention import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.batch import BatchNorm, SwitchableNorm
 from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.comparison import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
@@ -88,6 +90,7 @@ __all__ += graphs.__all__
 __all__ += adoption.__all__
 __all__ += attention.__all__
 __all__ += cells.__all__
+__all__ += comparison.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += evonorm.__all__

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import jaxnorm as jn
+from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.running import Seen
 from jaxnorm.norms.depth import DeepNorm
 from jaxnorm.recurrent.options import Carry
@@ -407,10 +408,16 @@ def nnx_networks() -> None:
     )
 
 
-def adoption(variables: dict[str, dict[str, Array]]) -> None:
+def adoption() -> None:
     with jn.linen.adopted(without=[flax.linen.BatchNorm, "head", lambda path, norm: "x" in path]):
-        flax.linen.LayerNorm().apply(variables, x)
+        variables = flax.linen.LayerNorm().init(key, x)
     norm = flax.nnx.LayerNorm(6, rngs=flax.nnx.Rngs(0))
+    found = assert_type(
+        jn.linen.compare(flax.linen.LayerNorm(), variables, x, rounds=2, float64=False),
+        Comparison,
+    )
+    assert_type((found.agrees(1e-3), found.to_json()), tuple[bool, str])
+    assert_type(jn.nnx.compare(norm, x, rounds=2), Comparison)
     assert_type(jn.nnx.adopt(norm, without="head", copy=True), flax.nnx.LayerNorm)
 
 

@@ -1,0 +1,126 @@
+"""Compare a linen model with Flax's norms and with ours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jaxnorm.flax_common.adoption import Without, choices, is_left_out
+from jaxnorm.flax_common.comparison import Comparison
+from jaxnorm.flax_common.measuring import Loss, Norms, measure
+from jaxnorm.linen.adoption import OURS, adopted, path_of
+
+__all__ = ["compare"]
+
+
+def compare(
+    model: nn.Module,
+    variables: Mapping[str, Any] | None,
+    *inputs: Any,
+    method: Callable[..., Any] | str | None = None,
+    rngs: Any = None,
+    mutable: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    rounds: int = 20,
+    without: Without = None,
+    float64: bool = True,
+    **keywords: Any,
+) -> Comparison:
+    """Run a model with Flax's norms and with ours, and return how they compare.
+
+    It compares outputs, new state, and the gradients of a loss with respect to parameters and
+    floating inputs. The step of Flax's norms is also computed in float64: the same operations, with
+    the same random bits, whatever dtypes the model names. Besides the errors, the comparison has
+    the bytes that reverse mode keeps, the time to compile, the time of a step, and for each norm
+    which implementation ran and why.
+
+    Args:
+      model: a linen module.
+      variables: its variables; None initializes them.
+      *inputs: arguments of the model by position. Arrays are arguments of the compiled step, and
+        anything else is static.
+      method: the method to call, by itself or by name; ``__call__`` by default.
+      rngs: keys of random numbers, as ``apply`` takes them.
+      mutable: names of the collections that may change; by default all but ``"params"``.
+      loss: function of the output that returns a number. By default it is half the squared distance
+        of all outputs to fixed targets.
+      rounds: how often each step is timed, in turns.
+      without: the norms that stay Flax's, as in :func:`adopted`.
+      float64: whether to compute in float64 too.
+      **keywords: arguments of the model by keyword, for example ``train=True``.
+
+    Returns:
+      A :class:`~jaxnorm.flax_common.comparison.Comparison`. It prints itself as tables, and has
+      ``agrees()`` and ``to_json()``.
+
+    Raises:
+      TypeError: ``model`` is no linen module; ``without`` is of a wrong kind.
+      ValueError: ``rounds`` is no positive number.
+
+    >>> import flax.linen, jax, jax.numpy as jnp
+    >>> from jaxnorm import linen
+    >>> found = linen.compare(flax.linen.LayerNorm(), None, jnp.arange(8.0).reshape(2, 4), rounds=2)
+    >>> found.agrees(1e-5), found.norms[0].name, found.differences[0].part
+    (True, 'LayerNorm', 'outputs')
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a module of flax.linen: got {type(model).__name__}. For nnx there is "
+            "jaxnorm.nnx.compare."
+        )
+    chosen = choices(without)
+    norms = Norms(path_of)
+    if variables is None:
+        variables = _initial(model, rngs, method, inputs, keywords)
+    state = {name: value for name, value in variables.items() if name != "params"}
+    names = list(state) if mutable is None else list(mutable)
+
+    def listen(run: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
+        module = context.module
+        if context.method_name == "__call__" and isinstance(module, tuple(OURS)):
+            norms.add(path_of(module), type(module).__name__, ours=_is_ours(module, chosen))
+        return run(*given, **named)
+
+    def run(context: Callable[[], Any]) -> Callable[..., tuple[Any, Any]]:
+        def call(params: Any, rest: Any, given: tuple, named: Mapping) -> tuple[Any, Any]:
+            collections = {**rest["state"], "params": params}
+            # the innermost interceptor decides, so the others come first
+            with nn.intercept_methods(listen), context():
+                return model.apply(
+                    collections, *given, rngs=rest["rngs"], method=method, mutable=names, **named
+                )
+
+        return call
+
+    return measure(
+        (run(nullcontext), run(lambda: adopted(without=without))),
+        variables.get("params", {}),
+        {"state": state, "rngs": rngs},
+        (inputs, keywords),
+        norms,
+        loss=loss,
+        rounds=rounds,
+        float64=float64,
+    )
+
+
+def _is_ours(module: Any, chosen: tuple) -> bool:
+    """Return whether a norm of Flax's classes, or of ours, runs as ours."""
+    ours = OURS.get(type(module))
+    if ours is None:
+        return isinstance(module, tuple(OURS.values()))
+    return not is_left_out(chosen, path_of(module), module, ours)
+
+
+def _initial(
+    model: nn.Module, rngs: Any, method: Any, inputs: tuple, keywords: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the variables that the model starts from."""
+    if rngs is None:
+        rngs = jax.random.key(0)
+    elif isinstance(rngs, Mapping):
+        rngs = {"params": jax.random.key(0), **rngs}
+    options = {} if method is None else {"method": method}
+    return jax.jit(lambda rngs: model.init(rngs, *inputs, **options, **keywords))(rngs)
