@@ -11,12 +11,13 @@ from jaxnorm.experiments import interrupts
 
 # module -> package
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
-COMMANDS = ("fit", "show", "norms", "compare", "explain", "axes")
+COMMANDS = ("fit", "show", "norms", "check", "compare", "explain", "axes")
 HELP = """usage: jaxnorm COMMAND ...
 
   fit      fit the statistics of a data set in files
   show     print the statistics that fit found
   norms    list the norms by name
+  check    compare a Flax model with Flax's norms and with jaxnorm's
 
 compare, explain and axes, which are experiments, need pip install 'jaxnorm[experiments]'."""
 
@@ -26,8 +27,8 @@ def main() -> int:
     if sys.argv[1:] == ["--version"]:  # at once, and without what the experiments need
         print(f"jaxnorm {__version__}")
         return 0
-    # need nothing of what the experiments do, not even JAX
-    alone = {"fit": _fit, "show": _show, "norms": _norms}
+    # need nothing of what the experiments do; some not even JAX
+    alone = {"fit": _fit, "show": _show, "norms": _norms, "check": _check}
     if sys.argv[1:2] and sys.argv[1] in alone:
         return interrupts.command(alone[sys.argv[1]])
     if sys.argv[1:] and (word := sys.argv[1]) not in COMMANDS and not word.startswith("-"):
@@ -67,6 +68,18 @@ def _show() -> int:
 
 def _norms() -> int:
     from jaxnorm.norms.command import main
+
+    return main(sys.argv[2:])
+
+
+def _check() -> int:
+    if importlib.util.find_spec("flax") is None:
+        print(
+            "jaxnorm check: it needs flax, which is not installed: pip install 'jaxnorm[flax]'.",
+            file=sys.stderr,
+        )
+        return 2
+    from jaxnorm.checking import main
 
     return main(sys.argv[2:])
 
