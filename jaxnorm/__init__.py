@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxnorm import nnx as nnx
     from jaxnorm import online as online
     from jaxnorm import recurrent as recurrent
+    from jaxnorm import training as training
     from jaxnorm.arguments.options import AxisGroups as AxisGroups
     from jaxnorm.arguments.options import NormOptions as NormOptions
     from jaxnorm.core.normalization import normalize as normalize
@@ -116,7 +117,7 @@ _MODULE_OF = {
     "weight_norm": "norms.weights",
     "weight_standardization": "norms.weights",
 }
-_MODULES = ("data", "host", "linen", "nnx", "online", "recurrent")
+_MODULES = ("data", "host", "linen", "nnx", "online", "recurrent", "training")
 __all__ = [*_MODULE_OF, "recurrent"]
 
 

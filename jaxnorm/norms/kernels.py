@@ -50,14 +50,14 @@ def kernels_by_path(params: Any, /, *, match: Match = "kernel") -> dict[str, jax
     {'Dense_0/kernel': (2, 1)}
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    paths = {_name(path): leaf for path, leaf in leaves}
+    paths = {path_name(path): leaf for path, leaf in leaves}
     if len(paths) < len(leaves):
-        names = [_name(path) for path, _ in leaves]
+        names = [path_name(path) for path, _ in leaves]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(
             f"each leaf must have a path of its own: two are at {twice!r}. Rename one."
         )
-    found = {path: leaf for path, leaf in paths.items() if _matches(match, path, leaf)}
+    found = {path: leaf for path, leaf in paths.items() if matches(match, path, leaf)}
     if not found:
         rest = f" and {len(paths) - LISTED} more" if len(paths) > LISTED else ""
         raise ValueError(
@@ -146,7 +146,7 @@ def map_kernels(
         aux = {path: other for path, (_, other) in found.items()}
         found = {path: kernel for path, (kernel, _) in found.items()}
     changed = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: found.get(_name(path), leaf), params
+        lambda path, leaf: found.get(path_name(path), leaf), params
     )
     return (changed, aux) if has_aux else changed
 
@@ -191,12 +191,12 @@ def spectral_vectors(
     }
 
 
-def _name(path: tuple) -> str:
+def path_name(path: tuple) -> str:
     """Return a path as one string."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _matches(match: Match, path: str, leaf: Any) -> bool:
+def matches(match: Match, path: str, leaf: Any) -> bool:
     """Return whether a leaf is a kernel."""
     if callable(match):
         return bool(match(path, leaf))

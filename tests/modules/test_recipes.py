@@ -286,7 +286,7 @@ def test_local_response_of_torch(size, rng):
 
 
 def test_weights_of_length_one(rng):
-    found = recipe("keep_length_one")
+    found = recipe("to_length_one")
     shapes = {"query": (6, 2, 3), "up": (6, 8), "out": (2, 3, 6), "alpha": (6,)}
     params = drawn(rng, {name: np.zeros(shape, "f4") for name, shape in shapes.items()})
     gradients = drawn(rng, params)

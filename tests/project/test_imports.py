@@ -27,7 +27,7 @@ FLOORS = [
     ["data", "norms", "online", "recurrent"],
     ["flax_common", "host"],
     ["linen", "nnx"],
-    ["checking"],
+    ["checking", "interop", "training"],
     ["experiments"],
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

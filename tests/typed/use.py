@@ -2,12 +2,14 @@
 tests/project/test_types.py checks and runs it.
 """
 
+from collections.abc import Callable
 from typing import TypeAlias, assert_type
 
 import flax.linen
 import flax.nnx
 import jax
 import numpy as np
+import optax
 
 import jaxnorm as jn
 from jaxnorm.flax_common.comparison import Comparison
@@ -143,6 +145,24 @@ def norms() -> None:
     assert_type(jn.map_kernels(spectral_step, params, us, has_aux=True), tuple[Params, Params])
     assert_type(jn.spectral_norm(x[0], np.ones((1, 6)), n_steps=2), tuple[Array, Array, Array])
     assert_type(jn.AxisGroups("data", ((0, 1), (2, 3))), jn.AxisGroups)
+
+
+def for_optimizers() -> None:
+    params: Params = {"scale": x[0, 0], "kernel": x[0]}
+    model: Callable[[Params], Array] = lambda params: jn.rms_norm(params["kernel"])
+    report = assert_type(
+        jn.training.scale_invariant(model, params, axis=-1), jn.training.ScaleInvariance
+    )
+    assert_type(report.leaves[0].slope, float)
+    assert_type(jn.training.ROLES, tuple[str, ...])
+    jn.training.labels(params, offset="scale", qk="q", before_norm=report)
+    jn.training.weight_decay_mask(params, also="scale", before_norm=report)
+    jn.training.muon_dimensions(params, stacked=None, leave="embedding")
+    keep = assert_type(
+        jn.training.unit_weights(axes=0, match="kernel", epsilon=1e-6),
+        optax.GradientTransformation,
+    )
+    keep.init(params)
 
 
 def recurrent_parameters() -> None:
