@@ -34,6 +34,7 @@ from jaxnorm.linen import (
     comparison,
     conditional,
     conditional_batch,
+    diagnosis,
     evonorm,
     gated,
     ghost,
@@ -55,6 +56,7 @@ from jaxnorm.linen.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.comparison import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.diagnosis import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.ghost import *  # noqa: F403  (its __all__)
@@ -90,6 +92,7 @@ __all__ += cells.__all__
 __all__ += comparison.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
+__all__ += diagnosis.__all__
 __all__ += evonorm.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__

@@ -37,6 +37,7 @@ from jaxnorm.nnx import (
     comparison,
     conditional,
     conditional_batch,
+    diagnosis,
     evonorm,
     gated,
     ghost,
@@ -58,6 +59,7 @@ from jaxnorm.nnx.cells import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.comparison import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.diagnosis import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.ghost import *  # noqa: F403  (its __all__)
@@ -93,6 +95,7 @@ __all__ += cells.__all__
 __all__ += comparison.__all__
 __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
+__all__ += diagnosis.__all__
 __all__ += evonorm.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__

@@ -1,7 +1,7 @@
 """A transformation of optax after which weights have length 1."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -10,14 +10,11 @@ from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.norms.kernels import Match, kernels_by_path, path_name
 from jaxnorm.norms.vectors import unit_norm
 
-if TYPE_CHECKING:
-    from optax import GradientTransformation
-
 
 @known_keywords
 def unit_weights(
     *, axes: int | Sequence[int], match: Match = "kernel", epsilon: float = 1e-12
-) -> "GradientTransformation":
+) -> Any:
     """Return a transformation of optax that ends each step at weights of length 1.
 
     ``updates = unit_norm(params + updates) - params``, so that ``params + updates`` has length 1

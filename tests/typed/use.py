@@ -9,10 +9,10 @@ import flax.linen
 import flax.nnx
 import jax
 import numpy as np
-import optax
 
 import jaxnorm as jn
 from jaxnorm.flax_common.comparison import Comparison
+from jaxnorm.flax_common.diagnosis import Diagnosis
 from jaxnorm.flax_common.running import Seen
 from jaxnorm.norms.depth import DeepNorm
 from jaxnorm.recurrent.options import Carry
@@ -158,11 +158,7 @@ def for_optimizers() -> None:
     jn.training.labels(params, offset="scale", qk="q", before_norm=report)
     jn.training.weight_decay_mask(params, also="scale", before_norm=report)
     jn.training.muon_dimensions(params, stacked=None, leave="embedding")
-    keep = assert_type(
-        jn.training.unit_weights(axes=0, match="kernel", epsilon=1e-6),
-        optax.GradientTransformation,
-    )
-    keep.init(params)
+    jn.training.unit_weights(axes=0, match="kernel", epsilon=1e-6)
 
 
 def recurrent_parameters() -> None:
@@ -446,6 +442,17 @@ def linen_population(variables: dict[str, dict[str, Array]]) -> None:
     jn.linen.stop_accumulating(jn.linen.accumulate(variables))
     seen = assert_type(jn.linen.population(norm, variables, [h]), Seen)
     jn.linen.recalibrate(norm, variables, (), seen=seen)
+
+
+def diagnoses(variables: dict[str, dict[str, Array]]) -> None:
+    norm = jn.nnx.RMSNorm(3, rngs=flax.nnx.Rngs(0))
+    found = assert_type(jn.linen.diagnose(jn.linen.RMSNorm(), variables, h), Diagnosis)
+    twin = assert_type(jn.nnx.diagnose(norm, h), Diagnosis)
+    assert_type(found.norms[0].collapsed, Array)
+    jn.linen.assert_healthy(found, offset=1e4, not_finite=0.1)
+    jn.nnx.assert_healthy(twin, dead=1.0)
+    jn.linen.plot_diagnoses([found, found], steps=[0, 100])
+    jn.nnx.plot_diagnoses([twin], "time.png")
 
 
 def nnx_population() -> None:

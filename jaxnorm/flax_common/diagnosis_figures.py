@@ -1,0 +1,64 @@
+"""Draw diagnoses: over the depth of a model, and over time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxnorm.flax_common.health import Health
+
+# each picture: its title, its numbers, and whether its axis is logarithmic
+PANELS = (
+    ("mean and deviation", ("mean", "deviation"), False),
+    ("|mean| / deviation", ("offset",), True),
+    ("share of groups and channels", ("collapsed", "dead", "not_finite"), False),
+    ("running statistics", ("mean_distance", "var_ratio"), True),
+    ("largest channel", ("exploding",), True),
+    ("gain", ("gain_min", "gain_max"), False),
+)
+
+
+def over_depth(rows: Sequence[tuple[str, str, Health]], path: Any) -> Any:
+    """Draw each number over the norms of a model, given path, class and numbers of each."""
+    figure, axes = _figure()
+    for ax, (title, numbers, logarithmic) in zip(axes, PANELS, strict=True):
+        for number in numbers:
+            values = [getattr(health, number) for *_, health in rows]
+            points = [(i, float(v)) for i, v in enumerate(values) if v is not None]
+            if points:
+                ax.plot(*zip(*points, strict=True), marker="o", label=number)
+        _finish(ax, title, logarithmic)
+        ax.set_xticks(range(len(rows)), [name for name, *_ in rows], rotation=90, fontsize=6)
+    return _saved(figure, path)
+
+
+def over_time(lines: Mapping[str, Sequence[float]], steps: Sequence[float], path: Any) -> Any:
+    """Draw numbers over the steps of training, given by ``"path/number"``."""
+    figure, axes = _figure()
+    for ax, (title, numbers, logarithmic) in zip(axes, PANELS, strict=True):
+        for name, values in lines.items():
+            if name.rpartition("/")[2] in numbers:
+                ax.plot(steps, values, label=name)
+        _finish(ax, title, logarithmic)
+    return _saved(figure, path)
+
+
+def _figure() -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install matplotlib.") from error
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    return figure, figure.subplots(2, 3).ravel()
+
+
+def _finish(ax: Any, title: str, logarithmic: bool) -> None:
+    ax.set_title(title, fontsize=9)
+    if logarithmic:
+        ax.set_yscale("symlog", linthresh=1)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=6)
+
+
+def _saved(figure: Any, path: Any) -> Any:
+    if path is not None:
+        figure.savefig(path)
+    return figure

@@ -1,0 +1,111 @@
+"""Diagnose the norms of an nnx model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
+from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
+from jaxnorm.flax_common.health import Health
+from jaxnorm.nnx.flax_versions import get_value
+
+__all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
+
+
+def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
+    """Return the health of each norm of a model, Flax's or ours, in one forward pass.
+
+    For each norm: mean and deviation of its input, ``|mean| / deviation``, the share of groups
+    whose variance is below epsilon, the distance of running statistics from those of the batch,
+    dead and exploding channels, and the range of its gain; see the fields of
+    ``jaxnorm.flax_common.health.Health``. A mask of the norm's call counts. The model runs in
+    its present mode, as a copy, and stays as it is.
+
+    Norms within a transformation of the model, such as ``nnx.scan`` over layers, are listed as
+    missing.
+
+    Args:
+      model: the model.
+      *inputs: the positional arguments of the model.
+      **arguments: its other arguments.
+
+    Returns:
+      A pytree that prints itself as a table; ``nnx.jit`` can return it.
+
+    Raises:
+      ValueError: the model has no norm, or calls none.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> found = nnx.diagnose(nnx.BatchNorm(1, rngs=Rngs(0)), jnp.array([[1.0], [3.0]]))
+    >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
+    (2.0, 2.0)
+    """
+    graph, state = nnx.split(model)
+    # new variables, which belong to this trace and may change in it
+    copy = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
+    norms = {
+        id(node): ("/".join(map(str, path)), node)
+        for path, node in nnx.iter_graph(copy)
+        if kind_of(node)
+    }
+    found: list[tuple[str, str, Health]] = []
+
+    def record(module: Any, args: Any, kwargs: Any) -> None:
+        if id(module) in norms and (args or "x" in kwargs):
+            path = norms[id(module)][0]
+            again = sum(seen.partition(":")[0] == path for seen, *_ in found)
+            name = f"{path}:{again}" if again else path
+            found.append((name, type(module).__name__, _health(module, args, kwargs)))
+
+    with _recorded({type(node) for _, node in norms.values()}, record):
+        copy(*inputs, **arguments)
+    if not found:
+        raise ValueError(
+            f"the model must call a norm: {type(model).__name__} calls none of Flax or jaxnorm, "
+            "outside of transformations such as nnx.scan."
+        )
+    paths, names, numbers = zip(*found, strict=True)
+    missing = [path for path, _ in norms.values() if path not in paths]
+    return Diagnosis(numbers, paths, names, tuple(missing))
+
+
+def _health(module: Any, args: Any, kwargs: Any) -> Health:
+    x, mask, segments = given(module, args, kwargs)
+    variables = {name: getattr(module, name, None) for name in ("scale", "mean", "var")}
+    # a scale may be a method of another module, and no variable of this one
+    values = {
+        name: get_value(variable) if isinstance(variable, nnx.Variable) else None
+        for name, variable in variables.items()
+    }
+    return health(module, x, mask, segments, **values)
+
+
+@contextmanager
+def _recorded(classes: set[type], record: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """Call ``record`` before each call of these classes; Python looks up calls in the class."""
+    before = {each: each.__dict__.get("__call__") for each in classes}
+
+    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            record(self, args, kwargs)
+            return call(self, *args, **kwargs)
+
+        return wrapped
+
+    # looked up before any is replaced, so that no class records through its base class too
+    calls = {each: each.__call__ for each in classes}
+    try:
+        for each, call in calls.items():
+            each.__call__ = recording(call)  # type: ignore[method-assign]
+        yield
+    finally:
+        for each, own in before.items():
+            if own is None:
+                del each.__call__
+            else:
+                each.__call__ = own  # type: ignore[method-assign]
