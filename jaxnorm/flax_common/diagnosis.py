@@ -116,6 +116,7 @@ def assert_healthy(
       not_finite: of the share of NaN and infinities; 0 by default.
 
     Raises:
+      TypeError: anything but a diagnosis.
       jax.experimental.checkify.JaxRuntimeError: a norm that is not healthy, outside of ``jit``. A
         function that ``jit`` compiles must be made by :func:`jax.experimental.checkify.checkify`,
         and returns the error.
@@ -132,6 +133,9 @@ def assert_healthy(
     """
     from jax.experimental import checkify
 
+    if not isinstance(diagnosis, Diagnosis):
+        got = type(diagnosis).__name__
+        raise TypeError(f"diagnosis must be the result of diagnose: got {got}.")
     limits = Limits(offset, collapsed, mean_distance, var_ratio, dead, exploding, not_finite)
     for path, name, health in diagnosis.rows():
         for number, value, ill in faults(health, limits):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnorm.arguments.axes import canonical_axes, other_axes
-from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
+from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.core.statistics import Moments, moments
 from jaxnorm.flax_common.arguments import group_axes, group_count, inexact, instance_axes
 from jaxnorm.flax_common.health import Health
@@ -119,7 +119,7 @@ def health(
       var: its running variance.
     """
     x = jnp.asarray(x)
-    x = jax.lax.stop_gradient(inexact(x, x.dtype))
+    x = jax.lax.stop_gradient(inexact(x, jnp.float32))
     groups = _groups(module, x, segments.get("num_segments"))
     if scale is not None:
         scale = scale + getattr(module, "scale_offset", 0)
@@ -158,20 +158,21 @@ def _numbers(
     mean: jax.Array | None,
     var: jax.Array | None,
 ) -> Health:
-    x = x.astype(real_dtype(compute_dtype(x.dtype)))
+    x = x.astype(compute_dtype(x.dtype))
     finite = jnp.isfinite(x)
     where = finite if mask is None else _both(finite, jnp.asarray(mask))
     channels = moments(x, other_axes(groups.features, x.ndim), where=where)
     found = channels if groups.reduced is None else _moments_of(groups, x, where, segments)
     known = found.count > 0
-    level = found.var if groups.centered else found.var + jnp.square(found.mean)
+    level = found.var if groups.centered else found.var + jnp.square(jnp.abs(found.mean))
     share = lambda flags, of: jnp.sum(flags & of) / jnp.maximum(jnp.sum(of), 1)
     variance = jnp.sum(jnp.where(known, found.var, 0)) / jnp.maximum(known.sum(), 1)
     offset = jnp.abs(found.mean) / jnp.sqrt(jnp.where(found.var > 0, found.var, jnp.inf))
-    exploding = _over_median(jnp.sqrt(channels.var + jnp.square(channels.mean)).ravel())
+    exploding = _over_median(jnp.sqrt(channels.var + jnp.square(jnp.abs(channels.mean))).ravel())
     distance, ratio = _running(channels, mean, var, epsilon)
+    mean_of_all = moments(x, tuple(range(x.ndim)), where=where).mean.reshape(())
     numbers = Health(
-        mean=moments(x, tuple(range(x.ndim)), where=where).mean.reshape(()),
+        mean=jnp.abs(mean_of_all) if jnp.iscomplexobj(x) else mean_of_all,
         deviation=jnp.sqrt(variance),
         offset=jnp.max(offset) if groups.centered else None,
         collapsed=share(level < epsilon, known),
@@ -182,7 +183,7 @@ def _numbers(
         channel=jnp.argmax(exploding),
         gain_min=None if gain is None else jnp.min(gain),
         gain_max=None if gain is None else jnp.max(gain),
-        not_finite=1 - jnp.mean(finite, dtype=jnp.float32),
+        not_finite=jnp.mean(~finite, dtype=jnp.float32),
     )
     return jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), numbers)
 

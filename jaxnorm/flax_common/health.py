@@ -31,7 +31,7 @@ class Health:
     A group is what shares a mean and a variance: a channel in batch norm, a row in layer norm.
 
     Attributes:
-      mean: the mean of all elements of the input.
+      mean: the mean of all elements of the input; of complex elements its absolute value.
       deviation: the root of the mean variance of the groups.
       offset: the largest ``|mean| / deviation`` of a group. A variance computed in one pass, as
         ``E[x**2] - E[x]**2``, has a relative error of some ``6e-8 * offset**2`` in float32. None

@@ -38,6 +38,7 @@ def diagnose(
       A pytree that prints itself as a table; ``jit`` can return it.
 
     Raises:
+      TypeError: a model that is no module of linen.
       ValueError: the model calls no norm.
 
     >>> import jax, jax.numpy as jnp
@@ -47,6 +48,8 @@ def diagnose(
     >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
     (2.0, 2.0)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module of linen: got {type(model).__name__}.")
     called: dict[str, str] = {}
 
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

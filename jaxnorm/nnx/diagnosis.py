@@ -36,6 +36,7 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
       A pytree that prints itself as a table; ``nnx.jit`` can return it.
 
     Raises:
+      TypeError: a model that is no module of nnx.
       ValueError: the model has no norm, or calls none.
 
     >>> import jax.numpy as jnp
@@ -45,6 +46,8 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
     >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
     (2.0, 2.0)
     """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"model must be a module of nnx: got {type(model).__name__}.")
     graph, state = nnx.split(model)
     # new variables, which belong to this trace and may change in it
     copy = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))

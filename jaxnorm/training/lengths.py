@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.norms.kernels import Match, kernels_by_path, path_name
@@ -49,6 +50,7 @@ def unit_weights(
 
     Raises:
       ImportError: optax is missing.
+      TypeError: axes that are no ints.
       ValueError: in ``init`` and ``update``: a match that names no leaf, axes that a leaf lacks,
         parameters that are missing.
 
@@ -64,10 +66,12 @@ def unit_weights(
         import optax
     except ImportError as error:
         raise ImportError("unit_weights needs optax: pip install optax.") from error
+    given = axes if isinstance(axes, list | tuple) else (axes,)
+    reduced = tuple(integer(axis, "axes must be an int or ints") for axis in given)
 
     def init(params: Any) -> Any:
         for path, leaf in kernels_by_path(params, match=match).items():
-            _check(axes, path, leaf)
+            _check(reduced, path, leaf)
         return optax.EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -80,25 +84,22 @@ def unit_weights(
 
         def project(path: tuple, change: jax.Array) -> jax.Array:
             kernel = kernels.get(path_name(path))
-            return change if kernel is None else _step(kernel, change, axes, epsilon)
+            return change if kernel is None else _step(kernel, change, reduced, epsilon)
 
         return jax.tree_util.tree_map_with_path(project, updates), state
 
     return optax.GradientTransformation(init, update)
 
 
-def _check(axes: int | Sequence[int], path: str, leaf: Any) -> None:
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    if any(not -leaf.ndim <= axis < leaf.ndim for axis in given):
+def _check(axes: tuple[int, ...], path: str, leaf: Any) -> None:
+    if any(not -leaf.ndim <= axis < leaf.ndim for axis in axes):
         raise ValueError(
             f"axes must be of each leaf that match names: got {axes} for shape {leaf.shape} at "
             f"{path}. Name leaves of one kind, and chain unit_weights for others."
         )
 
 
-def _step(
-    kernel: jax.Array, change: jax.Array, axes: int | Sequence[int], epsilon: float
-) -> jax.Array:
+def _step(kernel: jax.Array, change: jax.Array, axes: tuple[int, ...], epsilon: float) -> jax.Array:
     """Return the update that ends at length 1, in the dtype of the kernel."""
     dtype = compute_dtype(kernel.dtype)
     new = unit_norm(kernel.astype(dtype) + change.astype(dtype), axes=axes, epsilon=epsilon)

@@ -128,6 +128,16 @@ def test_masks_count(rng):
     close(jn.nnx.diagnose(gated, X, X).norms[0].mean, X.mean(dtype="f8"))
 
 
+def test_integers_and_complex_numbers():
+    """Which norms take, too."""
+    norm = jn.linen.LayerNorm()
+    close(linen_of(norm, np.arange(12).reshape(2, 6))[""].mean, 5.5)
+    z = X + 1j * X[::-1]
+    found = linen_of(jn.linen.BatchNorm(use_running_average=False, use_bias=False), z)[""]
+    close(found.mean, abs(z.mean(dtype="c16")))
+    close(found.offset, abs(z.mean((0, 1, 2)) / z.std((0, 1, 2))).max())
+
+
 def test_segments_and_residuals():
     module = jn.linen.LayerNorm(reduction_axes=(1, 2, 3))
     ids = np.array([0, 0, 0, 1, 1])
@@ -367,6 +377,9 @@ def test_figures(healthy, tmp_path):
             ValueError,
             "got 2 for 1",
         ),
+        (lambda: diagnose(ROWS, {}, ROWS), TypeError, "module of linen: got ndarray"),
+        (lambda: jn.nnx.diagnose(nn.RMSNorm(), ROWS), TypeError, "module of nnx: got RMSNorm"),
+        (lambda: assert_healthy(3), TypeError, "result of diagnose: got int"),
         (lambda: linen_of(nn.RMSNorm())["norm"], KeyError, "got 'norm'"),
     ],
 )

@@ -191,7 +191,7 @@ def test_zeros_stay_zeros_and_nan_stays_nan():
         (
             lambda p: unit_weights(axes=2).init(p),
             ValueError,
-            r"got 2 for shape \(3, 2\) at fc/kernel",
+            r"got \(2,\) for shape \(3, 2\) at fc/kernel",
         ),
         (
             lambda p: unit_weights(axes=0).update(p, optax.EmptyState()),
@@ -199,6 +199,7 @@ def test_zeros_stay_zeros_and_nan_stays_nan():
             "must know the parameters: got None",
         ),
         (lambda p: unit_weights(axis=0), TypeError, "axes"),
+        (lambda p: unit_weights(axes=1.5), TypeError, "axes must be an int or ints: got 1.5"),
     ],
 )
 def test_errors(call, error, said):
