@@ -5,7 +5,9 @@ from typing import Any
 
 from jaxnorm.flax_common.health import Health
 
-# each picture: its title, its numbers, and whether its axis is logarithmic
+# a logarithmic axis labels powers of ten alone, of which smaller numbers have too few
+WIDE = 100
+# each picture: its title, its numbers, and whether its axis is logarithmic where numbers are WIDE
 PANELS = (
     ("mean and deviation", ("mean", "deviation"), False),
     ("|mean| / deviation", ("offset",), True),
@@ -52,7 +54,8 @@ def _figure() -> tuple[Any, Any]:
 
 def _finish(ax: Any, title: str, logarithmic: bool) -> None:
     ax.set_title(title, fontsize=9)
-    if logarithmic:
+    drawn = [abs(value) for line in ax.lines for value in line.get_ydata()]
+    if logarithmic and max(drawn, default=0) > WIDE:
         ax.set_yscale("symlog", linthresh=1)
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=6)

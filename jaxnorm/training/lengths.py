@@ -36,7 +36,7 @@ def unit_weights(
     rounding of its elements goes, and steps below half a unit in the last place of a weight are
     lost, as with any optimizer of such weights. ``params + updates`` equals the projected weight
     to the last bit where an element changes by less than a factor of two, and elsewhere within one
-    unit in the last place of the update.
+    unit in the last place of the larger of old and new weight.
 
     Args:
       axes: the axes of one vector: 0 for a kernel of Flax that reads the features of the model,
