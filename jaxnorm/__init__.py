@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxnorm import data as data
     from jaxnorm import host as host
+    from jaxnorm import interop as interop
     from jaxnorm import linen as linen
     from jaxnorm import nnx as nnx
     from jaxnorm import online as online
@@ -117,7 +118,7 @@ _MODULE_OF = {
     "weight_norm": "norms.weights",
     "weight_standardization": "norms.weights",
 }
-_MODULES = ("data", "host", "linen", "nnx", "online", "recurrent", "training")
+_MODULES = ("data", "host", "interop", "linen", "nnx", "online", "recurrent", "training")
 __all__ = [*_MODULE_OF, "recurrent"]
 
 

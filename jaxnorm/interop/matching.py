@@ -1,0 +1,197 @@
+"""Find which layer of a file belongs to which layer of a model, and what would not fit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from jaxnorm.interop import flax
+from jaxnorm.interop.alignment import natural
+from jaxnorm.interop.fitting import entries
+from jaxnorm.interop.layers import Layer
+from jaxnorm.interop.naming import Names, rules
+from jaxnorm.interop.search import Pair, Search, labels
+from jaxnorm.interop.table import Entry, table
+from jaxnorm.interop.trees import Tree, loses
+
+Allowed = bool | str | Sequence[str]
+LISTED = 8  # problems in an error
+
+
+@dataclass
+class Matching:
+    """Which array of a file goes to which leaf of a model: what ``load`` would do.
+
+    It prints itself as a table.
+
+    Attributes:
+      entries: the lines of the table.
+      missing: leaves of the model for which the file has no value.
+      unused: arrays of the file that no leaf takes.
+      problems: what does not fit; empty if ``load`` would succeed.
+      notes: what was taken off or left out, and options that the file does not hold.
+      guessed: whether names did not decide everything.
+    """
+
+    entries: list[Entry]
+    missing: list[str]
+    unused: list[str]
+    problems: list[str]
+    notes: list[str]
+    guessed: bool
+    pairs: list[Pair] = field(repr=False)
+    values: dict[str, np.ndarray] = field(repr=False)
+
+    def __str__(self) -> str:
+        return table(self.entries, self.missing, self.unused, self.problems, self.notes)
+
+    def check(self) -> None:
+        """Raise ValueError if anything does not fit; the first 8 problems are listed."""
+        if not self.problems:
+            return
+        more = len(self.problems) - LISTED
+        lines = self.problems[:LISTED] + ([f"and {more} more"] if more > 0 else [])
+        listed = "".join(f"\n  {line}" for line in lines)
+        raise ValueError(
+            f"each parameter must have one array of its shape: {len(self.problems)} do not fit."
+            f"{listed}\nNothing was changed. jaxnorm.interop.match shows what belongs together; "
+            "names={ours: theirs} says it."
+        )
+
+
+def find(
+    tree: Tree,
+    arrays: Mapping[str, np.ndarray],
+    framework: ModuleType,
+    *,
+    names: Names = None,
+    kinds: Mapping[str, str] | None = None,
+    allow_missing: Allowed = False,
+    allow_unused: Allowed = False,
+    allow_rounding: bool = False,
+) -> Matching:
+    """Match the leaves of a model with the arrays of a file; see :func:`jaxnorm.interop.match`."""
+    theirs = framework.file_layers({key: tuple(np.shape(array)) for key, array in arrays.items()})
+    attention = any(
+        form.kind == "attention" for layer in theirs for form in layer.forms(framework.FORMS)
+    )
+    leaves = {tree.paths[key]: (key, tree.shape(key)) for key in tree.leaves}
+    search = Search(
+        flax.layers(leaves, attention=attention), theirs, framework, labels(tree.hints, kinds)
+    )
+    search.run(rules(names, search.ours, search.theirs, framework))
+    return _result(
+        search,
+        tree,
+        arrays,
+        framework,
+        _wanted(allow_missing),
+        _wanted(allow_unused),
+        allow_rounding,
+    )
+
+
+def _wanted(allowed: Allowed) -> Callable[[str], bool]:
+    """Return whether a name may be left over."""
+    if isinstance(allowed, bool):
+        return lambda name: allowed
+    patterns = [allowed] if isinstance(allowed, str) else list(allowed)
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _result(
+    search: Search,
+    tree: Tree,
+    arrays: Mapping[str, np.ndarray],
+    framework: ModuleType,
+    may_miss: Callable[[str], bool],
+    may_stay: Callable[[str], bool],
+    allow_rounding: bool,
+) -> Matching:
+    """Put together what was found, with everything that does not fit."""
+    pairs = sorted(search.pairs, key=lambda pair: natural(pair.ours.path))
+    missing = [key for layer in search.rest for key in layer.leaves.values()]
+    missing += [p.ours.leaves[name] for p in pairs for name in p.fit.missing]
+    unused = [key for layer in search.others for key in _counted(layer, framework)]
+    unused += [p.theirs.leaves[name] for p in pairs for name in p.fit.unused]
+    problems = [problem for pair in pairs for problem in pair.fit.problems]
+    values: dict[str, np.ndarray] = {}
+    for pair in pairs:
+        if not pair.fit.problems:
+            values |= _values(pair, arrays, problems)
+    for key, value in values.items():
+        if not allow_rounding and loses(value, tree.leaves[key].dtype):
+            problems.append(
+                f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
+                "allow_rounding=True rounds"
+            )
+    shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
+    # one array may have several places by name
+    used = {key for pair in pairs for key in pair.theirs.leaves.values()} - set(unused)
+    unused = [key for key in dict.fromkeys(unused) if key not in used]
+    problems += [
+        f"{key} {tree.shape(key)}: the file has nothing for it"
+        f"{_others(tree.shape(key), unused, shapes)}"
+        for key in missing
+        if not (may_miss(key) or may_miss("/".join(tree.paths[key])))
+    ]
+    problems += [
+        f"{key} {shapes[key]}: the model has no parameter for it"
+        for key in unused
+        if not may_stay(key)
+    ]
+    return Matching(
+        [entry for p in pairs for entry in entries(p.fit, p.ours, p.theirs, p.by)],
+        missing + sorted(search.left_out),
+        unused,
+        problems,
+        _notes(pairs, framework),
+        any(pair.by not in ("names", "path") for pair in pairs),
+        pairs,
+        values,
+    )
+
+
+def _counted(layer: Layer, framework: ModuleType) -> list[str]:
+    """Return the keys of a layer without those that hold no parameters."""
+    ignored = {name for form in framework.FORMS for name in form.ignored}
+    return [key for name, key in layer.leaves.items() if name not in ignored]
+
+
+def _others(shape: tuple[int, ...], unused: Sequence[str], shapes: Mapping[str, Any]) -> str:
+    """Name arrays without a place that have as many elements."""
+    size = np.prod(shape, dtype=int)
+    alike = [f"{key} {shapes[key]}" for key in unused if np.prod(shapes[key], dtype=int) == size]
+    return f" by name; as large are {', '.join(alike[:3])}" if alike else ""
+
+
+def _values(
+    pair: Pair, arrays: Mapping[str, np.ndarray], problems: list[str]
+) -> dict[str, np.ndarray]:
+    """Return the values of a layer's leaves, by key."""
+    mine, ours = pair.fit.ours, pair.ours
+    stored = {name: arrays[key] for name, key in pair.theirs.leaves.items()}
+    common = pair.fit.theirs.read(stored)
+    placed = {
+        name: common[name]
+        for row in mine.rows
+        if set(row.stored) <= ours.leaves.keys() and set(row.common) <= common.keys()
+        for name in row.common
+    }
+    lost = [name for name in mine.droppable if name in common and name not in placed]
+    problems += [
+        f"{'/'.join(ours.path)}: it has no place for {name}, which is not 0 in "
+        f"{', '.join(pair.theirs.leaves.values())}"
+        for name in lost
+        if np.any(common[name])
+    ]
+    written = mine.write(placed, ours.shapes)
+    return {ours.leaves[name]: value for name, value in written.items() if name in ours.leaves}
+
+
+def _notes(pairs: Sequence[Pair], framework: ModuleType) -> list[str]:
+    kinds = dict.fromkeys(pair.fit.theirs.kind for pair in pairs)
+    return [framework.NOT_STORED[kind] for kind in kinds if kind in framework.NOT_STORED]

@@ -1,0 +1,139 @@
+"""Search for the layer of a file that belongs to each layer of a model."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import ModuleType
+
+from jaxnorm.interop import flax
+from jaxnorm.interop.alignment import align, natural, tree_of
+from jaxnorm.interop.fitting import Fit, best_fit
+from jaxnorm.interop.layers import Layer, size_of
+from jaxnorm.interop.naming import Rule
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layers that belong together, how they fit, and how that was found."""
+
+    ours: Layer
+    theirs: Layer
+    fit: Fit
+    by: str
+
+
+def labels(
+    hints: Mapping[str, str], kinds: Mapping[str, str] | None
+) -> Callable[[Layer], str | None]:
+    """Return a function that says which label a layer bears, if that is known."""
+
+    def label(layer: Layer) -> str | None:
+        path = "/".join(layer.path)
+        said = [kind for pattern, kind in (kinds or {}).items() if fnmatchcase(path, pattern)]
+        return said[0] if said else hints.get(path)
+
+    return label
+
+
+class Search:
+    """The layers that are not paired yet, and the pairs that were found."""
+
+    def __init__(
+        self,
+        ours: Sequence[Layer],
+        theirs: Sequence[Layer],
+        framework: ModuleType,
+        label: Callable[[Layer], str | None],
+    ) -> None:
+        keys = [key for layer in theirs for key in layer.leaves.values()]
+        if keys == sorted(keys):  # no order of definition
+            theirs = sorted(theirs, key=lambda layer: natural(layer.path))
+        self.ours, self.theirs, self.table, self.label = ours, theirs, framework.FORMS, label
+        self.rest, self.others = list(ours), list(theirs)
+        self.pairs: list[Pair] = []
+        self.left_out: set[str] = set()
+        self._sizes: dict[int, int] = {}
+
+    def run(self, said: Iterable[Rule]) -> None:
+        for rule in said:
+            if rule.layer is not None:
+                self._add(rule.ours[0], rule.layer, "names")
+            elif rule.theirs is None:
+                self.left_out |= {key for layer in rule.ours for key in layer.leaves.values()}
+                self.rest = [layer for layer in self.rest if layer not in rule.ours]
+            else:
+                self._group(
+                    [layer for layer in self.rest if layer in rule.ours],
+                    # one layer of the file may have several places
+                    [layer for layer in self.others if layer in rule.theirs] or rule.theirs,
+                    rule.depths,
+                    "names",
+                )
+        self._group(list(self.rest), list(self.others), None, "path")
+
+    def _group(
+        self, ours: list[Layer], theirs: list[Layer], depths: tuple[int, int] | None, by: str
+    ) -> None:
+        """Pair layers by equal paths, and the rest by sizes and order."""
+        if by == "names" and len(ours) == len(theirs) == 1 and self._add(ours[0], theirs[0], by):
+            return
+        choices = [depths] if depths else [(a, b) for a in _depths(ours) for b in _depths(theirs)]
+        found = max((_equal(ours, theirs, *depth) for depth in choices), key=len, default=[])
+        for a, b in found:
+            self._add(a, b, by)
+        for strict in (True, False):
+            mine, others = (
+                tree_of([layer for layer in group if layer in rest], self._size).children
+                for group, rest in ((ours, self.rest), (theirs, self.others))
+            )
+            fits = lambda a, b, strict=strict: self._fits(a, b, strict)
+            for guess in list(align(mine, others, fits)):
+                alone = guess.alike == 1
+                self._add(guess.ours, guess.theirs, "shape" if alone else f"order of {guess.alike}")
+
+    def _fits(self, ours: Layer, theirs: Layer, strict: bool) -> bool:
+        fit = best_fit(ours, theirs, self.table, self.label(ours))
+        return fit is not None and (fit.cost() == (0, 0) if strict else not fit.problems)
+
+    def _add(self, ours: Layer, theirs: Layer, by: str) -> bool:
+        fit = best_fit(ours, theirs, self.table, self.label(ours))
+        if fit is None:
+            return False
+        self.pairs.append(Pair(ours, theirs, fit, by))
+        self.rest = [layer for layer in self.rest if layer is not ours]
+        self.others = [layer for layer in self.others if layer is not theirs]
+        return True
+
+    def _size(self, layer: Layer) -> int:
+        if id(layer) not in self._sizes:
+            mine = any(layer is other for other in self.ours)
+            self._sizes[id(layer)] = size_of(layer, flax.FORMS if mine else self.table)
+        return self._sizes[id(layer)]
+
+
+def _depths(layers: Sequence[Layer]) -> list[int]:
+    """Return how many leading names to leave out: none, or all that the layers share."""
+    paths = [layer.alias for layer in layers]
+    shared = 0
+    while paths and all(len(path) > shared + 1 for path in paths):
+        if len({path[shared] for path in paths}) > 1:
+            break
+        shared += 1
+    return [0, shared] if shared else [0]
+
+
+def _equal(
+    ours: Sequence[Layer], theirs: Sequence[Layer], left: int, right: int
+) -> list[tuple[Layer, Layer]]:
+    """Return the layers whose paths are equal but for their separators."""
+    words = lambda path: tuple(re.split(r"[/._]", "/".join(path)))
+    known: dict[tuple[str, ...], list[Layer]] = {}
+    for layer in theirs:
+        known.setdefault(words(layer.alias[right:]), []).append(layer)
+    found = []
+    for layer in ours:
+        others = known.get(words(layer.alias[left:]), [])
+        if len(others) == 1:
+            found.append((layer, others.pop()))
+    return found
