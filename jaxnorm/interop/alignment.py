@@ -18,8 +18,9 @@ class Node:
     children: list["Node"] = field(default_factory=list)
     sizes: Counter = field(default_factory=Counter)
 
-    def signature(self) -> frozenset:
-        return frozenset(self.sizes.items())
+    def signature(self, like_with_like: bool) -> tuple[frozenset, bool]:
+        """Return what nodes that may be paired have in common."""
+        return frozenset(self.sizes.items()), like_with_like and self.layer is not None
 
     def count(self) -> int:
         return sum(self.sizes.values())
@@ -71,28 +72,39 @@ def align(
     """Yield pairs of layers.
 
     Modules that hold layers of the same sizes are paired in their order, and then what is in them.
-    What is left is opened, the largest module first, until nothing is left that has modules in it.
+    What is left is opened, the largest module first, until layers alone are left.
     """
     ours, theirs = list(ours), list(theirs)
     while ours and theirs:
-        paired = False
-        for signature in {node.signature(): None for node in ours}:
-            mine = [node for node in ours if node.signature() == signature]
-            others = [node for node in theirs if node.signature() == signature]
-            if len(mine) != len(others):
-                continue
-            pairs = _in_order(mine, others, fits)
-            for a, b in pairs:
-                paired = True
-                ours.remove(a)
-                theirs.remove(b)
-                number = max(alike, len(mine))
-                if a.layer is not None and b.layer is not None:
-                    yield Guess(a.layer, b.layer, number)
-                else:
-                    yield from align(_inside(a), _inside(b), fits, number)
-        if not paired and not _open_largest(ours, theirs):
+        pairs = _alike(ours, theirs, fits, True) or _alike(ours, theirs, fits, False)
+        for a, b, number in pairs:
+            ours.remove(a)
+            theirs.remove(b)
+            if a.layer is not None and b.layer is not None:
+                yield Guess(a.layer, b.layer, max(alike, number))
+            else:
+                yield from align(_inside(a), _inside(b), fits, max(alike, number))
+        if not pairs and not _open_largest(ours, theirs):
             return
+
+
+def _alike(
+    ours: Sequence[Node],
+    theirs: Sequence[Node],
+    fits: Callable[[Layer, Layer], bool],
+    like_with_like: bool,
+) -> list[tuple[Node, Node, int]]:
+    """Pair nodes of equal sizes if there are as many on both sides.
+
+    ``like_with_like`` does not pair layers with modules.
+    """
+    found = []
+    for signature in {node.signature(like_with_like): None for node in ours}:
+        mine = [node for node in ours if node.signature(like_with_like) == signature]
+        others = [node for node in theirs if node.signature(like_with_like) == signature]
+        if len(mine) == len(others):
+            found += [(a, b, len(mine)) for a, b in _in_order(mine, others, fits)]
+    return found
 
 
 def _inside(node: Node) -> list[Node]:

@@ -1,13 +1,13 @@
 """Try the forms of two layers on each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jaxnorm.interop import flax
-from jaxnorm.interop.layers import LABELS, Form, Layer, Row, UnfitError, blank
+from jaxnorm.interop.layers import Form, Layer, Row, UnfitError, blank
 from jaxnorm.interop.table import Entry
 
 
@@ -37,10 +37,11 @@ def best_fit(
     ours: Layer, theirs: Layer, table: Sequence[Form], label: str | None = None
 ) -> Fit | None:
     """Return the best pair of forms of one kind, or None if the layers have no kind in common."""
+    kinds = kinds_of(label, table)
     pairs = [
         (mine, other)
-        for mine in candidates(ours, flax.FORMS, label)
-        for other in candidates(theirs, table, label)
+        for mine in candidates(ours, flax.FORMS, label, kinds)
+        for other in candidates(theirs, table, label, kinds)
         if mine.kind == other.kind
     ]
     if ours.transposed or theirs.transposed:
@@ -55,15 +56,18 @@ def best_fit(
     return best
 
 
-def candidates(layer: Layer, table: Sequence[Form], label: str | None) -> list[Form]:
-    """Return the forms that a layer may have: those of the label, or else of its kind."""
+def candidates(
+    layer: Layer, table: Sequence[Form], label: str | None, kinds: Collection[str]
+) -> list[Form]:
+    """Return the forms that a layer may have: those of the label, or else of its kinds."""
     if label is None:
         return layer.forms(table)
-    kinds = {form.kind for form in (*table, *flax.FORMS) if form.label == label}
-    kinds |= (
-        {kind for kind, name in LABELS.items() if label.startswith(name)} if not kinds else set()
-    )
     return layer.forms(table, label) or [f for f in layer.forms(table) if f.kind in kinds]
+
+
+def kinds_of(label: str | None, table: Sequence[Form]) -> set[str]:
+    """Return the kinds of layer that bear a label in a framework or in Flax."""
+    return {form.kind for form in (*table, *flax.FORMS) if form.label == label}
 
 
 def _fit(mine: Form, other: Form, ours: Layer, theirs: Layer) -> Fit:

@@ -208,13 +208,13 @@ def _layers_of(path: tuple[str, ...], group: Mapping[str, Leaf]) -> Iterator[Lay
 def _alias(path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the path of a cell as PyTorch counts: by layer and direction."""
     match path:
+        case (*parent, "backward_rnn", "cell"):
+            return (*parent, "l0_reverse")
         case (*parent, "forward_rnn", "cell") | (*parent, "cell"):
-            if path[-2:-1] == ("backward_rnn",):
-                return (*parent[:-1], "l0_reverse")
             return (*parent, "l0")
         case (*parent, name) if found := re.fullmatch(r"(backward_)?cell_(\d+)", name):
             return (*parent, f"l{found[2]}{'_reverse' if found[1] else ''}")
-    return path
+    return (*path, "l0")
 
 
 def prepared(source: Any) -> tuple[dict[str, np.ndarray], list[str]]:

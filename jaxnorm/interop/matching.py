@@ -56,9 +56,10 @@ class Matching:
         lines = self.problems[:LISTED] + ([f"and {more} more"] if more > 0 else [])
         listed = "".join(f"\n  {line}" for line in lines)
         raise ValueError(
-            f"each parameter must have one array of its shape: {len(self.problems)} do not fit."
-            f"{listed}\nNothing was changed. jaxnorm.interop.match shows what belongs together; "
-            "names={ours: theirs} says it."
+            "each parameter must have one array of its shape, and each array a place: got "
+            f"{len(self.problems)} without.{listed}\nNothing was changed. Say what belongs "
+            "together by names={ours: theirs}; jaxnorm.interop.match shows it as a table. What "
+            "allow_missing and allow_unused name may be left over."
         )
 
 
@@ -79,9 +80,8 @@ def find(
         form.kind == "attention" for layer in theirs for form in layer.forms(framework.FORMS)
     )
     leaves = {tree.paths[key]: (key, tree.shape(key)) for key in tree.leaves}
-    search = Search(
-        flax.layers(leaves, attention=attention), theirs, framework, labels(tree.hints, kinds)
-    )
+    ours = flax.layers(leaves, attention=attention)
+    search = Search(ours, theirs, framework, labels(tree.hints, kinds, ours, framework))
     search.run(rules(names, search.ours, search.theirs, framework))
     return _result(
         search,
@@ -129,11 +129,16 @@ def _result(
                 "allow_rounding=True rounds"
             )
     shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
-    # one array may have several places by name
-    used = {key for pair in pairs for key in pair.theirs.leaves.values()} - set(unused)
+    # by name one array may have several places, or a place without its layer
+    used = {
+        key
+        for pair in pairs
+        for name, key in pair.theirs.leaves.items()
+        if name not in pair.fit.unused
+    }
     unused = [key for key in dict.fromkeys(unused) if key not in used]
     problems += [
-        f"{key} {tree.shape(key)}: the file has nothing for it"
+        f"{key} {tree.shape(key)}: nothing in the file fits it"
         f"{_others(tree.shape(key), unused, shapes)}"
         for key in missing
         if not (may_miss(key) or may_miss("/".join(tree.paths[key])))
@@ -148,7 +153,7 @@ def _result(
         missing + sorted(search.left_out),
         unused,
         problems,
-        _notes(pairs, framework),
+        _notes(pairs, framework, search),
         any(pair.by not in ("names", "path") for pair in pairs),
         pairs,
         values,
@@ -165,7 +170,7 @@ def _others(shape: tuple[int, ...], unused: Sequence[str], shapes: Mapping[str, 
     """Name arrays without a place that have as many elements."""
     size = np.prod(shape, dtype=int)
     alike = [f"{key} {shapes[key]}" for key in unused if np.prod(shapes[key], dtype=int) == size]
-    return f" by name; as large are {', '.join(alike[:3])}" if alike else ""
+    return f"; as large are {', '.join(alike[:3])}" if alike else ""
 
 
 def _values(
@@ -192,6 +197,21 @@ def _values(
     return {ours.leaves[name]: value for name, value in written.items() if name in ours.leaves}
 
 
-def _notes(pairs: Sequence[Pair], framework: ModuleType) -> list[str]:
+def _notes(pairs: Sequence[Pair], framework: ModuleType, search: Search) -> list[str]:
+    """Return what the arrays do not tell."""
     kinds = dict.fromkeys(pair.fit.theirs.kind for pair in pairs)
-    return [framework.NOT_STORED[kind] for kind in kinds if kind in framework.NOT_STORED]
+    notes = [framework.NOT_STORED[kind] for kind in kinds if kind in framework.NOT_STORED]
+    square = [
+        "/".join(pair.ours.path)
+        for pair in pairs
+        if pair.fit.ours.kind == "conv" and search.label(pair.ours) is None
+        for shape in [pair.ours.shapes["kernel"]]
+        if shape[-1] == shape[-2]
+    ]
+    if square:
+        more = f" and {len(square) - 3} more" if len(square) > 3 else ""
+        notes.append(
+            f"{', '.join(square[:3])}{more} would also fit as ConvTranspose, with as many channels "
+            'in as out: say kinds={path: "ConvTranspose"} if they are'
+        )
+    return notes

@@ -61,7 +61,7 @@ def rules(
         else:
             raise ValueError(
                 f"names must be paths of the model: got {given!r}."
-                f"{_close(given, ['/'.join(layer.path) for layer in ours])}"
+                f"{close_names(given, ['/'.join(layer.path) for layer in ours])}"
             )
     return [_of_leaves(layer, keys, theirs, framework) for layer, keys in single.values()] + found
 
@@ -84,7 +84,7 @@ def their_path(
         if not any(layer.path[: len(path)] == path for layer in layers):
             raise ValueError(
                 f"names must be paths of the model: got {'/'.join(path)!r}."
-                f"{_close('/'.join(path), ['/'.join(layer.path) for layer in layers])}"
+                f"{close_names('/'.join(path), ['/'.join(layer.path) for layer in layers])}"
             )
 
     def path_of(layer: Layer) -> tuple[str, ...] | None:
@@ -117,7 +117,7 @@ def _rule(
     if not others:
         raise ValueError(
             f"names must say layers of the file: got {name!r} for {given!r}."
-            f"{_close(name, ['.'.join(layer.path) for layer in theirs])}"
+            f"{close_names(name, ['.'.join(layer.path) for layer in theirs])}"
         )
     return Rule(under, [layer for layer, _ in others], (len(path), others[0][1]))
 
@@ -141,7 +141,7 @@ def _of_leaves(
             path = "/".join((*layer.path, ours))
             raise ValueError(
                 f"names must say arrays of the file: got {key!r} for {path!r}."
-                f"{_close(key, list(shapes))}"
+                f"{close_names(key, list(shapes))}"
             )
     for mine in layer.forms(flax.FORMS):
         for other in (form for form in framework.FORMS if form.kind == mine.kind):
@@ -172,7 +172,7 @@ def _without_collection(path: tuple[str, ...]) -> tuple[str, ...]:
     return path[1:] if path[:1] in (("params",), ("batch_stats",)) else path
 
 
-def _close(name: str, known: Sequence[str]) -> str:
+def close_names(name: str, known: Sequence[str]) -> str:
     """Return a hint at similar names."""
     close = get_close_matches(name, known, 3, 0.4)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

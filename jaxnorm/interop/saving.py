@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.interop import flax
-from jaxnorm.interop.fitting import candidates
+from jaxnorm.interop.fitting import candidates, kinds_of
 from jaxnorm.interop.layers import Form, Layer, UnfitError, blank
 from jaxnorm.interop.matching import Matching
 from jaxnorm.interop.naming import Names, their_path
@@ -47,9 +47,9 @@ def named_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a model by the paths of its layers, or by ``names``."""
     leaves = {tree.paths[key]: (key, tree.shape(key)) for key in tree.leaves}
-    label = labels(tree.hints, kinds)
     found: dict[str, np.ndarray] = {}
     layers = flax.layers(leaves, attention=True)
+    label = labels(tree.hints, kinds, layers, framework)
     path_of = their_path(names, layers, framework.SEPARATOR)
     for layer in layers:
         path = path_of(layer)
@@ -69,7 +69,7 @@ def _written(
     layer: Layer, tree: Tree, framework: ModuleType, label: str | None
 ) -> dict[str, np.ndarray]:
     """Return the arrays of one layer by the names within the layer."""
-    mine = candidates(layer, flax.FORMS, label)
+    mine = candidates(layer, flax.FORMS, label, kinds_of(label, framework.FORMS))
     # a kernel of three axes is a convolution's unless its bias says otherwise
     for form in sorted(mine, key=lambda form: form.kind == "dense" and _is_window(layer)):
         common = form.read(_stored(layer, tree))

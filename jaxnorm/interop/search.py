@@ -10,7 +10,7 @@ from jaxnorm.interop import flax
 from jaxnorm.interop.alignment import align, natural, tree_of
 from jaxnorm.interop.fitting import Fit, best_fit
 from jaxnorm.interop.layers import Layer, size_of
-from jaxnorm.interop.naming import Rule
+from jaxnorm.interop.naming import Rule, close_names
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,29 @@ class Pair:
 
 
 def labels(
-    hints: Mapping[str, str], kinds: Mapping[str, str] | None
+    hints: Mapping[str, str],
+    kinds: Mapping[str, str] | None,
+    layers: Sequence[Layer],
+    framework: ModuleType,
 ) -> Callable[[Layer], str | None]:
-    """Return a function that says which label a layer bears, if that is known."""
+    """Return a function that says which label a layer bears, if that is known.
+
+    Raises:
+      ValueError: kinds of layers that are not in the model, or labels that are none.
+    """
+    paths = ["/".join(layer.path) for layer in layers]
+    known = list(dict.fromkeys(form.label for form in (*framework.FORMS, *flax.FORMS)))
+    for pattern, kind in (kinds or {}).items():
+        if kind not in known:
+            raise ValueError(
+                f"kinds must be {', '.join(known)}: got {kind!r} for {pattern!r}."
+                f"{close_names(kind, known)}"
+            )
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            raise ValueError(
+                f"kinds must be of layers of the model: got {pattern!r}."
+                f"{close_names(pattern, paths)}"
+            )
 
     def label(layer: Layer) -> str | None:
         path = "/".join(layer.path)
@@ -59,6 +79,8 @@ class Search:
         for rule in said:
             if rule.layer is not None:
                 self._add(rule.ours[0], rule.layer, "names")
+                used = set(rule.layer.leaves.values())
+                self.others = [a for a in self.others if not used >= set(a.leaves.values())]
             elif rule.theirs is None:
                 self.left_out |= {key for layer in rule.ours for key in layer.leaves.values()}
                 self.rest = [layer for layer in self.rest if layer not in rule.ours]

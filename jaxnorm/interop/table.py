@@ -42,10 +42,14 @@ def table(
         for entry in entries
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = (
+        []
+        if not entries
+        else [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+    )
     for title, items in (
         ("without a value", missing),
         ("not used", unused),

@@ -13,7 +13,7 @@ OfOne = Callable[[np.ndarray], np.ndarray]
 def same(common: str, stored: str | None = None) -> Row:
     """Return the row of an array that is stored as it is."""
     as_it_is = lambda arrays, shapes: arrays
-    return Row((common,), (stored or common,), as_it_is, as_it_is)
+    return Row((common,), (common if stored is None else stored,), as_it_is, as_it_is)
 
 
 def single(common: str, stored: str, read: OfOne, write: OfOne, said: str) -> Row:

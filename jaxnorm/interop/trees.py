@@ -55,7 +55,7 @@ def take_apart(like: Any, name: str = "like") -> Tree:
         state, update = _of_model(like)
     found, structure = jax.tree_util.tree_flatten_with_path(state)
     for path, leaf in found:
-        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or not path:
             raise TypeError(
                 f"{name} must be variables, a model, or a dict of parameters, with arrays as "
                 f"leaves: got {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the top'}. "
