@@ -225,6 +225,9 @@ def prepared(source: Any) -> tuple[dict[str, np.ndarray], list[str]]:
     return {key: np.asarray(leaf) for key, leaf in tree.leaves.items()}, []
 
 
+template = prepared
+
+
 def file_layers(shapes: Mapping[str, Shape]) -> list[Layer]:
     """Group arrays by keys such as ``params/Dense_0/kernel`` into layers."""
     return layers(

@@ -78,7 +78,7 @@ def their_path(
         return lambda layer: layer.alias
     if callable(names):
         call = names
-        return lambda layer: _split(call("/".join(layer.path)), separator)
+        return lambda layer: _split(call("/".join(layer.path)), separator) or layer.alias
     given = {_without_collection(_parts(path)): name for path, name in names.items()}
     for path in given:
         if not any(layer.path[: len(path)] == path for layer in layers):

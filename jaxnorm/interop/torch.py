@@ -268,6 +268,10 @@ def key_of(path: tuple[str, ...], name: str) -> str:
     return ".".join((*path, name) if name else path)
 
 
+# The names of a file to fill keep its prefixes.
+template = files.read
+
+
 def prepared(source: Any) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return a state dict without wrappers, and what was taken off."""
     state, notes = files.read(source)

@@ -1,7 +1,7 @@
 """Read the archives that torch.save writes, without PyTorch and without unpickling.
 
 An archive is a zip file. ``data.pkl`` in it describes the tensors, and each storage is a file.
-:mod:`pickle` would run whatever that description names. Here its opcodes are only listed, and the
+``pickle`` would run whatever that description names. Here its opcodes are only listed, and the
 few that describe tensors in dicts are followed; any other is refused.
 """
 

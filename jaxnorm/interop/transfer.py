@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxnorm.arguments.keywords import known_keywords
-from jaxnorm.interop import files
 from jaxnorm.interop.matching import Allowed, Matching, find
 from jaxnorm.interop.naming import Names
 from jaxnorm.interop.saving import named_arrays, of_matching
@@ -164,7 +163,7 @@ def save(
     module, tree = _framework(framework), take_apart(variables, "variables")
     if like is None:
         return named_arrays(tree, module, names, kinds)
-    arrays, _ = files.read(like)
+    arrays, _ = module.template(like)
     matching = find(tree, arrays, module, names=names, kinds=kinds, allow_rounding=True)
     matching.check()
     return of_matching(matching, tree, arrays)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from pages import blocks, run
 
 import jaxnorm as jn
@@ -53,6 +54,26 @@ class TestTorch:
     def state(self, module):
         return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
 
+    def norm(self, module, shape=(-1,)):
+        """Scale and bias, and the running Moments (of that shape) of batch norm, or None."""
+        state = module.state_dict()
+        names = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+        like = {
+            ours: jax.ShapeDtypeStruct(state[theirs].shape, FULL)
+            for ours, theirs in names.items()
+            if theirs in state
+        }
+        found = jn.interop.load(like, state, framework="torch")
+        params = {name: found[name] for name in ("scale", "bias") if name in found}
+        if "mean" not in found:
+            return params, None
+        mean, var = found["mean"].reshape(shape), found["var"].reshape(shape)
+        return params, jn.Moments(jnp.ones(()), mean, var)
+
+    def recurrent(self, name, module):
+        like = getattr(recurrent, f"init_{name}")(KEY, 6, 5, norm=None)
+        return jn.interop.load(like, module.state_dict(), framework="torch")
+
     def test_defaults(self):
         nn = self.torch.nn
         assert [(norm.eps, norm.momentum) for norm in (nn.BatchNorm1d(6),)] == [(1e-5, 0.1)]
@@ -88,7 +109,9 @@ class TestTorch:
     def test_padding_of_convolutions(self, size, stride, padding, rng):
         x = rng.standard_normal((2, 3, size, size)).astype(np.float32)
         module = self.torch.nn.Conv2d(3, 5, 3, stride=stride, padding=padding)
-        conv, variables = self.functions["conv_of_torch"](self.state(module), stride, padding)
+        conv = linen.Conv(5, (3, 3), strides=stride, padding=padding)
+        like = conv.init(KEY, x.transpose(0, 2, 3, 1))
+        variables = jn.interop.load(like, module.state_dict(), framework="torch")
         theirs = module(self.torch.tensor(x)).detach().numpy()
         close(
             conv.apply(variables, x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), theirs, atol=1e-5
@@ -97,11 +120,11 @@ class TestTorch:
     def test_batch_norm_in_training_and_evaluation(self, rng):
         x = rng.standard_normal((2, 6, 3, 3)).astype(np.float32)
         module = self.torch.nn.BatchNorm2d(6)
-        params, running = self.functions["norm_of_torch"](self.state(module), (6, 1, 1))
+        params, running = self.norm(module, (6, 1, 1))
         y, batch = jn.batch_norm(x, **params, feature_axes=1)
         close(y, module(self.torch.tensor(x)).detach(), atol=1e-5)
         running = jn.ema(running, batch, momentum=0.9, unbiased=True)
-        _, theirs = self.functions["norm_of_torch"](self.state(module), (6, 1, 1))
+        _, theirs = self.norm(module, (6, 1, 1))
         close(running.mean, theirs.mean, atol=1e-6)
         close(running.var, theirs.var, rtol=1e-5)
         close(jn.normalize(x, theirs), module.eval()(self.torch.tensor(x)).detach(), atol=1e-5)
@@ -122,7 +145,7 @@ class TestTorch:
         for module, norm in ours.items():
             for parameter in module.parameters():
                 nn.init.normal_(parameter)
-            found = norm(**self.functions["norm_of_torch"](self.state(module))[0])
+            found = norm(**self.norm(module)[0])
             close(found, module(self.torch.tensor(x)).detach(), atol=2e-5)
 
     def test_one_element_nan_and_the_mean_of_means(self, x, with_nan):
@@ -181,16 +204,14 @@ class TestTorch:
     def test_recurrent_checkpoints(self, name, rng):
         x = rng.standard_normal((2, 4, 6)).astype(np.float32)
         module = getattr(self.torch.nn, name.upper())(6, 5, batch_first=True)
-        _, found = getattr(recurrent, name)(
-            x, self.functions[f"{name}_of_torch"](self.state(module)), norm=None
-        )
+        _, found = getattr(recurrent, name)(x, self.recurrent(name, module), norm=None)
         close(found, module(self.torch.tensor(x))[0].detach(), atol=1e-5)
 
     @pytest.mark.parametrize("activation", ["tanh", "relu"])
     def test_checkpoints_and_gradients_of_a_simple_network(self, activation, rng):
         x = rng.standard_normal((2, 9, 6)).astype(np.float32)
         module = self.torch.nn.RNN(6, 5, nonlinearity=activation, batch_first=True)
-        params = self.functions["lstm_of_torch"](self.state(module))
+        params = self.recurrent("rnn", module)
         run = lambda x, params: recurrent.rnn(x, params, norm=None, activation=activation)[1]
         y, pull = jax.vjp(run, x, params)
         given = self.torch.tensor(x, requires_grad=True)

@@ -461,3 +461,13 @@ def nnx_population() -> None:
     jn.nnx.stop_accumulating(norm)
     seen = assert_type(jn.nnx.population(norm, [h]), Seen)
     jn.nnx.recalibrate(norm, (), seen=seen)
+
+
+def weights(params: Params, state: dict[str, np.ndarray]) -> None:
+    options = {"Dense_0": "fc"}
+    assert_type(jn.interop.load(params, state, framework="torch", names=options), Params)
+    assert_type(jn.interop.save(params, framework="torch", like=state), dict[str, np.ndarray])
+    found = assert_type(
+        jn.interop.match(params, state, framework="torch", allow_unused="*"), jn.interop.Matching
+    )
+    assert_type(found.problems, list[str])
