@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -140,16 +141,15 @@ def _from_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _from_torch(path: Path) -> Mapping[str, Any]:
-    if find_spec("torch") is None:
-        return torch_archives.read(path)
-    import torch
-
+    """Read a file of torch.save; what our reader does not know, PyTorch's reads without pickle."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+        return torch_archives.read(path)
+    except ValueError:
+        if find_spec("torch") is None:
+            raise
+        import torch
+
+        with suppress(Exception):
+            return torch.load(path, map_location="cpu", weights_only=True)
+        # its own message says how to unpickle the file
         raise
-    except Exception as error:
-        raise ValueError(
-            f"{path} must hold tensors alone, as torch.save(model.state_dict()) writes them: "
-            f"{str(error).splitlines()[0]}. Save the state dict."
-        ) from None

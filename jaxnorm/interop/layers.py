@@ -73,6 +73,7 @@ class Form:
         from the stored arrays, or return None.
       label: the name of the form in printed tables and in the argument ``kinds``.
       hidden: whether a layer has this form only if ``kinds`` says so.
+      note: what the printed table says below, if a layer has this form.
       guess: from stored shapes to common shapes where ``read`` needs them.
     """
 
@@ -85,6 +86,7 @@ class Form:
     ignored: Mapping[str, Callable[[Arrays], np.ndarray | None]] = field(default_factory=dict)
     label: str = ""
     hidden: bool = False
+    note: str = ""
     guess: Callable[[Mapping[str, Shape]], Mapping[str, Shape]] = lambda shapes: {}
 
     def __post_init__(self) -> None:

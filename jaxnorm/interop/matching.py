@@ -1,7 +1,7 @@
 """Find which layer of a file belongs to which layer of a model, and what would not fit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ Allowed = bool | str | Sequence[str]
 LISTED = 8  # problems in an error
 
 
-@dataclass
+@dataclass(repr=False)
 class Matching:
     """Which array of a file goes to which leaf of a model: what ``load`` would do.
 
@@ -34,6 +34,8 @@ class Matching:
       problems: what does not fit; empty if ``load`` would succeed.
       notes: what was taken off or left out, and options that the file does not hold.
       guessed: whether names did not decide everything.
+      pairs: the layers that belong together.
+      values: the new values of the leaves, not yet in their dtypes.
     """
 
     entries: list[Entry]
@@ -42,10 +44,10 @@ class Matching:
     problems: list[str]
     notes: list[str]
     guessed: bool
-    pairs: list[Pair] = field(repr=False)
-    values: dict[str, np.ndarray] = field(repr=False)
+    pairs: list[Pair]
+    values: dict[str, np.ndarray]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return table(self.entries, self.missing, self.unused, self.problems, self.notes)
 
     def check(self) -> None:
@@ -83,15 +85,8 @@ def find(
     ours = flax.layers(leaves, attention=attention)
     search = Search(ours, theirs, framework, labels(tree.hints, kinds, ours, framework))
     search.run(rules(names, search.ours, search.theirs, framework))
-    return _result(
-        search,
-        tree,
-        arrays,
-        framework,
-        _wanted(allow_missing),
-        _wanted(allow_unused),
-        allow_rounding,
-    )
+    allowed = _wanted(allow_missing), _wanted(allow_unused)
+    return _result(search, tree, arrays, framework, allowed, allow_rounding)
 
 
 def _wanted(allowed: Allowed) -> Callable[[str], bool]:
@@ -107,36 +102,31 @@ def _result(
     tree: Tree,
     arrays: Mapping[str, np.ndarray],
     framework: ModuleType,
-    may_miss: Callable[[str], bool],
-    may_stay: Callable[[str], bool],
+    allowed: tuple[Callable[[str], bool], Callable[[str], bool]],
     allow_rounding: bool,
 ) -> Matching:
     """Put together what was found, with everything that does not fit."""
     pairs = sorted(search.pairs, key=lambda pair: natural(pair.ours.path))
-    missing = [key for layer in search.rest for key in layer.leaves.values()]
-    missing += [p.ours.leaves[name] for p in pairs for name in p.fit.missing]
-    unused = [key for layer in search.others for key in _counted(layer, framework)]
-    unused += [p.theirs.leaves[name] for p in pairs for name in p.fit.unused]
     problems = [problem for pair in pairs for problem in pair.fit.problems]
     values: dict[str, np.ndarray] = {}
     for pair in pairs:
         if not pair.fit.problems:
             values |= _values(pair, arrays, problems)
-    for key, value in values.items():
-        if not allow_rounding and loses(value, tree.leaves[key].dtype):
-            problems.append(
-                f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
-                "allow_rounding=True rounds"
-            )
+    problems += [
+        f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
+        "allow_rounding=True rounds"
+        for key, value in values.items()
+        if not allow_rounding and loses(value, tree.leaves[key].dtype)
+    ]
+    missing, unused = _left_over(search, pairs, framework)
     shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
-    # by name one array may have several places, or a place without its layer
-    used = {
-        key
+    may_miss, may_stay = allowed
+    running = {
+        pair.theirs.leaves[name]: "; running statistics need a place in like, as in batch_stats"
         for pair in pairs
-        for name, key in pair.theirs.leaves.items()
-        if name not in pair.fit.unused
+        for name in pair.fit.unused
+        if (row := pair.fit.theirs.row_of(name)) and row.common in (("mean",), ("var",))
     }
-    unused = [key for key in dict.fromkeys(unused) if key not in used]
     problems += [
         f"{key} {tree.shape(key)}: nothing in the file fits it"
         f"{_others(tree.shape(key), unused, shapes)}"
@@ -144,7 +134,7 @@ def _result(
         if not (may_miss(key) or may_miss("/".join(tree.paths[key])))
     ]
     problems += [
-        f"{key} {shapes[key]}: the model has no parameter for it"
+        f"{key} {shapes[key]}: the model has no parameter for it{running.get(key, '')}"
         for key in unused
         if not may_stay(key)
     ]
@@ -158,6 +148,24 @@ def _result(
         pairs,
         values,
     )
+
+
+def _left_over(
+    search: Search, pairs: Sequence[Pair], framework: ModuleType
+) -> tuple[list[str], list[str]]:
+    """Return the leaves of the model without a value, and the arrays without a place."""
+    missing = [key for layer in search.rest for key in layer.leaves.values()]
+    missing += [pair.ours.leaves[name] for pair in pairs for name in pair.fit.missing]
+    unused = [key for layer in search.others for key in _counted(layer, framework)]
+    unused += [pair.theirs.leaves[name] for pair in pairs for name in pair.fit.unused]
+    # by name one array may have several places, or a place without its layer
+    used = {
+        key
+        for pair in pairs
+        for name, key in pair.theirs.leaves.items()
+        if name not in pair.fit.unused
+    }
+    return missing, [key for key in dict.fromkeys(unused) if key not in used]
 
 
 def _counted(layer: Layer, framework: ModuleType) -> list[str]:
@@ -201,6 +209,7 @@ def _notes(pairs: Sequence[Pair], framework: ModuleType, search: Search) -> list
     """Return what the arrays do not tell."""
     kinds = dict.fromkeys(pair.fit.theirs.kind for pair in pairs)
     notes = [framework.NOT_STORED[kind] for kind in kinds if kind in framework.NOT_STORED]
+    notes += dict.fromkeys(pair.fit.theirs.note for pair in pairs if pair.fit.theirs.note)
     square = [
         "/".join(pair.ours.path)
         for pair in pairs

@@ -49,13 +49,14 @@ def rules(
             f"{type(names).__name__}."
         )
     found: list[Rule] = []
+    places = _places(theirs)
     single: dict[tuple[str, ...], tuple[Layer, dict[str, str]]] = {}
     for given, name in sorted(names.items(), key=lambda item: -len(_parts(item[0]))):
         path = _without_collection(_parts(given))
         under = [layer for layer in ours if layer.path[: len(path)] == path]
         leaf = _leaf(ours, path)
         if under:
-            found.append(_rule(given, name, path, under, theirs))
+            found.append(_rule(given, name, path, under, places))
         elif leaf is not None and name is not None:
             single.setdefault(leaf[0].path, (leaf[0], {}))[1][leaf[1]] = name
         else:
@@ -102,24 +103,34 @@ def _split(name: str | None, separator: str) -> tuple[str, ...] | None:
 
 
 def _rule(
-    given: str, name: str | None, path: tuple[str, ...], under: list[Layer], theirs: Sequence[Layer]
+    given: str,
+    name: str | None,
+    path: tuple[str, ...],
+    under: list[Layer],
+    places: Mapping[tuple[str, ...], list[tuple[Layer, int]]],
 ) -> Rule:
     """Return the rule of one name for a layer or for all layers in a module."""
     if name is None:
         return Rule(under)
-    words = _words(name)
-    others = [
-        (layer, depth)
-        for layer in theirs
-        for depth in range(len(layer.path) + 1)
-        if _words("/".join(layer.path[:depth])) == words
-    ]
+    others = places.get(_words(name), [])
+    exact = [pair for pair in others if ".".join(pair[0].path[: pair[1]]) == name]
+    others = exact or others
     if not others:
+        known = dict.fromkeys(".".join(layer.path) for pair in places.values() for layer, _ in pair)
         raise ValueError(
             f"names must say layers of the file: got {name!r} for {given!r}."
-            f"{close_names(name, ['.'.join(layer.path) for layer in theirs])}"
+            f"{close_names(name, list(known))}"
         )
     return Rule(under, [layer for layer, _ in others], (len(path), others[0][1]))
+
+
+def _places(theirs: Sequence[Layer]) -> dict[tuple[str, ...], list[tuple[Layer, int]]]:
+    """Return the layers of a file under each path, and how many names the path has."""
+    found: dict[tuple[str, ...], list[tuple[Layer, int]]] = {}
+    for layer in theirs:
+        for depth in range(len(layer.path) + 1):
+            found.setdefault(_words("/".join(layer.path[:depth])), []).append((layer, depth))
+    return found
 
 
 def _leaf(ours: Sequence[Layer], path: tuple[str, ...]) -> tuple[Layer, str] | None:
@@ -164,8 +175,8 @@ def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[/.]", path) if part)
 
 
-def _words(path: str) -> list[str]:
-    return [word for word in re.split(r"[/._]", path) if word]
+def _words(path: str) -> tuple[str, ...]:
+    return tuple(word for word in re.split(r"[/._]", path) if word)
 
 
 def _without_collection(path: tuple[str, ...]) -> tuple[str, ...]:

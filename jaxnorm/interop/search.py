@@ -74,6 +74,7 @@ class Search:
         self.pairs: list[Pair] = []
         self.left_out: set[str] = set()
         self._sizes: dict[int, int] = {}
+        self._own = set(map(id, ours))
 
     def run(self, said: Iterable[Rule]) -> None:
         for rule in said:
@@ -83,12 +84,12 @@ class Search:
                 self.others = [a for a in self.others if not used >= set(a.leaves.values())]
             elif rule.theirs is None:
                 self.left_out |= {key for layer in rule.ours for key in layer.leaves.values()}
-                self.rest = [layer for layer in self.rest if layer not in rule.ours]
+                self.rest = _without(self.rest, rule.ours)
             else:
                 self._group(
-                    [layer for layer in self.rest if layer in rule.ours],
+                    _among(self.rest, rule.ours),
                     # one layer of the file may have several places
-                    [layer for layer in self.others if layer in rule.theirs] or rule.theirs,
+                    _among(self.others, rule.theirs) or rule.theirs,
                     rule.depths,
                     "names",
                 )
@@ -106,7 +107,7 @@ class Search:
             self._add(a, b, by)
         for strict in (True, False):
             mine, others = (
-                tree_of([layer for layer in group if layer in rest], self._size).children
+                tree_of(_among(rest, group), self._size).children
                 for group, rest in ((ours, self.rest), (theirs, self.others))
             )
             fits = lambda a, b, strict=strict: self._fits(a, b, strict)
@@ -123,15 +124,26 @@ class Search:
         if fit is None:
             return False
         self.pairs.append(Pair(ours, theirs, fit, by))
-        self.rest = [layer for layer in self.rest if layer is not ours]
-        self.others = [layer for layer in self.others if layer is not theirs]
+        self.rest = _without(self.rest, [ours])
+        self.others = _without(self.others, [theirs])
         return True
 
     def _size(self, layer: Layer) -> int:
         if id(layer) not in self._sizes:
-            mine = any(layer is other for other in self.ours)
-            self._sizes[id(layer)] = size_of(layer, flax.FORMS if mine else self.table)
+            own = id(layer) in self._own
+            self._sizes[id(layer)] = size_of(layer, flax.FORMS if own else self.table)
         return self._sizes[id(layer)]
+
+
+def _among(layers: Sequence[Layer], chosen: Sequence[Layer]) -> list[Layer]:
+    """Return the layers that are among the chosen; comparing them would compare their leaves."""
+    known = set(map(id, chosen))
+    return [layer for layer in layers if id(layer) in known]
+
+
+def _without(layers: Sequence[Layer], left: Sequence[Layer]) -> list[Layer]:
+    known = set(map(id, left))
+    return [layer for layer in layers if id(layer) not in known]
 
 
 def _depths(layers: Sequence[Layer]) -> list[int]:

@@ -48,6 +48,9 @@ SPECTRAL = (
     "parametrizations.weight.0._u",
     "parametrizations.weight.0._v",
 )
+HALF_A_STEP = (
+    "parametrizations.spectral_norm iterates half a step ahead: sigma differs until it converges"
+)
 # For each kind with a weight: from weight to kernel and back, and what is said of it.
 WEIGHTS: dict[str, tuple[OfOne, OfOne, str]] = {
     "dense": (np.transpose, np.transpose, "transposed"),
@@ -75,7 +78,8 @@ def _forms_with_weight(kind: str) -> Iterator[Form]:
         yield Form(kind, (_weight_normed(kind, v, g), bias), ((g, v),), ranked(v))
     for weight, u, v in (SPECTRAL, ("weight_orig", "weight_u", "weight_v")):
         row = _spectral(kind, weight, u, v)
-        yield Form(kind, (row, bias), ((weight, u, v),), ranked(weight))
+        note = HALF_A_STEP if u == SPECTRAL[1] else ""
+        yield Form(kind, (row, bias), ((weight, u, v),), ranked(weight), note=note)
 
 
 def _weight_normed(kind: str, v: str, g: str) -> Row:

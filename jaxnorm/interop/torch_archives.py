@@ -135,6 +135,8 @@ class _Reader:
                 return {}
             case (_Global("torch", "Size"), (tuple() as size,)):
                 return size
+            case (_Global("torch", "device"), (str() as kind, *_)):
+                return kind
         raise _RefusedError(f"it calls {_shown(function)}")
 
 

@@ -139,6 +139,7 @@ class TestTorch:
         nn = self.torch.nn
         module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         state = {"epoch": 3, "loss": [0.5, 1e9], "state_dict": module.state_dict(), "name": "x"}
+        state["device"] = self.torch.device("cpu")
         self.torch.save(state, path := tmp_path / "w.pt", pickle_protocol=protocol)
         found = torch_archives.read(path)
         assert (found["epoch"], found["loss"], found["name"]) == (3, [0.5, 1e9], "x")
@@ -146,11 +147,14 @@ class TestTorch:
 
     def test_without_pytorch(self, tmp_path, monkeypatch):
         self.torch.save(self.tensors(), path := tmp_path / "w.pt")
+        self.torch.save(
+            self.tensors(), old := tmp_path / "old.pt", _use_new_zipfile_serialization=False
+        )
+        assert files.read(old)[0].keys() == files.read(path)[0].keys()
         monkeypatch.setattr(files, "find_spec", lambda name: None)
         assert "weight" in files.read(path)[0]
-        self.torch.save(self.tensors(), path, _use_new_zipfile_serialization=False)
         with pytest.raises(ValueError, match=r"since PyTorch 1\.6.* Install PyTorch"):
-            files.read(path)
+            files.read(old)
 
     @pytest.mark.parametrize("reader", [torch_archives.read, files.read])
     def test_modules_are_refused(self, reader, tmp_path):

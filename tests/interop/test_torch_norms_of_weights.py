@@ -122,6 +122,8 @@ def test_the_next_step_of_parametrized_spectral_norm(case):
     variables = interop.load(
         shapes_of(model, x, update_stats=True), module.state_dict(), framework="torch"
     )
+    noted = interop.match(variables, module.state_dict(), framework="torch").notes
+    assert "half a step ahead" in " ".join(noted)
     back = interop.save(variables, framework="torch", like=module.state_dict())
     close(back["parametrizations.weight.0._v"], v.numpy(), 1e-6)
     stats = jax.tree.leaves_with_path(variables["batch_stats"])
