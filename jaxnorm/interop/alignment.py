@@ -133,13 +133,22 @@ def _in_order(
     counted = len({re.sub(r"\d+", "", "/".join(node.path)) for node in mine}) == 1
     others = list(theirs) if counted else sorted(theirs, key=lambda node: natural(node.path))
     pairs = []
-    for a in mine:
-        for b in others:
-            if a.layer is None or b.layer is None or fits(a.layer, b.layer):
-                pairs.append((a, b))
-                others.remove(b)
-                break
+    # equal names say more than the order, but for numbers, which count other layers too
+    for may_pair in (_named_alike, lambda a, b: True):
+        for a in list(mine):
+            for b in others:
+                fit = a.layer is None or b.layer is None or fits(a.layer, b.layer)
+                if fit and may_pair(a, b):
+                    pairs.append((a, b))
+                    mine.remove(a)
+                    others.remove(b)
+                    break
     return pairs
+
+
+def _named_alike(a: Node, b: Node) -> bool:
+    """Return whether two nodes end with the same name without numbers."""
+    return a.path[-1:] == b.path[-1:] and not re.search(r"\d", "".join(a.path[-1:]))
 
 
 def natural(path: Sequence[str]) -> list[Any]:

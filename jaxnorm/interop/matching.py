@@ -1,6 +1,6 @@
 """Find which layer of a file belongs to which layer of a model, and what would not fit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -36,6 +36,7 @@ class Matching:
       guessed: whether names did not decide everything.
       pairs: the layers that belong together.
       values: the new values of the leaves, not yet in their dtypes.
+      tied: second names of arrays, with the names that are used.
     """
 
     entries: list[Entry]
@@ -46,6 +47,7 @@ class Matching:
     guessed: bool
     pairs: list[Pair]
     values: dict[str, np.ndarray]
+    tied: dict[str, str]
 
     def __repr__(self) -> str:
         return table(self.entries, self.missing, self.unused, self.problems, self.notes)
@@ -118,7 +120,7 @@ def _result(
         for key, value in values.items()
         if not allow_rounding and loses(value, tree.leaves[key].dtype)
     ]
-    missing, unused = _left_over(search, pairs, framework)
+    missing, unused, tied = _left_over(search, pairs, framework, arrays)
     shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
     may_miss, may_stay = allowed
     running = {
@@ -143,17 +145,22 @@ def _result(
         missing + sorted(search.left_out),
         unused,
         problems,
-        _notes(pairs, framework, search),
+        _notes(pairs, framework, search)
+        + [f"{key} is the same array as {other}" for key, other in tied.items()],
         any(pair.by not in ("names", "path") for pair in pairs),
         pairs,
         values,
+        tied,
     )
 
 
 def _left_over(
-    search: Search, pairs: Sequence[Pair], framework: ModuleType
-) -> tuple[list[str], list[str]]:
-    """Return the leaves of the model without a value, and the arrays without a place."""
+    search: Search,
+    pairs: Sequence[Pair],
+    framework: ModuleType,
+    arrays: Mapping[str, np.ndarray],
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return the leaves of the model without a value, the arrays without a place, and the tied."""
     missing = [key for layer in search.rest for key in layer.leaves.values()]
     missing += [pair.ours.leaves[name] for pair in pairs for name in pair.fit.missing]
     unused = [key for layer in search.others for key in _counted(layer, framework)]
@@ -165,7 +172,22 @@ def _left_over(
         for name, key in pair.theirs.leaves.items()
         if name not in pair.fit.unused
     }
-    return missing, [key for key in dict.fromkeys(unused) if key not in used]
+    unused = [key for key in dict.fromkeys(unused) if key not in used]
+    tied = _tied(unused, used, arrays)
+    return missing, [key for key in unused if key not in tied], tied
+
+
+def _tied(
+    unused: Sequence[str], used: Collection[str], arrays: Mapping[str, np.ndarray]
+) -> dict[str, str]:
+    """Return the used array of which each other one is a second name, as of tied embeddings."""
+
+    def place(key: str) -> tuple:
+        array = np.asarray(arrays[key])
+        return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+
+    places = {place(key): key for key in used}
+    return {key: places[place(key)] for key in unused if place(key) in places}
 
 
 def _counted(layer: Layer, framework: ModuleType) -> list[str]:

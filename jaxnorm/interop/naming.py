@@ -48,6 +48,7 @@ def rules(
             "names must be a dict or a function from our paths to theirs: got "
             f"{type(names).__name__}."
         )
+    names = _expanded(names, ours)
     found: list[Rule] = []
     places = _places(theirs)
     single: dict[tuple[str, ...], tuple[Layer, dict[str, str]]] = {}
@@ -80,7 +81,8 @@ def their_path(
     if callable(names):
         call = names
         return lambda layer: _split(call("/".join(layer.path)), separator) or layer.alias
-    given = {_without_collection(_parts(path)): name for path, name in names.items()}
+    named = _expanded(names, layers)
+    given = {_without_collection(_parts(path)): name for path, name in named.items()}
     for path in given:
         if not any(layer.path[: len(path)] == path for layer in layers):
             raise ValueError(
@@ -96,6 +98,33 @@ def their_path(
         return layer.alias
 
     return path_of
+
+
+def _expanded(names: Mapping[str, str | None], layers: Sequence[Layer]) -> dict[str, str | None]:
+    """Replace each pattern by the names that it stands for; names without ``*`` come before it.
+
+    Raises:
+      ValueError: a pattern of which their side has more ``*`` than ours.
+    """
+    paths = {"/".join(layer.path[:n]): None for layer in layers for n in range(len(layer.path) + 1)}
+    found: dict[str, str | None] = {}
+    for given, name in names.items():
+        if "*" not in given:
+            continue
+        if name is not None and name.count("*") > given.count("*"):
+            raise ValueError(
+                f"each * of a file's name must stand for one of the model's: got {name!r} for "
+                f"{given!r}."
+            )
+        texts = "/".join(_without_collection(_parts(given))).split("*")
+        pattern = re.compile("([^/]+?)".join(map(re.escape, texts)))
+        matches = [match for path in paths if (match := pattern.fullmatch(path))]
+        for match in matches:
+            # what each * stands for goes into their name, in order
+            found[match[0]] = name and name.replace("*", "{}").format(*match.groups())
+        if not matches:
+            found[given] = name
+    return found | {given: name for given, name in names.items() if "*" not in given}
 
 
 def _split(name: str | None, separator: str) -> tuple[str, ...] | None:

@@ -35,6 +35,7 @@ def of_matching(
             for name, key in pair.theirs.leaves.items()
             if name in written and name not in theirs.ignored
         }
+    found |= {key: found[other] for key, other in matching.tied.items() if other in found}
     # what the model does not hold, such as the number of batches, is the file's
     return {
         key: np.array(found.get(key, array), array.dtype, order="C")

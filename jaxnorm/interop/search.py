@@ -101,10 +101,14 @@ class Search:
         """Pair layers by equal paths, and the rest by sizes and order."""
         if by == "names" and len(ours) == len(theirs) == 1 and self._add(ours[0], theirs[0], by):
             return
-        choices = [depths] if depths else [(a, b) for a in _depths(ours) for b in _depths(theirs)]
-        found = max((_equal(ours, theirs, *depth) for depth in choices), key=len, default=[])
-        for a, b in found:
-            self._add(a, b, by)
+        while found := max(
+            (_equal(ours, theirs, *d) for d in _choices(ours, theirs, depths)), key=len
+        ):
+            for a, b in found:
+                self._add(a, b, by)
+            paired = {id(layer) for pair in found for layer in pair}
+            ours = [layer for layer in ours if id(layer) not in paired]
+            theirs = [layer for layer in theirs if id(layer) not in paired]
         for strict in (True, False):
             mine, others = (
                 tree_of(_among(rest, group), self._size).children
@@ -146,6 +150,17 @@ def _without(layers: Sequence[Layer], left: Sequence[Layer]) -> list[Layer]:
     return [layer for layer in layers if id(layer) not in known]
 
 
+def _choices(
+    ours: Sequence[Layer], theirs: Sequence[Layer], said: tuple[int, int] | None
+) -> list[tuple[int, int]]:
+    """Return how many leading names of each side may be left out to compare paths."""
+    if said:
+        return [said]
+    # a head may stand next to the module that has all other layers
+    alone = [(0, 1), (1, 0)]
+    return [(a, b) for a in _depths(ours) for b in _depths(theirs)] + alone
+
+
 def _depths(layers: Sequence[Layer]) -> list[int]:
     """Return how many leading names to leave out: none, or all that the layers share."""
     paths = [layer.alias for layer in layers]
@@ -164,9 +179,10 @@ def _equal(
     words = lambda path: tuple(re.split(r"[/._]", "/".join(path)))
     known: dict[tuple[str, ...], list[Layer]] = {}
     for layer in theirs:
-        known.setdefault(words(layer.alias[right:]), []).append(layer)
+        if right < max(len(layer.alias), 1):
+            known.setdefault(words(layer.alias[right:]), []).append(layer)
     found = []
-    for layer in ours:
+    for layer in (layer for layer in ours if left < max(len(layer.alias), 1)):
         others = known.get(words(layer.alias[left:]), [])
         if len(others) == 1:
             found.append((layer, others.pop()))

@@ -46,8 +46,10 @@ def load(
         unpickled.
       framework: ``"torch"`` or ``"flax"``.
       names: from paths of our layers, modules or leaves to theirs, such as ``{"Dense_0": "fc1"}``;
-        None as a value leaves a layer as it is. Or a function from the path of a layer to its name
-        in the file, or None where the function does not know.
+        None as a value leaves a layer as it is. A ``*`` is a part of a name that both have, as in
+        ``{"layers_*/attention": "model.h.*.attn"}``; of two such the later decides. Or a
+        function from the path of a layer to its name in the file, or None where the function does
+        not know.
       kinds: what layers are, by patterns of our paths, where arrays do not tell:
         ``"ConvTranspose"``, ``"ConvTranspose(transpose_kernel=True)"``, ``"Conv"``, ``"Dense"``, or
         ``"Conv1D"`` of transformers.
