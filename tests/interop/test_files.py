@@ -215,7 +215,7 @@ def described(size, stride, offset=0, numbers=2, storage=b"FloatStorage"):
         (described((2,), (1,), numbers=3), "must hold 3 numbers and holds 2"),
         (described((2,), (1,), storage=b"EvilStorage"), "a storage is described as"),
     ],
-    ids=str,
+    ids=range(11),
 )
 def test_nothing_is_run(content, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
