@@ -153,9 +153,10 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
             history.setdefault(name, []).append(np.asarray(value).tolist())
         on_progress(step, steps)
     scaled = probes.scaled_weights(model, params, stats, batch)
-    return history | {
-        "scaled": {name: np.asarray(value).tolist() for name, value in scaled.items()}
-    }
+    history["scaled"] = {name: np.asarray(value).tolist() for name, value in scaled.items()}
+    if run.norm != "none":
+        history["health"] = probes.health(model, params, stats, batch[0])
+    return history
 
 
 def _blend(params) -> dict[str, list[float]]:
@@ -207,8 +208,34 @@ def words(results: dict) -> list[str]:
         f"loss ranges over: {spread}. Its "
         f"gradient goes with the factor to the power: {slope}. Over the training the weights grew "
         f"by a factor of: {growth}.",
+        *_seen(results),
         "**The blend.** Switchable norm gave the batch's statistics these weights, mean and "
         f"variance: {_batch_weights(results)}.",
+    ]
+
+
+def _seen(results: dict) -> list[str]:
+    """Return a paragraph on the inputs of the norms, if the results have their health."""
+    health = {
+        norm: [run.get("health", {}) for run in _runs_of(results, norm)]
+        for norm in results["settings"]["norms"]
+        if norm != "none"
+    }
+    if not health or not all(found for runs in health.values() for found in runs):
+        return []
+
+    def worst(number: str) -> str:
+        values = {
+            norm: [v for found in runs for name, v in found.items() if name.endswith(f"/{number}")]
+            for norm, runs in health.items()
+        }
+        return ", ".join(f"{norm} {max(found):.2g}" for norm, found in values.items() if found)
+
+    return [
+        "**What the norms saw.** At the end of the training the largest |mean| / deviation of a "
+        f"group was: {worst('offset') or 'nothing'}; the largest channel over the median channel: "
+        f"{worst('exploding')}; the distance of a running mean from that of a batch, in "
+        f"deviations: {worst('mean_distance') or 'nothing'}."
     ]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 import jaxnorm as jn
+from jaxnorm import linen
 from jaxnorm.experiments.training import cross_entropy
 
 Params = dict[str, Any]
@@ -105,6 +106,12 @@ def shift_of_gradients(
         _, there = loss_and_gradient(model, moved(params, gradient, steps), stats, batch)
         shifts.append(float(gradient_distances(there, gradient)[1][layer]))
     return np.array(shifts)
+
+
+def health(model: nn.Module, params: Params, stats, images) -> dict[str, float]:
+    """Return the numbers of each norm's input, by ``"path/number"``; see ``linen.diagnose``."""
+    variables = {"params": params, "batch_stats": stats}
+    return linen.diagnose(model, variables, images, evaluating=False).metrics()
 
 
 @partial(jax.jit, static_argnums=0)
