@@ -13,17 +13,18 @@ import jaxnorm as jn
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from bench import transformers_models as models  # noqa: E402
+from bench.transformers_cases import CASES, TOKENS, theirs  # noqa: E402
 from examples.models.decoder import Config, Decoder  # noqa: E402
 from examples.models.vit import OF_FILE, ViT  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]
-SMALL = [name for name in models.CASES if name != "ResNet-18"]
+SMALL = [name for name in CASES if name != "ResNet-18"]
 
 
-@pytest.mark.parametrize("name", models.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_logits_in_float32(name):
-    case = models.CASES[name]
-    hf, inputs = models.theirs(case), case.inputs()
+    case = CASES[name]
+    hf, inputs = theirs(case), case.inputs()
     loaded = models.ours(case, hf, inputs)
     assert models.largest(models.computed(loaded, inputs), models.logits_of(hf, inputs)) < 2e-6
     assert not loaded.matching.unused
@@ -37,24 +38,24 @@ def test_norms_in_bfloat16_to_the_bit(name):
     """But for ties between two numbers, where the last bit of float32 decides; and logits as near
     to those in float32 as transformers' own are.
     """
-    case = models.CASES[name]
-    hf, inputs = models.theirs(case, "bfloat16"), case.inputs()
+    case = CASES[name]
+    hf, inputs = theirs(case, "bfloat16"), case.inputs()
     loaded = models.ours(case, hf, inputs)
     norms, elements, different = models.norm_bits(loaded, hf, inputs)
     assert norms >= 5
     assert elements > 3000
     assert different <= elements / 2000
-    ours, theirs = models.computed(loaded, inputs), models.logits_of(hf, inputs)
+    mine, true = models.computed(loaded, inputs), models.logits_of(hf, inputs)
     rounded = np.asarray(jnp.asarray(inputs, "bfloat16"), "float32") if case.image else inputs
     exact = models.logits_of(hf.float(), rounded)
-    assert models.largest(ours, theirs) < 0.04
-    assert models.largest(ours, exact) < 1.5 * models.largest(theirs, exact)
+    assert models.largest(mine, true) < 0.04
+    assert models.largest(mine, exact) < 1.5 * models.largest(true, exact)
 
 
 def test_another_rounding_is_seen():
     """The comparison of bits can fail: Llama's norms by the call of another row of the guide."""
-    case = models.CASES["Llama 3"]
-    hf, inputs = models.theirs(case, "bfloat16"), case.inputs()
+    case = CASES["Llama 3"]
+    hf, inputs = theirs(case, "bfloat16"), case.inputs()
     (x, y), weight = models.recorded(hf, inputs)["model.norm"], hf.model.norm.weight
     scale = jnp.asarray(models.as_numpy(weight))
     options = {"scale": scale, "epsilon": hf.config.rms_norm_eps}
@@ -67,22 +68,22 @@ def test_another_rounding_is_seen():
 @pytest.mark.parametrize("name", ["Qwen 3", "Gemma 3"])
 def test_a_saved_checkpoint(name, tmp_path):
     """Tied embeddings are in the file once; config.json says the rest."""
-    case = models.CASES[name]
-    hf = models.theirs(case)
+    case = CASES[name]
+    hf = theirs(case)
     hf.save_pretrained(tmp_path)
     config = Config.of(json.loads((tmp_path / "config.json").read_text()))
     assert config == Config.of(hf.config.to_dict())
     model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     file = tmp_path / "model.safetensors"
     assert jn.interop.load(model, file, framework="torch", names=config.names) is model
-    found = nnx.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(models.TOKENS))
-    assert models.largest(np.asarray(found), models.logits_of(hf, models.TOKENS)) < 2e-6
+    found = nnx.jit(lambda model, tokens: model(tokens))(model, jnp.asarray(TOKENS))
+    assert models.largest(np.asarray(found), models.logits_of(hf, TOKENS)) < 2e-6
 
 
 def test_a_saved_vit_has_other_names(tmp_path):
     """transformers 5 writes the names of older versions, which its state dict does not have."""
-    case = models.CASES["ViT"]
-    hf, images = models.theirs(case), case.inputs()
+    case = CASES["ViT"]
+    hf, images = theirs(case), case.inputs()
     hf.save_pretrained(tmp_path)
     model = ViT.of(hf.config.to_dict())
     like = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -96,8 +97,8 @@ def test_a_saved_vit_has_other_names(tmp_path):
 @pytest.mark.parametrize("name", ["Gemma 3", "ResNet, tiny"])
 def test_the_way_back(name):
     """All of a state dict to the bit, with tied embeddings and counts of batches."""
-    case = models.CASES[name]
-    hf, inputs = models.theirs(case), case.inputs()
+    case = CASES[name]
+    hf, inputs = theirs(case), case.inputs()
     model, variables, (_, names) = case.load(hf, inputs, "float32")
     state = hf.state_dict()
     source = model if variables is None else variables
@@ -109,8 +110,8 @@ def test_the_way_back(name):
 
 
 def test_a_checkpoint_of_another_size_changes_nothing():
-    case = models.CASES["OLMo 2"]
-    hf = models.theirs(case)
+    case = CASES["OLMo 2"]
+    hf = theirs(case)
     config = Config.of({**hf.config.to_dict(), "intermediate_size": 40})
     model = Decoder(config, rngs=nnx.Rngs(0))
     before = jax.tree.map(jnp.copy, nnx.state(model))
