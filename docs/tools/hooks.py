@@ -65,7 +65,7 @@ def on_files(files: Files, config) -> Files:
     for path in found:
         files.append(File.generated(config, site_path(path), abs_src_path=str(path)))
     # a page each: what it says of itself, and its code
-    for path in sorted((ROOT / "examples").glob("*.py")):
+    for path in sorted((ROOT / "examples").rglob("*.py")):
         files.append(
             File.generated(
                 config,

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from bench import transformers_models as models  # noqa: E402
 from bench.transformers_cases import CASES, TOKENS, theirs  # noqa: E402
 from examples.models.decoder import Config, Decoder  # noqa: E402
+from examples.models.resnet import ResNet  # noqa: E402
 from examples.models.vit import OF_FILE, ViT  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]
@@ -122,3 +123,22 @@ def test_a_checkpoint_of_another_size_changes_nothing():
         jn.interop.load(model, hf.state_dict(), framework="torch", names=config.names)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(nnx.state(model)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_resnet_of_timm():
+    """ResNet-18 with the names of torchvision, by sizes and order alone."""
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("resnet18", num_classes=7).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if tensor.ndim == 1:  # norms and their statistics
+                drawn = torch.rand(tensor.shape, generator=generator)
+                tensor.copy_(0.5 + drawn if name.endswith(("weight", "var")) else drawn - 0.5)
+    images = np.random.default_rng(0).standard_normal((2, 64, 64, 3)).astype("float32")
+    with torch.no_grad():
+        true = model(torch.tensor(images).movedim(-1, 1)).numpy()
+    ours = ResNet(num_classes=7)
+    like = jax.eval_shape(ours.init, jax.random.key(0), images)
+    found = jn.interop.load(like, model.state_dict(), framework="torch", show=False)
+    assert models.largest(np.asarray(jax.jit(ours.apply)(found, images)), true) < 2e-6
