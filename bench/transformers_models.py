@@ -118,7 +118,7 @@ def norm_bits(loaded: Loaded, hf: Any, inputs: np.ndarray) -> tuple[int, int, in
     """Return how many norms, elements of their outputs, and elements with other bits there are.
 
     Raises:
-      AssertionError: outputs that differ by more than their last bit.
+      AssertionError: outputs that differ by more than their last bit, or 1e-6 of the largest.
     """
     both = recorded(hf, inputs)
     pairs = {
@@ -133,9 +133,11 @@ def norm_bits(loaded: Loaded, hf: Any, inputs: np.ndarray) -> tuple[int, int, in
         mine, true = np.asarray(made[path]), both[name][1]
         assert mine.shape == true.shape, (path, mine.shape, true.shape)
         assert mine.dtype == true.dtype, (path, mine.dtype, true.dtype)
-        steps = np.abs(mine.view(np.int16).astype(int) - true.view(np.int16))
-        assert steps.max() <= 1, (path, steps.max())
-        different += int(steps.sum())
+        mine, true = mine.astype(np.float32), true.astype(np.float32)
+        # a bias may cancel all but the last bits of float32
+        most = 2**-7 * np.abs(true) + 1e-6 * np.abs(true).max()
+        assert (np.abs(mine - true) <= most).all(), path
+        different += int((mine != true).sum())
         elements += true.size
     return len(pairs), elements, different
 
