@@ -21,7 +21,7 @@ def frequencies(head_dim: int, rope: Mapping[str, Any]) -> jax.Array:
         slows down the waves that are longer than the context of the first training.
     """
     found = float(rope["rope_theta"]) ** -(np.arange(0, head_dim, 2) / head_dim)
-    match rope.get("rope_type", "default"):
+    match rope.get("rope_type", rope.get("type", "default")):
         case "default":
             pass
         case "linear":

@@ -9,7 +9,7 @@ Modules have the names that the checkpoints give them. Llama 3's frequencies are
 config says. There is no cache of keys and values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,21 +142,21 @@ class Config:
         return None if own is None else {"epsilon": self.epsilon, **self.family.norm, **own}
 
 
-def _layers(given: Mapping[str, Any]):
-    """Yield the window and the rope of each layer, by the config of whatever age."""
-    count, window = given["num_hidden_layers"], given.get("sliding_window")
-    pattern = {"gemma2": 2, "gemma3_text": given.get("sliding_window_pattern", 6)}
-    every = pattern.get(given["model_type"])
-    kinds = given.get("layer_types") or [
-        "sliding_attention" if every and (i + 1) % every else "full_attention" for i in range(count)
-    ]
-    scaling = {"rope_theta": given.get("rope_theta", 10_000), **given.get("rope_scaling", {})}
-    ropes = given.get("rope_parameters", scaling)
-    if given["model_type"] == "gemma3_text" and "full_attention" not in ropes:
+def _layers(given: Mapping[str, Any]) -> Iterator[tuple[int | None, Mapping[str, Any]]]:
+    """Yield the window and the rope of each layer, by a config of whatever age."""
+    kind, window = given["model_type"], given.get("sliding_window")
+    every = {"gemma2": 2, "gemma3_text": given.get("sliding_window_pattern", 6)}.get(kind)
+    first = given.get("max_window_layers", 0) if given.get("use_sliding_window") else None
+    theta = given.get("rope_theta", 1_000_000 if kind == "gemma3_text" else 10_000)
+    ropes = given.get("rope_parameters", {"rope_theta": theta, **given.get("rope_scaling", {})})
+    if kind == "gemma3_text" and "full_attention" not in ropes:
         local = {"rope_theta": given.get("rope_local_base_freq", 10_000)}
         ropes = {"full_attention": ropes, "sliding_attention": local}
-    for kind in kinds:
-        yield window if kind == "sliding_attention" else None, ropes.get(kind, ropes)
+    for i in range(given["num_hidden_layers"]):
+        slides = bool((i + 1) % every) if every else first is not None and i >= first
+        layer = "sliding_attention" if slides else "full_attention"
+        layer = given["layer_types"][i] if "layer_types" in given else layer
+        yield window if layer == "sliding_attention" else None, ropes.get(layer, ropes)
 
 
 class MLP(nnx.Module):

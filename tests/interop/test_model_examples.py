@@ -30,6 +30,19 @@ AGES = {
         {"model_type": "llama", "rope_theta": 5e5, "rope_scaling": LLAMA3},
         {"model_type": "llama", "rope_parameters": {"rope_theta": 5e5, **LLAMA3}},
     ),
+    "Qwen 3": (
+        {
+            "model_type": "qwen3",
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 2,
+        },
+        {
+            "model_type": "qwen3",
+            "sliding_window": 8,
+            "layer_types": ["full_attention"] * 2 + ["sliding_attention"] * 2,
+        },
+    ),
     "Llama 2": ({"model_type": "llama", "rope_scaling": None}, {"model_type": "llama"}),
     "Gemma 3": (
         {
@@ -66,7 +79,8 @@ def test_configs_of_both_ages(name):
     old, new = (Config.of({**SIZES, **given}) for given in AGES[name])
     assert old == new
     windows = [window for window, _ in old.layers]
-    assert windows == [8, None, 8, None] if "Gemma" in name else [None] * 4
+    expected = {"Gemma": [8, None, 8, None], "Qwen": [None, None, 8, 8], "Llama": [None] * 4}
+    assert windows == expected[name.split()[0]]
 
 
 def test_defaults_of_a_family():
@@ -94,7 +108,7 @@ def test_positions():
     first = jnp.sum(turn(q, 7) * turn(k, 3))
     np.testing.assert_allclose(jnp.sum(turn(q, 16) * turn(k, 12)), first, rtol=1e-5)
     np.testing.assert_allclose(frequencies(4, {"rope_theta": 1e4}), [1, 0.01])
-    half = frequencies(4, {"rope_theta": 1e4, "rope_type": "linear", "factor": 2})
+    half = frequencies(4, {"rope_theta": 1e4, "type": "linear", "factor": 2})  # as once called
     np.testing.assert_allclose(half, [0.5, 0.005])
 
 
