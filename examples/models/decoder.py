@@ -6,7 +6,7 @@
     logits = model(tokens)
 
 Modules have the names that the checkpoints give them. Llama 3's frequencies are scaled as its
-config says. There is no cache of keys and values.
+config says. There is no cache of keys and values. nnx.List needs Flax 0.12.
 """
 
 from collections.abc import Callable, Iterator, Mapping

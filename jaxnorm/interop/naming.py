@@ -48,9 +48,9 @@ def rules(
             "names must be a dict or a function from our paths to theirs: got "
             f"{type(names).__name__}."
         )
-    names = _expanded(names, ours)
-    found: list[Rule] = []
     places = _places(theirs)
+    names = _expanded(names, ours, lambda name: tuple(_words(name)) in places)
+    found: list[Rule] = []
     single: dict[tuple[str, ...], tuple[Layer, dict[str, str]]] = {}
     for given, name in sorted(names.items(), key=lambda item: -len(_parts(item[0]))):
         path = _without_collection(_parts(given))
@@ -100,8 +100,14 @@ def their_path(
     return path_of
 
 
-def _expanded(names: Mapping[str, str | None], layers: Sequence[Layer]) -> dict[str, str | None]:
+def _expanded(
+    names: Mapping[str, str | None],
+    layers: Sequence[Layer],
+    known: Callable[[str], bool] = lambda name: True,
+) -> dict[str, str | None]:
     """Replace each pattern by the names that it stands for; names without ``*`` come before it.
+
+    Of those, the ones that are not ``known`` are left out, unless none is.
 
     Raises:
       ValueError: a pattern of which their side has more ``*`` than ours.
@@ -118,12 +124,14 @@ def _expanded(names: Mapping[str, str | None], layers: Sequence[Layer]) -> dict[
             )
         texts = "/".join(_without_collection(_parts(given))).split("*")
         pattern = re.compile("([^/]+?)".join(map(re.escape, texts)))
-        matches = [match for path in paths if (match := pattern.fullmatch(path))]
-        for match in matches:
-            # what each * stands for goes into their name, in order
-            found[match[0]] = name and name.replace("*", "{}").format(*match.groups())
-        if not matches:
-            found[given] = name
+        # what each * stands for goes into their name, in order
+        new = {
+            path: name and name.replace("*", "{}").format(*match.groups())
+            for path in paths
+            if (match := pattern.fullmatch(path))
+        }
+        there = {path: name for path, name in new.items() if name is None or known(name)}
+        found |= there or new or {given: name}
     return found | {given: name for given, name in names.items() if "*" not in given}
 
 

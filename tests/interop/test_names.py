@@ -61,6 +61,17 @@ def test_of_patterns_the_later_and_before_patterns_a_name_decides():
     assert list(scales(found).values()) == [1, 2, 12, 11]
 
 
+def test_patterns_may_stand_for_more_layers_than_the_file_has():
+    """A model with one more layer: what it lacks is said, or allowed."""
+    model = MODEL | {"layers_2": {"attention": {"q": norm(7), "k": norm(7)}, "mlp": norm(7)}}
+    options = {"framework": "torch", "names": PATTERNS}
+    with pytest.raises(ValueError, match=r"3 without\.\n  layers_2/attention/k/scale"):
+        interop.load(model, STATE, **options)
+    found = interop.load(model, STATE, **options, allow_missing="layers_2/*")
+    assert list(scales(found).values()) == [2, 1, 12, 11]
+    assert found["layers_2"]["mlp"]["scale"].tolist() == [7, 7, 7]
+
+
 def test_patterns_that_fit_nothing_are_errors():
     with pytest.raises(ValueError, match=r"paths of the model: got 'blocks_\*/mlp'"):
         interop.load(MODEL, STATE, framework="torch", names={"blocks_*/mlp": "model.h.*.ff"})
