@@ -175,15 +175,20 @@ def _depths(layers: Sequence[Layer]) -> list[int]:
 def _equal(
     ours: Sequence[Layer], theirs: Sequence[Layer], left: int, right: int
 ) -> list[tuple[Layer, Layer]]:
-    """Return the layers whose paths are equal but for their separators."""
-    words = lambda path: tuple(re.split(r"[/._]", "/".join(path)))
-    known: dict[tuple[str, ...], list[Layer]] = {}
-    for layer in theirs:
-        if right < max(len(layer.alias), 1):
-            known.setdefault(words(layer.alias[right:]), []).append(layer)
-    found = []
-    for layer in (layer for layer in ours if left < max(len(layer.alias), 1)):
-        others = known.get(words(layer.alias[left:]), [])
-        if len(others) == 1:
-            found.append((layer, others.pop()))
+    """Return the layers whose paths are equal but for their separators, and no other's."""
+    mine, others = _by_words(ours, left), _by_words(theirs, right)
+    return [
+        (group[0], others[path][0])
+        for path, group in mine.items()
+        if len(group) == len(others.get(path, ())) == 1
+    ]
+
+
+def _by_words(layers: Sequence[Layer], left_out: int) -> dict[tuple[str, ...], list[Layer]]:
+    """Return layers by the words of their paths after the names that are left out."""
+    found: dict[tuple[str, ...], list[Layer]] = {}
+    for layer in layers:
+        if left_out < max(len(layer.alias), 1):
+            path = re.split(r"[/._]", "/".join(layer.alias[left_out:]))
+            found.setdefault(tuple(path), []).append(layer)
     return found

@@ -100,11 +100,19 @@ def test_paths_under_one_module_next_to_a_head(head, others):
     ]
 
 
-def test_the_same_path_in_two_modules_does_not_decide():
-    state = weights(**{"left.a.weight": 1, "right.a.weight": 2, "b.weight": 3})
-    matching = interop.match({"a": norm(0), "b": norm(0)}, state, framework="torch")
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_the_same_path_in_two_modules_does_not_decide(side):
+    if side == "theirs":
+        model = {"a": norm(0), "b": norm(0)}
+        state = weights(**{"left.a.weight": 1, "right.a.weight": 2, "b.weight": 3})
+    else:
+        model = {"left": {"a": norm(0)}, "right": {"a": norm(0)}, "b": norm(0)}
+        state = weights(**{"a.weight": 1, "b.weight": 2})
+    matching = interop.match(model, state, framework="torch")
     assert matching.guessed
     assert matching.problems
+    by_path = [entry.ours[0] for entry in matching.entries if entry.by == "path"]
+    assert by_path == ["b/scale"]
 
 
 def test_names_decide_before_the_order():
