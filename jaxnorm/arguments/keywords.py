@@ -145,7 +145,7 @@ def known_keywords(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _with_arrays(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    # Imported here because jaxnorm.host uses this file where there is no JAX.
+    # Imported here because statistics on the host use this file where there is no JAX.
     import jax
 
     from jaxnorm.arguments.validation import as_array

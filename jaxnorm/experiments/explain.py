@@ -7,6 +7,7 @@ the weights, and the weights that the blend of switchable norm learns.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -138,7 +139,7 @@ def _measured(run: Run, data: Dataset, snapshots: int, on_progress: OnProgress) 
         return {"weights": _blend(last)}
     # every probe sees the same batch, so that snapshots differ by the parameters alone
     batch = data.train_inputs[: run.batch_size], data.train_labels[: run.batch_size]
-    history: dict[str, list] = {}
+    history: dict[str, Any] = {}
     before = None
     for step, params, stats in watched(run, model, data, every):
         found = probes.along_gradient(model, params, stats, batch, run.learning_rate)

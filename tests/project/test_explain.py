@@ -123,8 +123,9 @@ def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
         "The blend.",
     ]
     seen = results["runs"][1]["health"]
-    assert f"group was: batch {max(seen[f'BatchNorm_{i}/offset'] for i in (0, 1)):.2g};" in (
-        paragraphs[3]
+    assert (
+        f"group was: batch {max(seen[f'BatchNorm_{i}/offset'] for i in (0, 1)):.2g};"
+        in (paragraphs[3])
     )
     assert "batch -1.00" in paragraphs[2]
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.touch())
