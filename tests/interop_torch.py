@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from interop_values import same_bits
 
 from jaxnorm import interop
 
@@ -22,29 +23,12 @@ def drawn(module, seed=0):
     return module.eval()
 
 
-def inputs(*shape):
-    return np.random.default_rng(1).standard_normal(shape).astype("float32")
-
-
 def output(module, x):
     """The output of a module for channels first, given and returned with channels last."""
     first = torch.tensor(np.moveaxis(x, -1, 1) if x.ndim > 2 else x)
     with torch.no_grad():
         y = module(first).numpy()
     return np.moveaxis(y, 1, -1) if y.ndim > 2 else y
-
-
-def close(ours, theirs, rtol=2e-7):
-    """To a part of the largest value."""
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=rtol * np.abs(theirs).max())
-
-
-def same_bits(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        value = np.asarray(tensor)
-        assert ours[name].dtype == value.dtype, name
-        np.testing.assert_array_equal(ours[name], value, err_msg=name)
 
 
 def round_trip(variables, module, **options):

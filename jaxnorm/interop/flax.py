@@ -11,13 +11,14 @@ import numpy as np
 
 from jaxnorm.interop import files
 from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed
-from jaxnorm.interop.transforms import joined, reshaped, same, single
+from jaxnorm.interop.transforms import joined, reshaped, same, single, swapped
 from jaxnorm.interop.trees import paths_of, take_apart
 
 NAME = "flax"
 SEPARATOR = "/"
 NOT_STORED: dict[str, str] = {}
 GATES = {"lstm": ("i", "f", "g", "o"), "gru": ("r", "z", "n"), "rnn": ("",)}
+RENORM = ("renorm_mean", "renorm_stddev")
 ATTENTION = ("query", "key", "value", "out")
 
 
@@ -35,7 +36,7 @@ def _norm_leaf(name: str) -> Row:
     return Row((name,), (name,), read, write)
 
 
-def _dense_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def dense_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the shape of a matrix for a kernel with several axes; those of the bias are last."""
     shape = shapes.get("kernel", ())
     last = len(shapes.get("bias", shape[-1:]))
@@ -56,23 +57,21 @@ BIAS = reshaped("bias", "bias", lambda shape: (math.prod(shape),))
 MATRIX = reshaped("kernel", "kernel", lambda shape: (shape[0], math.prod(shape[1:])))
 
 
-def _window(array: np.ndarray) -> tuple[int, ...]:
-    return tuple(range(array.ndim - 2))
-
-
-def _swapped(kernel: np.ndarray) -> np.ndarray:
-    """Turn a kernel of ConvTranspose(transpose_kernel=True) into one of the default, or back."""
-    return np.flip(np.swapaxes(kernel, -1, -2), _window(kernel))
+def attention_rows(names: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of attention whose parts have these names and a kernel and bias each."""
+    for name in ATTENTION:
+        # the output joins heads from its first axes, the others have them last
+        joins = name == "out"
+        flat = lambda s, joins=joins: (
+            (math.prod(s[:-1]), s[-1]) if joins else (s[0], math.prod(s[1:]))
+        )
+        yield reshaped(f"{name}_kernel", f"{names[name]}/kernel", flat)
+    for name in ATTENTION:
+        yield reshaped(f"{name}_bias", f"{names[name]}/bias", lambda s: (math.prod(s),))
 
 
 def _attention() -> Form:
-    flat = lambda shape: (math.prod(shape),)
-    rows = [
-        reshaped(f"{name}_kernel", f"{name}/kernel", lambda s: (s[0], math.prod(s[1:])))
-        for name in ATTENTION[:3]
-    ]
-    rows += [reshaped("out_kernel", "out/kernel", lambda s: (math.prod(s[:-1]), s[-1]))]
-    rows += [reshaped(f"{name}_bias", f"{name}/bias", flat) for name in ATTENTION]
+    rows = attention_rows({name: name for name in ATTENTION})
     return Form("attention", tuple(rows), (tuple(f"{name}/kernel" for name in ATTENTION),))
 
 
@@ -115,7 +114,7 @@ def _recurrent(kind: str) -> Iterator[Form]:
 FORMS: tuple[Form, ...] = (
     Form(
         "norm",
-        tuple(map(_norm_leaf, ("scale", "bias", "mean", "var"))),
+        tuple(map(_norm_leaf, ("scale", "bias", "mean", "var", *RENORM))),
         (("scale",), ("bias",), ("mean", "var")),
         lambda shapes: not any("kernel" in name or name == "embedding" for name in shapes),
     ),
@@ -124,7 +123,7 @@ FORMS: tuple[Form, ...] = (
         (MATRIX, BIAS, *WRAPPED),
         (("kernel",),),
         lambda shapes: len(shapes["kernel"]) >= 2,
-        guess=_dense_shapes,
+        guess=dense_shapes,
     ),
     Form("conv", (same("kernel"), same("bias"), *WRAPPED), (("kernel",),), _rank("kernel", 3, 5)),
     Form(
@@ -135,7 +134,7 @@ FORMS: tuple[Form, ...] = (
     ),
     Form(
         "conv_transpose",
-        (single("kernel", "kernel", _swapped, _swapped, "flipped"), same("bias"), *WRAPPED),
+        (single("kernel", "kernel", swapped, swapped, "flipped"), same("bias"), *WRAPPED),
         (("kernel",),),
         _rank("kernel", 3, 5),
         label="ConvTranspose(transpose_kernel=True)",

@@ -143,6 +143,7 @@ class Layer:
       shapes: the shapes of the leaves.
       alias: the path to compare with another framework's.
       transposed: whether its name says that it is a transposed convolution.
+      label: the label of its form, if the file says it.
     """
 
     path: tuple[str, ...]
@@ -150,6 +151,7 @@ class Layer:
     shapes: Mapping[str, Shape]
     alias: tuple[str, ...] = ()
     transposed: bool = False
+    label: str | None = None
 
     def forms(self, table: Sequence[Form], label: str | None = None) -> list[Form]:
         """Return the forms of a table that the layer may have.
@@ -157,6 +159,8 @@ class Layer:
         With a ``label`` these are the forms that bear it.
         """
         found = [form for form in table if form.holds(self.shapes)]
+        if self.label is not None:
+            return [form for form in found if form.label == self.label]
         if label is not None:
             return [form for form in found if form.label == label]
         return [form for form in found if not form.hidden]

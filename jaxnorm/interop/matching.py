@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import isclose
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxnorm.interop.fitting import entries
 from jaxnorm.interop.layers import Layer
 from jaxnorm.interop.naming import Names, rules
 from jaxnorm.interop.search import Pair, Search, labels
+from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.table import Entry, table
 from jaxnorm.interop.trees import Tree, loses
 
@@ -37,6 +39,8 @@ class Matching:
       pairs: the layers that belong together.
       values: the new values of the leaves, not yet in their dtypes.
       tied: second names of arrays, with the names that are used.
+      warnings: options of the model that are not those of the file.
+      hint: which framework the names look like, if it is another one.
     """
 
     entries: list[Entry]
@@ -48,9 +52,12 @@ class Matching:
     pairs: list[Pair]
     values: dict[str, np.ndarray]
     tied: dict[str, str]
+    warnings: list[str]
+    hint: str = ""
 
     def __repr__(self) -> str:
-        return table(self.entries, self.missing, self.unused, self.problems, self.notes)
+        notes = [*self.notes, *self.warnings, *([self.hint] if self.hint else [])]
+        return table(self.entries, self.missing, self.unused, self.problems, notes)
 
     def check(self) -> None:
         """Raise ValueError if anything does not fit; the first 8 problems are listed."""
@@ -58,10 +65,11 @@ class Matching:
             return
         more = len(self.problems) - LISTED
         lines = self.problems[:LISTED] + ([f"and {more} more"] if more > 0 else [])
+        hint = f"{self.hint} " if self.hint else ""
         listed = "".join(f"\n  {line}" for line in lines)
         raise ValueError(
             "each parameter must have one array of its shape, and each array a place: got "
-            f"{len(self.problems)} without.{listed}\nNothing was changed. Say what belongs "
+            f"{len(self.problems)} without.{listed}\nNothing was changed. {hint}Say what belongs "
             "together by names={ours: theirs}; jaxnorm.interop.match shows it as a table. What "
             "allow_missing and allow_unused name may be left over."
         )
@@ -69,7 +77,7 @@ class Matching:
 
 def find(
     tree: Tree,
-    arrays: Mapping[str, np.ndarray],
+    stored: Stored,
     framework: ModuleType,
     *,
     names: Names = None,
@@ -79,7 +87,9 @@ def find(
     allow_rounding: bool = False,
 ) -> Matching:
     """Match the leaves of a model with the arrays of a file; see :func:`jaxnorm.interop.match`."""
-    theirs = framework.file_layers({key: tuple(np.shape(array)) for key, array in arrays.items()})
+    shapes = {key: tuple(np.shape(array)) for key, array in stored.arrays.items()}
+    # what the configuration says of layers
+    theirs = framework.file_layers(shapes, *([stored.options] if stored.options else []))
     attention = any(
         form.kind == "attention" for layer in theirs for form in layer.forms(framework.FORMS)
     )
@@ -88,7 +98,7 @@ def find(
     search = Search(ours, theirs, framework, labels(tree.hints, kinds, ours, framework))
     search.run(rules(names, search.ours, search.theirs, framework))
     allowed = _wanted(allow_missing), _wanted(allow_unused)
-    return _result(search, tree, arrays, framework, allowed, allow_rounding)
+    return _result(search, tree, stored, framework, allowed, allow_rounding)
 
 
 def _wanted(allowed: Allowed) -> Callable[[str], bool]:
@@ -102,12 +112,13 @@ def _wanted(allowed: Allowed) -> Callable[[str], bool]:
 def _result(
     search: Search,
     tree: Tree,
-    arrays: Mapping[str, np.ndarray],
+    stored: Stored,
     framework: ModuleType,
     allowed: tuple[Callable[[str], bool], Callable[[str], bool]],
     allow_rounding: bool,
 ) -> Matching:
     """Put together what was found, with everything that does not fit."""
+    arrays = stored.arrays
     pairs = sorted(search.pairs, key=lambda pair: natural(pair.ours.path))
     problems = [problem for pair in pairs for problem in pair.fit.problems]
     values: dict[str, np.ndarray] = {}
@@ -145,12 +156,14 @@ def _result(
         missing + sorted(search.left_out),
         unused,
         problems,
-        _notes(pairs, framework, search)
+        stored.notes
+        + _notes(pairs, framework, search, said=bool(stored.options))
         + [f"{key} is the same array as {other}" for key, other in tied.items()],
         any(pair.by not in ("names", "path") for pair in pairs),
         pairs,
         values,
         tied,
+        _epsilons(pairs, tree, stored, framework),
     )
 
 
@@ -227,15 +240,37 @@ def _values(
     return {ours.leaves[name]: value for name, value in written.items() if name in ours.leaves}
 
 
-def _notes(pairs: Sequence[Pair], framework: ModuleType, search: Search) -> list[str]:
+def _epsilons(
+    pairs: Sequence[Pair], tree: Tree, stored: Stored, framework: ModuleType
+) -> list[str]:
+    """Return the norms of an nnx model whose epsilon is not that of the file.
+
+    They are warnings and no errors. The arrays are right, epsilon is for the model to say, and
+    variables of linen have none that could be compared.
+    """
+    found = []
+    for pair in pairs:
+        theirs = stored.options.get(framework.SEPARATOR.join(pair.theirs.path), {}).get("epsilon")
+        ours = tree.epsilons.get("/".join(pair.ours.path))
+        if theirs is not None and ours is not None and not isclose(theirs, ours, rel_tol=1e-6):
+            path = "/".join(pair.ours.path) or "the layer"
+            found.append(f"{path} has epsilon={ours:g}, but the file was made with {theirs:g}.")
+    return found
+
+
+def _notes(
+    pairs: Sequence[Pair], framework: ModuleType, search: Search, *, said: bool
+) -> list[str]:
     """Return what the arrays do not tell."""
-    kinds = dict.fromkeys(pair.fit.theirs.kind for pair in pairs)
+    kinds = {} if said else dict.fromkeys(pair.fit.theirs.kind for pair in pairs)
     notes = [framework.NOT_STORED[kind] for kind in kinds if kind in framework.NOT_STORED]
     notes += dict.fromkeys(pair.fit.theirs.note for pair in pairs if pair.fit.theirs.note)
     square = [
         "/".join(pair.ours.path)
         for pair in pairs
-        if pair.fit.ours.kind == "conv" and search.label(pair.ours) is None
+        if pair.fit.ours.kind == "conv"
+        and search.label(pair.ours) is None
+        and pair.theirs.label is None
         for shape in [pair.ours.shapes["kernel"]]
         if shape[-1] == shape[-2]
     ]

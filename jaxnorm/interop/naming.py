@@ -213,7 +213,7 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _words(path: str) -> tuple[str, ...]:
-    return tuple(word for word in re.split(r"[/._]", path) if word)
+    return tuple(word for word in re.split(r"[/._~]", path) if word)
 
 
 def _without_collection(path: tuple[str, ...]) -> tuple[str, ...]:

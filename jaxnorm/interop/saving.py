@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxnorm.interop import flax
 from jaxnorm.interop.fitting import candidates, kinds_of
-from jaxnorm.interop.layers import Form, Layer, UnfitError, blank
+from jaxnorm.interop.layers import Form, Layer, UnfitError
 from jaxnorm.interop.matching import Matching
 from jaxnorm.interop.naming import Names, their_path
 from jaxnorm.interop.search import labels
@@ -22,25 +22,29 @@ def of_matching(
     found: dict[str, np.ndarray] = {}
     for pair in matching.pairs:
         theirs = pair.fit.theirs
-        shapes = {
-            name: array.shape
-            for name, array in theirs.read(
-                {name: blank(shape) for name, shape in pair.theirs.shapes.items()}
-            ).items()
-        }
+        file = theirs.read({name: arrays[key] for name, key in pair.theirs.leaves.items()})
+        shapes = {name: array.shape for name, array in file.items()}
         common = pair.fit.ours.read(_stored(pair.ours, tree), shapes)
         written = theirs.write(common, pair.theirs.shapes)
-        found |= {
-            key: written[name]
-            for name, key in pair.theirs.leaves.items()
-            if name in written and name not in theirs.ignored
-        }
+        for row in theirs.rows:
+            # several arrays of a file may say the same, so that what is unchanged stays as it is
+            if all(_unchanged(name, common, file) for name in row.common):
+                continue
+            found |= {
+                pair.theirs.leaves[name]: written[name]
+                for name in row.stored
+                if name in written and name in pair.theirs.leaves
+            }
     found |= {key: found[other] for key, other in matching.tied.items() if other in found}
     # what the model does not hold, such as the number of batches, is the file's
     return {
         key: np.array(found.get(key, array), array.dtype, order="C")
         for key, array in arrays.items()
     }
+
+
+def _unchanged(name: str, common: Mapping[str, Any], file: Mapping[str, Any]) -> bool:
+    return name in common and name in file and np.array_equal(common[name], file[name])
 
 
 def named_arrays(

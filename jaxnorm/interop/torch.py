@@ -8,7 +8,19 @@ import numpy as np
 
 from jaxnorm.interop import files
 from jaxnorm.interop.layers import Arrays, Form, Layer, Row, Shape, is_transposed
-from jaxnorm.interop.transforms import OfOne, same, single, split, transposed
+from jaxnorm.interop.transforms import (
+    OfOne,
+    biases_of_gru,
+    channels_first,
+    no_bias,
+    no_recurrent_bias,
+    same,
+    single,
+    split,
+    transposed,
+    two_biases,
+    window_first,
+)
 
 NAME = "torch"
 SEPARATOR = "."
@@ -17,15 +29,6 @@ NOT_STORED = {
     "norm": "eps is not in the file: PyTorch's default is 1e-5, and for RMSNorm the machine epsilon"
     " of the dtype",
 }
-
-
-def _conv(weight: np.ndarray) -> np.ndarray:
-    """Turn (out, in, *window) into (*window, in, out)."""
-    return weight.transpose(*range(2, weight.ndim), 1, 0)
-
-
-def _of_conv(kernel: np.ndarray) -> np.ndarray:
-    return kernel.transpose(-1, -2, *range(kernel.ndim - 2))
 
 
 def _conv_transpose(weight: np.ndarray) -> np.ndarray:
@@ -54,7 +57,7 @@ HALF_A_STEP = (
 # For each kind with a weight: from weight to kernel and back, and what is said of it.
 WEIGHTS: dict[str, tuple[OfOne, OfOne, str]] = {
     "dense": (np.transpose, np.transpose, "transposed"),
-    "conv": (_conv, _of_conv, "window first"),
+    "conv": (window_first, channels_first, "window first"),
     "conv_transpose": (_conv_transpose, _of_conv_transpose, "window first, flipped"),
 }
 RANKS = {"dense": (2, 2), "conv": (3, 5), "conv_transpose": (3, 5)}
@@ -152,20 +155,14 @@ def _recurrent(kind: str, gates: int) -> Form:
         features = shapes["weight_hr"][1] if "weight_hr" in shapes else columns
         return rows == gates * features
 
-    def zeros(common: Arrays) -> np.ndarray:
-        kernel = common["recurrent_kernel"]
-        return np.zeros(kernel.shape[1], kernel.dtype)
-
     rows = (
         transposed("input_kernel", "weight_ih"),
         transposed("recurrent_kernel", "weight_hh"),
         transposed("projection", "weight_hr"),
         _gru_biases() if kind == "gru" else _biases(),
     )
-    defaults = {"bias": zeros}
-    if kind == "gru":
-        defaults["recurrent_bias"] = lambda common: zeros(common)[2 * len(common["bias"]) // 3 :]
-    return Form(kind, rows, (("weight_ih", "weight_hh"),), fits, defaults)
+    more = {"recurrent_bias": no_recurrent_bias} if kind == "gru" else {}
+    return Form(kind, rows, (("weight_ih", "weight_hh"),), fits, {"bias": no_bias, **more})
 
 
 def _biases() -> Row:
@@ -180,18 +177,12 @@ def _biases() -> Row:
 
 def _gru_biases() -> Row:
     """Return the row of a GRU's biases: n's recurrent one is multiplied by the reset gate."""
-
-    def read(arrays: Sequence[np.ndarray], shapes: object) -> list[np.ndarray]:
-        inward, across = arrays
-        gates = 2 * len(inward) // 3
-        return [np.concatenate([inward[:gates] + across[:gates], inward[gates:]]), across[gates:]]
-
-    def write(arrays: Sequence[np.ndarray], shapes: object) -> list[np.ndarray]:
-        bias, across = arrays
-        return [bias, np.concatenate([np.zeros_like(bias[len(across) :]), across])]
-
     return Row(
-        ("bias", "recurrent_bias"), ("bias_ih", "bias_hh"), read, write, "sum of r and z, n apart"
+        ("bias", "recurrent_bias"),
+        ("bias_ih", "bias_hh"),
+        lambda arrays, shapes: biases_of_gru(*arrays),
+        lambda arrays, shapes: two_biases(*arrays),
+        "sum of r and z, n apart",
     )
 
 

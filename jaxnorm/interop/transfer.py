@@ -1,10 +1,11 @@
 """Load weights, save weights, and show what belongs together."""
 
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -12,10 +13,11 @@ from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.interop.matching import Allowed, Matching, find
 from jaxnorm.interop.naming import Names
 from jaxnorm.interop.saving import named_arrays, of_matching
+from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.trees import Tree, converted, take_apart
 
 Model = TypeVar("Model")
-FRAMEWORKS = ("flax", "torch")
+FRAMEWORKS = ("torch", "flax")
 
 
 @known_keywords
@@ -29,6 +31,7 @@ def load(
     allow_missing: Allowed = False,
     allow_unused: Allowed = False,
     allow_rounding: bool = False,
+    layers: Any = None,
     show: bool | None = None,
 ) -> Model:
     """Return a model with the weights of another framework.
@@ -44,7 +47,10 @@ def load(
       source: arrays or tensors by name, such as a state dict, or the path of a file:
         ``.safetensors``, its ``.index.json``, ``.npz``, or ``.pt`` of torch.save. Nothing is
         unpickled.
-      framework: ``"torch"`` or ``"flax"``.
+        Keras's are ``.keras``, ``.weights.h5`` and ``.h5``. From Haiku params, or (params, state),
+        and from Equinox modules, or (module, state).
+      framework: ``"torch"``, ``"keras"``, ``"haiku"``, ``"equinox"``, ``"flax"``, or ``"onnx"`` for
+        the arrays W, R and B of its recurrent operators.
       names: from paths of our layers, modules or leaves to theirs, such as ``{"Dense_0": "fc1"}``;
         None as a value leaves a layer as it is. A ``*`` is a part of a name that both have, as in
         ``{"layers_*/attention": "model.h.*.attn"}``; of two such the later decides. Or a
@@ -56,6 +62,9 @@ def load(
       allow_missing: leaves that may keep their values: True for all, or patterns of their paths.
       allow_unused: arrays that may stay in the file: True for all, or patterns of their names.
       allow_rounding: whether values may lose digits in the dtype of ``like``.
+      layers: what a file does not say: for ``.weights.h5`` of Keras its configuration, as a dict or
+        the path of its config.json, or the classes of the layers in their order; for files of
+        Equinox the modules as they were saved, or a dict of classes by name.
       show: True prints the table, False does not; by default it is printed if names did not
         decide everything.
 
@@ -85,8 +94,11 @@ def load(
         allow_missing=allow_missing,
         allow_unused=allow_unused,
         allow_rounding=allow_rounding,
+        layers=layers,
     )
     matching.check()
+    for message in matching.warnings:
+        warnings.warn(message, stacklevel=3)
     if matching.guessed if show is None else show:
         print(matching, file=sys.stderr)
     return tree.rebuild(
@@ -105,6 +117,7 @@ def match(
     allow_missing: Allowed = False,
     allow_unused: Allowed = False,
     allow_rounding: bool = False,
+    layers: Any = None,
 ) -> Matching:
     """Return what :func:`load` would do with these arguments, which prints itself as a table.
 
@@ -126,7 +139,32 @@ def match(
         allow_missing=allow_missing,
         allow_unused=allow_unused,
         allow_rounding=allow_rounding,
+        layers=layers,
     )
+
+
+@overload
+def save(
+    variables: Any,
+    *,
+    framework: Literal["haiku", "equinox"],
+    names: Names = None,
+    like: Any = None,
+    kinds: Mapping[str, str] | None = None,
+    layers: Any = None,
+) -> Any: ...
+
+
+@overload
+def save(
+    variables: Any,
+    *,
+    framework: str,
+    names: Names = None,
+    like: Any = None,
+    kinds: Mapping[str, str] | None = None,
+    layers: Any = None,
+) -> dict[str, np.ndarray]: ...
 
 
 @known_keywords
@@ -137,7 +175,8 @@ def save(
     names: Names = None,
     like: Any = None,
     kinds: Mapping[str, str] | None = None,
-) -> dict[str, np.ndarray]:
+    layers: Any = None,
+) -> Any:
     """Return the weights of a model as another framework names and stores them.
 
     Args:
@@ -147,9 +186,11 @@ def save(
       like: arrays by name, or the path of a file, as the other framework saves the same model: the
         result has its names, shapes and dtypes. None names the arrays after the model's layers.
       kinds: as in :func:`load`.
+      layers: as in :func:`load`, of ``like``.
 
     Returns:
-      NumPy arrays by name, in memory of their own.
+      NumPy arrays by name, in memory of their own. For Haiku dicts of modules, or (params, state);
+      for Equinox modules if ``like`` is of them.
 
     Raises:
       TypeError: variables that hold no arrays.
@@ -163,20 +204,49 @@ def save(
     {'fc.weight': (2, 3)}
     """
     module, tree = _framework(framework), take_apart(variables, "variables")
+    arranged = getattr(module, "arranged", lambda arrays, like: arrays)
     if like is None:
-        return named_arrays(tree, module, names, kinds)
-    arrays, _ = module.template(like)
-    matching = find(tree, arrays, module, names=names, kinds=kinds, allow_rounding=True)
+        return arranged(named_arrays(tree, module, names, kinds), None)
+    stored = _stored(module, module.template, like, layers)
+    matching = find(tree, stored, module, names=names, kinds=kinds, allow_rounding=True)
     matching.check()
-    return of_matching(matching, tree, arrays)
+    return arranged(of_matching(matching, tree, stored.arrays), like)
 
 
-def _match(tree: Tree, source: Any, framework: str, **options: Any) -> Matching:
+def _match(tree: Tree, source: Any, framework: str, layers: Any, **options: Any) -> Matching:
     module = _framework(framework)
-    arrays, notes = module.prepared(source)
-    matching = find(tree, arrays, module, **options)
-    matching.notes[:0] = notes
+    stored = _stored(module, module.prepared, source, layers)
+    matching = find(tree, stored, module, **options)
+    if matching.problems:
+        matching.hint = _hint(stored, framework)
     return matching
+
+
+def _stored(module: ModuleType, read: Callable[..., Any], source: Any, layers: Any) -> Stored:
+    """Return what a framework reads from a source."""
+    if getattr(module, "READS_LAYERS", False):
+        return read(source, layers)
+    if layers is not None:
+        raise ValueError(
+            "layers must be None but for Keras and Equinox, whose files lack names: got "
+            f"{type(layers).__name__} for {module.NAME!r}. Use names."
+        )
+    return Stored(*read(source))
+
+
+def _hint(stored: Stored, framework: str) -> str:
+    """Return which framework's names arrays bear, if it is another one."""
+    shapes = {key: tuple(array.shape) for key, array in stored.arrays.items()}
+
+    def knows(name: str) -> bool:
+        module = _framework(name)
+        return all(
+            any(form.kind != "parameter" for form in layer.forms(module.FORMS))
+            for layer in module.file_layers(shapes)
+        )
+
+    others = [] if knows(framework) else [name for name in FRAMEWORKS if knows(name)]
+    return f"These are names as in framework={others[0]!r}." if others else ""
 
 
 def _framework(name: str) -> ModuleType:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxnorm.interop.layers import Row, Shape, UnfitError
+from jaxnorm.interop.layers import Arrays, Row, Shape, UnfitError
 
 OfOne = Callable[[np.ndarray], np.ndarray]
 
@@ -30,6 +30,59 @@ def single(common: str, stored: str, read: OfOne, write: OfOne, said: str) -> Ro
 def transposed(common: str, stored: str) -> Row:
     """Return the row of a matrix (out, in)."""
     return single(common, stored, np.transpose, np.transpose, "transposed")
+
+
+def permuted(common: str, stored: str, order: Sequence[int] = ()) -> Row:
+    """Return the row of gates along the last axis, ours being theirs at ``order``."""
+
+    def ordered(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
+        parts = np.split(array, len(order), -1)
+        return np.concatenate([parts[i] for i in order], -1)
+
+    if not order:
+        return same(common, stored)
+    back = [order.index(i) for i in range(len(order))]
+    return single(
+        common, stored, lambda a: ordered(a, order), lambda a: ordered(a, back), "gates reordered"
+    )
+
+
+def no_bias(common: Arrays) -> np.ndarray:
+    """Return the bias of a recurrent layer that has none."""
+    kernel = common["recurrent_kernel"]
+    return np.zeros(kernel.shape[1], kernel.dtype)
+
+
+def no_recurrent_bias(common: Arrays) -> np.ndarray:
+    """Return the second bias of n of a GRU that has none."""
+    kernel = common["recurrent_kernel"]
+    return np.zeros(kernel.shape[1] // 3, kernel.dtype)
+
+
+def biases_of_gru(inward: np.ndarray, across: np.ndarray) -> list[np.ndarray]:
+    """Return the bias and n's recurrent one, which the reset gate scales, of two for r, z, n."""
+    gates = 2 * len(inward) // 3
+    return [np.concatenate([inward[:gates] + across[:gates], inward[gates:]]), across[gates:]]
+
+
+def two_biases(bias: np.ndarray, across: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return two biases for r, z, n that :func:`biases_of_gru` turns into these."""
+    return bias, np.concatenate([np.zeros(2 * len(across), across.dtype), across])
+
+
+def window_first(weight: np.ndarray) -> np.ndarray:
+    """Turn (out, in, *window) into (*window, in, out)."""
+    return weight.transpose(*range(2, weight.ndim), 1, 0)
+
+
+def channels_first(kernel: np.ndarray) -> np.ndarray:
+    """Turn (*window, in, out) into (out, in, *window)."""
+    return kernel.transpose(-1, -2, *range(kernel.ndim - 2))
+
+
+def swapped(kernel: np.ndarray) -> np.ndarray:
+    """Turn a kernel of ConvTranspose(transpose_kernel=True) into one of the default, or back."""
+    return np.flip(np.swapaxes(kernel, -1, -2), tuple(range(kernel.ndim - 2)))
 
 
 def joined(common: str, stored: Sequence[str], axis: int = -1, said: str = "joined") -> Row:

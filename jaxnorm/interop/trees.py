@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +32,14 @@ class Tree:
       paths: their paths without the collection.
       rebuild: from new values by key to the tree, or to the model, which is updated.
       hints: kinds of the layers of an nnx model whose types say more than their parameters.
+      epsilons: of the norms of an nnx model.
     """
 
     leaves: Mapping[str, Any]
     paths: Mapping[str, Path]
     rebuild: Callable[[Mapping[str, Any]], Any]
     hints: Mapping[str, str]
+    epsilons: Mapping[str, float]
 
     def shape(self, key: str) -> Shape:
         return tuple(self.leaves[key].shape)
@@ -75,11 +77,13 @@ def take_apart(like: Any, name: str = "like") -> Tree:
         new = [values.get(key, leaf) for key, (_, leaf) in zip(keys, found, strict=True)]
         return update(jax.tree_util.tree_unflatten(structure, new))
 
+    layers = dict(_layers(like, [paths[i] for i in kept])) if is_model else {}
     return Tree(
         {keys[i]: found[i][1] for i in kept},
         _places({keys[i]: paths[i] for i in kept}),
         rebuild,
-        _hints(like, [paths[i] for i in kept]) if is_model else {},
+        _hints(layers),
+        {path: at.epsilon for path, at in layers.items() if _is_float(at, "epsilon")},
     )
 
 
@@ -144,9 +148,8 @@ def _within_layer(path: Path, known: set[Path]) -> Path:
     return tuple(part for part in path if part != "layer_instance")
 
 
-def _hints(model: Any, paths: list[Path]) -> dict[str, str]:
-    """Return the kinds of transposed convolutions, which their parameters do not tell."""
-    found = {}
+def _layers(model: Any, paths: list[Path]) -> Iterator[tuple[str, Any]]:
+    """Yield the layers of an nnx model that have parameters, by their paths."""
     for path in {path[:-1] for path in paths}:
         layer = model
         for name in path:
@@ -155,11 +158,22 @@ def _hints(model: Any, paths: list[Path]) -> dict[str, str]:
             except (AttributeError, IndexError, KeyError, TypeError):
                 break
         else:
-            kind = KINDS.get(type(layer).__name__)
-            if getattr(layer, "transpose_kernel", False):
-                kind = "ConvTranspose(transpose_kernel=True)"
-            if kind is not None:
-                found["/".join(part for part in path if part != "layer_instance")] = kind
+            yield "/".join(part for part in path if part != "layer_instance"), layer
+
+
+def _is_float(layer: Any, name: str) -> bool:
+    return isinstance(getattr(layer, name, None), float)
+
+
+def _hints(layers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds of transposed convolutions, which their parameters do not tell."""
+    found = {}
+    for path, layer in layers.items():
+        kind = KINDS.get(type(layer).__name__)
+        if getattr(layer, "transpose_kernel", False):
+            kind = "ConvTranspose(transpose_kernel=True)"
+        if kind is not None:
+            found[path] = kind
     return found
 
 

@@ -276,7 +276,12 @@ MISTAKES = {
         {},
         "scale: float32 does not go into bfloat16 without rounding; allow_rounding=True rounds",
     ),
-    "framework": (NORM, {}, {"framework": "pytorch"}, "framework must be one of 'flax', 'torch'"),
+    "framework": (
+        NORM,
+        {},
+        {"framework": "pytorch"},
+        "framework must be one of 'torch', ",
+    ),
     "kinds": (NORM, {"weight": ones(2)}, {"kinds": {"*": "Norm"}}, "got 'Norm' for '*'. Did you"),
     "kinds of nothing": (NORM, {"weight": ones(2)}, {"kinds": {"a": "norm"}}, "got 'a'."),
     "empty": ({}, {"weight": ones(2)}, {}, "like must hold parameters: got 0 leaves"),

@@ -9,7 +9,8 @@ from jaxnorm import interop
 from jaxnorm import linen as jnn
 
 torch = pytest.importorskip("torch")
-from interop_torch import close, drawn, inputs, round_trip  # noqa: E402
+from interop_torch import drawn, round_trip  # noqa: E402
+from interop_values import close, inputs  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]
 KEY = jax.random.key(0)

@@ -10,7 +10,8 @@ from jaxnorm import linen as jnn
 from jaxnorm import nnx as jnnx
 
 torch = pytest.importorskip("torch")
-from interop_torch import close, drawn, inputs, output, round_trip, same_bits  # noqa: E402
+from interop_torch import drawn, output, round_trip  # noqa: E402
+from interop_values import close, inputs, same_bits  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("ordinary_promotion"), pytest.mark.filterwarnings("ignore")]
 KEY = jax.random.key(0)

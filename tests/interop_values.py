@@ -1,0 +1,20 @@
+"""Help tests of weights from other frameworks: inputs, and what counts as equal."""
+
+import numpy as np
+
+
+def inputs(*shape):
+    return np.random.default_rng(1).standard_normal(shape).astype("float32")
+
+
+def close(ours, theirs, rtol=2e-7):
+    """To a part of the largest value."""
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=rtol * np.abs(theirs).max())
+
+
+def same_bits(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        value = np.asarray(tensor)
+        assert ours[name].dtype == value.dtype, name
+        np.testing.assert_array_equal(ours[name], value, err_msg=name)
