@@ -17,7 +17,7 @@ from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.trees import Tree, converted, take_apart
 
 Model = TypeVar("Model")
-FRAMEWORKS = ("torch", "keras", "flax")
+FRAMEWORKS = ("torch", "keras", "haiku", "flax")
 
 
 @known_keywords
