@@ -17,7 +17,7 @@ from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.trees import Tree, converted, take_apart
 
 Model = TypeVar("Model")
-FRAMEWORKS = ("torch", "keras", "haiku", "equinox", "flax")
+FRAMEWORKS = ("torch", "keras", "haiku", "equinox", "flax", "onnx")
 
 
 @known_keywords
