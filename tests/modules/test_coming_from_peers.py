@@ -45,6 +45,12 @@ def converters(page):
     }
 
 
+def parts_of(norm):
+    """Scale and bias, and the running Moments, of the parameters of a batch norm."""
+    running = jn.Moments(jnp.ones(()), norm["mean"], norm["var"])
+    return {name: norm[name] for name in ("scale", "bias")}, running
+
+
 class TestTorch:
     @pytest.fixture(autouse=True)
     def _torch(self):
@@ -228,10 +234,19 @@ class TestKeras:
     @pytest.fixture(autouse=True)
     def _keras(self):
         self.keras = pytest.importorskip("keras")
-        self.layers, self.functions = self.keras.layers, converters("keras")
+        self.layers = self.keras.layers
 
     def weights(self, layer):
         return {weight.name: np.asarray(weight) for weight in layer.weights}
+
+    def norm(self, layer):
+        """Scale and bias, and the running Moments."""
+        like = {name: jax.ShapeDtypeStruct((6,), FULL) for name in ("scale", "bias", "mean", "var")}
+        return parts_of(jn.interop.load(like, self.weights(layer), framework="keras"))
+
+    def recurrent(self, name, layer, **options):
+        like = getattr(recurrent, f"init_{name}")(KEY, 6, 5, norm=None, **options)
+        return jn.interop.load(like, self.weights(layer), framework="keras")
 
     def test_defaults(self):
         layers = self.layers
@@ -249,7 +264,7 @@ class TestKeras:
         layer = self.layers.BatchNormalization(momentum=0.5)
         y, batch = jn.batch_norm(x, epsilon=1e-3)
         close(y, layer(x, training=True), atol=1e-5)
-        params, running = self.functions["norm_of_keras"](self.weights(layer))
+        params, running = self.norm(layer)
         close(running.mean, 0.5 * batch.mean[0], atol=1e-6)
         close(running.var, 0.5 + 0.5 * batch.var[0], rtol=1e-5)
         close(jn.normalize(x, running, **params, epsilon=1e-3), layer(x, training=False), atol=1e-5)
@@ -259,7 +274,7 @@ class TestKeras:
         layer(x, training=True)
         layer.trainable = False
         before = np.asarray(layer.moving_mean)
-        params, running = self.functions["norm_of_keras"](self.weights(layer))
+        params, running = self.norm(layer)
         close(layer(x, training=True), jn.normalize(x, running, **params, epsilon=1e-3), atol=1e-5)
         np.testing.assert_array_equal(layer.moving_mean, before)
 
@@ -306,10 +321,11 @@ class TestKeras:
             layer = getattr(self.layers, name)(
                 5, return_sequences=True, bias_initializer="random_normal", **options
             )
-            theirs, weights = np.asarray(layer(x)), self.weights(layer)
-            convert = self.functions["gru_of_keras" if name == "GRU" else "recurrent_of_keras"]
-            ours = {"LSTM": recurrent.lstm, "GRU": recurrent.gru, "SimpleRNN": recurrent.rnn}[name]
-            close(ours(x, convert(weights), norm=None, **options)[1], theirs, atol=1e-5)
+            theirs, kind = np.asarray(layer(x)), name.lower().removeprefix("simple")
+            made = options if kind == "gru" else {}
+            params = self.recurrent(kind, layer, **made)
+            ours = getattr(recurrent, kind)(x, params, norm=None, **options)[1]
+            close(ours, theirs, atol=1e-5)
             masked = np.asarray(layer(x, mask=np.array([[1, 1, 1, 1], [1, 1, 1, 0]], bool)))
             np.testing.assert_array_equal(masked[1, 3], masked[1, 2])
 
@@ -318,7 +334,11 @@ class TestHaiku:
     @pytest.fixture(autouse=True)
     def _haiku(self):
         self.hk = pytest.importorskip("haiku")
-        self.functions = converters("haiku")
+
+    def norm(self, params, state):
+        """Scale and bias, and the running Moments."""
+        like = {name: jax.ShapeDtypeStruct((6,), FULL) for name in ("scale", "bias", "mean", "var")}
+        return parts_of(jn.interop.load(like, (params, state), framework="haiku"))
 
     def call(self, make, x, **options):
         function = self.hk.without_apply_rng(
@@ -335,7 +355,7 @@ class TestHaiku:
         y, params, state = self.call(make, x, is_training=True)
         ours, batch = jn.batch_norm(x)
         close(ours, y, atol=5e-5)  # Haiku's variance is a difference of squares
-        found, running = self.functions["norm_of_haiku"](params, state)
+        found, running = self.norm(params, state)
         assert {name: value.shape for name, value in found.items()} == {"scale": (6,), "bias": (6,)}
         # after a single step the averages are those of the batch
         close(running.mean, batch.mean[0], atol=1e-6)
@@ -353,7 +373,7 @@ class TestHaiku:
         params, state = function.init(KEY, x, True)
         _, state = function.apply(params, state, x, True)
         y, after = function.apply(params, state, x + 1, False)
-        close(y, jn.normalize(x + 1, self.functions["norm_of_haiku"](params, state)[1]), atol=5e-5)
+        close(y, jn.normalize(x + 1, self.norm(params, state)[1]), atol=5e-5)
         jax.tree.map(np.testing.assert_array_equal, after, state)
 
     def test_unbound_axis(self, x):
@@ -392,9 +412,9 @@ class TestHaiku:
         params = jax.tree.map(
             lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), function.init(KEY, x)
         )
-        _, ours = recurrent.lstm(
-            x, self.functions["lstm_of_haiku"](params), norm=None, time_major=True
-        )
+        like = recurrent.init_lstm(KEY, 6, 5, norm=None)
+        converted = jn.interop.load(like, params, framework="haiku")
+        _, ours = recurrent.lstm(x, converted, norm=None, time_major=True)
         close(ours, function.apply(params, x), atol=1e-5)
 
     def test_gru_checkpoints_and_gradients(self, rng):
@@ -408,7 +428,8 @@ class TestHaiku:
         params = jax.tree.map(
             lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), function.init(KEY, x)
         )
-        converted = self.functions["gru_of_haiku"](params)
+        like = recurrent.init_gru(KEY, 6, 5, norm=None, reset_after=False)
+        converted = jn.interop.load(like, params, framework="haiku")
         run = lambda x: recurrent.gru(x, converted, norm=None, reset_after=False, time_major=True)[
             1
         ]
