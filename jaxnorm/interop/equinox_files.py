@@ -40,7 +40,7 @@ def read(name: str, layers: Any) -> tuple[dict[str, np.ndarray], Options]:
       ValueError: files of other things, or layers that are not those of the file.
     """
     path = Path(name)
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
     arrays = _arrays(path)
     if layers is None:
@@ -65,12 +65,17 @@ def _arrays(path: Path) -> list[np.ndarray]:
                     f"{path} must be a file of equinox.tree_serialise_leaves: {error}, after "
                     f"{len(found)} arrays. Save it again."
                 ) from None
+            if not isinstance(array, np.ndarray):
+                raise ValueError(
+                    f"{path} must be a file of equinox.tree_serialise_leaves: got a zip archive. "
+                    "Name another one."
+                )
             # NumPy has no name for bfloat16
             found.append(array.view(ml_dtypes.bfloat16) if array.dtype.str == "|V2" else array)
-    if not all(isinstance(array, np.ndarray) for array in found) or not found:
+    if not found:
         raise ValueError(
-            f"{path} must be a file of equinox.tree_serialise_leaves: got "
-            f"{'an archive of np.savez' if found else 'an empty file'}. Name another one."
+            f"{path} must be a file of equinox.tree_serialise_leaves: got an empty file. Name "
+            "another one."
         )
     return found
 

@@ -15,6 +15,8 @@ from jaxnorm.interop import torch_archives
 from jaxnorm.interop.alignment import natural
 
 NESTED = ("state_dict", "model_state_dict", "model", "module")  # where a state dict is in another
+# Whose files have other suffixes.
+READERS = {".keras": "keras", ".h5": "keras", ".hdf5": "keras", ".eqx": "equinox"}
 SUFFIXES = (".safetensors", ".safetensors.index.json", ".npz", ".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -86,10 +88,9 @@ def _from_file(path: Path) -> Mapping[str, Any]:
         return _from_npz(path)
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         return _from_torch(path)
-    raise ValueError(
-        f"a file of arrays must end with {', '.join(SUFFIXES)}: got {name}. Rename it, or pass its "
-        "arrays as a dict."
-    )
+    reader = READERS.get(path.suffix)
+    remedy = f"Say framework={reader!r}" if reader else "Rename it, or pass its arrays as a dict"
+    raise ValueError(f"a file of arrays must end with {', '.join(SUFFIXES)}: got {name}. {remedy}.")
 
 
 def _from_safetensors(path: Path) -> dict[str, np.ndarray]:

@@ -126,6 +126,10 @@ def are_classes(layers: Any) -> bool:
 def _parsed(source: str | os.PathLike) -> Any:
     """Return the configuration in JSON, or in a file of it."""
     text = os.fspath(source)
+    if not text.lstrip().startswith("{") and not Path(text).is_file():
+        raise FileNotFoundError(
+            f"layers must be a configuration or the path of one: there is no file {text[:60]!r}."
+        )
     try:
         if text.lstrip().startswith("{"):
             return json.loads(text)

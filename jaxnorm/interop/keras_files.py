@@ -31,7 +31,7 @@ def read(name: str, layers: Any) -> tuple[dict[str, np.ndarray], Options]:
       ValueError: damaged files, files of other things, and configurations of other models.
     """
     path = Path(name)
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
     if path.suffix not in (".keras", ".h5", ".hdf5"):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Print what belongs to what."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,8 +62,20 @@ def table(
 
 
 def _names(names: Sequence[str]) -> str:
-    """Join names, of which many are shown by the first and the last."""
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}"
+    """Join names, of which many are shown by the first and the last.
+
+    >>> _names(["bn.mean.average", "bn.mean.hidden"])
+    'bn.mean.average, hidden'
+    """
+    if len(names) > 3:
+        return f"{names[0]} ... {names[-1]}"
+    starts = {name[: -len(_last(name))] for name in names}
+    short = [*names[:1], *map(_last, names[1:])] if len(starts) == 1 else names
+    return ", ".join(short)
+
+
+def _last(name: str) -> str:
+    return re.split(r"[/.]", name)[-1]
 
 
 def _shapes(shapes: Sequence[Shape]) -> str:

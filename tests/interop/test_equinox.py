@@ -184,6 +184,16 @@ def test_cells(name, bias):
         same(interop.save(params, framework="equinox", like=cell), cell)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention(bias):
+    options = {f"use_{name}_bias": bias for name in ("query", "key", "value", "output")}
+    theirs, x = drawn(eqx.nn.MultiheadAttention(2, 6, **options, key=KEY)), inputs(2, 4, 6)
+    model = linen.MultiHeadDotProductAttention(num_heads=2, use_bias=bias)
+    variables = loaded(model, theirs, x)
+    close(model.apply(variables, x), jax.vmap(theirs)(x, x, x), 1e-6)
+    same(interop.save(variables, framework="equinox", like=theirs), theirs)
+
+
 class Net(eqx.Module):
     conv: eqx.nn.Conv2d
     norms: list

@@ -224,6 +224,16 @@ def test_recurrent_layers(case, bidirectional, tmp_path):
     close(run(x, params, norm=None, **ours)[1], np.asarray(theirs(x)), 1e-6)
 
 
+def test_stacked_cells(tmp_path):
+    theirs = layers.RNN([layers.LSTMCell(3), layers.LSTMCell(3)], return_sequences=True)
+    theirs = sequential(theirs, shape=(6, 4))
+    model, x = jnn.LSTM(3, norm=None, num_layers=2), inputs(2, 6, 4)
+    theirs.save(path := tmp_path / "m.keras")
+    variables = loaded(model, path, x)
+    close(model.apply(variables, x), np.asarray(theirs(x)), 1e-6)
+    same_bits(interop.save(variables, framework="keras", like=path), arrays(theirs))
+
+
 def test_attention(tmp_path):
     i = layers.Input((3, 6))
     theirs = drawn(keras.Model(i, layers.MultiHeadAttention(2, 3)(i, i)))

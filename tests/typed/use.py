@@ -468,7 +468,7 @@ def weights(params: Params, state: dict[str, np.ndarray]) -> None:
     assert_type(jn.interop.load(params, state, framework="torch", names=options), Params)
     assert_type(jn.interop.save(params, framework="torch", like=state), dict[str, np.ndarray])
     layers: list[str | tuple[str, dict[str, bool]]] = ["Dense", ("Dense", {"use_bias": False})]
-    assert_type(jn.interop.load(params, state, framework="keras", layers=layers), Params)
+    jn.interop.load(params, state, framework="keras", layers=layers)
     found = assert_type(
         jn.interop.match(params, state, framework="torch", allow_unused="*"), jn.interop.Matching
     )
