@@ -132,6 +132,7 @@ def test_types_are_those_of_what_runs(monkeypatch):
     jax.eval_shape(partial(names["Norms"]().init, train=True), names["key"], names["x"])
     jax.eval_shape(names["Networks"]().init, names["key"], names["x"])
     names["nnx_population"]()
+    names["for_optimizers"]()
     names["linen_population"](
         linen.BatchNorm(use_running_average=False).init(names["key"], names["h"])
     )
