@@ -36,6 +36,7 @@ from jaxnorm.linen import (
     conditional_batch,
     diagnosis,
     evonorm,
+    folding,
     gated,
     ghost,
     graphs,
@@ -58,6 +59,7 @@ from jaxnorm.linen.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.diagnosis import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.folding import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
@@ -94,6 +96,7 @@ __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += diagnosis.__all__
 __all__ += evonorm.__all__
+__all__ += folding.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__

@@ -39,6 +39,7 @@ from jaxnorm.nnx import (
     conditional_batch,
     diagnosis,
     evonorm,
+    folding,
     gated,
     ghost,
     graphs,
@@ -61,6 +62,7 @@ from jaxnorm.nnx.conditional import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.diagnosis import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.evonorm import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.folding import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.graphs import *  # noqa: F403  (its __all__)
@@ -97,6 +99,7 @@ __all__ += conditional.__all__
 __all__ += conditional_batch.__all__
 __all__ += diagnosis.__all__
 __all__ += evonorm.__all__
+__all__ += folding.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__

@@ -477,3 +477,17 @@ def weights(params: Params, state: dict[str, np.ndarray]) -> None:
         jn.interop.match(params, state, framework="torch", allow_unused="*"), jn.interop.Matching
     )
     assert_type(found.problems, list[str])
+
+
+def linen_surgery(variables: dict[str, dict[str, Array]]) -> None:
+    norm = jn.linen.LayerNorm()
+    folded, new, report = jn.linen.fold(norm, variables, x, only="norm", bound=10.0)
+    assert_type(report.to_json(), str)
+    jn.linen.fold(folded, new, x)
+
+
+def nnx_surgery() -> None:
+    norm = jn.nnx.BatchNorm(3, use_running_average=True, rngs=flax.nnx.Rngs(0))
+    folded, report = jn.nnx.fold(norm, x, only=[jn.nnx.BatchNorm], copy=False)
+    assert_type(folded, jn.nnx.BatchNorm)
+    assert_type(report.difference, float | None)

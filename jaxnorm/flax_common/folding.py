@@ -1,0 +1,335 @@
+"""Fold norms into the layers before or after them: the decisions and the algebra."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnorm.flax_common.layers import Layer, Norm, on_axes
+from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.tracing import Program, evaluate
+
+# of a module, by its number and name
+Variables = Mapping[tuple[int, str], np.ndarray]
+_KINDS = ("module", "result")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A norm, and the layer before it or the layers after it that take it over."""
+
+    norm: int
+    layers: tuple[int, ...]
+    before: bool
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Kernel and bias of a layer, in double precision."""
+
+    kernel: np.ndarray
+    bias: np.ndarray | None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of them are finite."""
+        return all(np.isfinite(part).all() for part in (self.kernel, self.bias) if part is not None)
+
+
+@dataclass
+class Graph:
+    """The layers and norms of a traced model, by their numbers."""
+
+    program: Program
+    layers: dict[int, Layer] = field(default_factory=dict)
+    norms: dict[int, Norm] = field(default_factory=dict)
+
+    def fold_of(self, norm: int) -> Fold | str:
+        """Return how a norm can be folded, or why it cannot."""
+        about = self.norms[norm]
+        if why := about.unsupported or self._obstacle(norm):
+            return why
+        before = self._before(norm) if about.linear else ""
+        if isinstance(before, Fold):
+            return before
+        after = self._after(norm)
+        return after if isinstance(after, Fold) or not before else f"{before}; {after}"
+
+    def _before(self, norm: int) -> Fold | str:
+        """Return the fold into the layer whose output the norm reads, or why there is none."""
+        program, about = self.program, self.norms[norm]
+        value = program.enters[norm]
+        layer = program.made_by.get(value)
+        if layer not in self.layers:
+            made = program.maker.get(value)
+            source = self.norms[layer].path if layer in self.norms else made
+            return f"its input comes from {source or 'outside the model'}, not from a layer"
+        found = self.layers[layer]
+        if others := [reader for reader in program.readers[value] if reader != norm]:
+            return f"{self._name(others[0])} also reads the output of {found.path}"
+        if why := self._unfit(layer):
+            return why
+        if any(axis < -found.outputs for axis in about.features):
+            return f"its features are not the features of {found.path}"
+        return Fold(norm, (layer,), before=True)
+
+    def _after(self, norm: int) -> Fold | str:
+        """Return the fold into all layers that read the norm's output, or why there is none."""
+        readers = self.program.readers[self.program.leaves[norm]]
+        layers = tuple(dict.fromkeys(i for i in readers if isinstance(i, int) and i in self.layers))
+        if others := [reader for reader in readers if reader not in layers]:
+            return f"{self._name(others[0])} reads its output"
+        if not layers:
+            return "nothing reads its output"
+        for layer in layers:
+            if why := self._unfit(layer):
+                return why
+            if not set(self.norms[norm].features) <= set(self.layers[layer].inputs):
+                return f"its features are not those that {self.layers[layer].path} contracts"
+        return Fold(norm, layers, before=False)
+
+    def _unfit(self, layer: int) -> str:
+        """Say why nothing can be folded into a layer, or return ""."""
+        found = self.layers[layer]
+        why = found.unsupported and f"{found.path} takes no norm: {found.unsupported}"
+        return why or self._obstacle(layer)
+
+    def _obstacle(self, module: int) -> str:
+        """Say why the variables of a module must stay, or return ""."""
+        program, path = self.program, self._name(module)
+        if (where := program.within.get(module)) is not None:
+            return f"{path} runs within a {where}"
+        if program.calls[module] != 1:
+            return f"{path} runs {program.calls[module]} times"
+        own = [value for (owner, _), value in program.variables.items() if owner == module]
+        users = Counter(program.variables.values())
+        if not set(own) <= set(program.inputs):
+            return f"{path} computes with other weights than the model stores"
+        return f"{path} shares its weights" if any(users[value] > 1 for value in own) else ""
+
+    def _name(self, reader: int | str) -> str:
+        if isinstance(reader, str):
+            return reader
+        return (self.layers.get(reader) or self.norms[reader]).path
+
+
+def affine(norm: Norm, number: int, variables: Variables) -> tuple[np.ndarray, np.ndarray]:
+    """Return gain and shift of a norm, of the shape of its feature axes."""
+    get = lambda name: _double(variables[number, name]).reshape(norm.sizes)
+    has = lambda name: (number, name) in variables
+    gain = get("scale") + norm.offset if has("scale") else np.ones(norm.sizes)
+    shift = get("bias") if has("bias") else np.zeros(norm.sizes)
+    if norm.linear:
+        gain = gain / np.sqrt(get("var") + norm.epsilon)
+        shift = shift - get("mean") * gain
+    return gain, shift
+
+
+def into(
+    layer: Layer, weights: Weights, norm: Norm, gain: np.ndarray, shift: np.ndarray, before: bool
+) -> Weights | str:
+    """Return the weights of a layer that takes over a norm, or why it cannot.
+
+    Args:
+      layer: the layer.
+      weights: its weights.
+      norm: the norm.
+      gain: its gain, of the shape of its features.
+      shift: its shift, likewise.
+      before: whether the layer comes before the norm: ``(x @ W + b) * gain + shift``, or after it:
+        ``(x * gain + shift) @ W + b``.
+    """
+    kernel, features = weights.kernel, norm.features
+    own = [-2] if layer.transposed else list(range(-layer.outputs, 0))  # of the output
+    bias = np.zeros([kernel.shape[axis] for axis in own])
+    bias = bias if weights.bias is None else weights.bias
+    if before:
+        place = {axis: own[axis] for axis in features}
+        same = {axis: axis for axis in features}
+        bias = bias * on_axes(gain, features, same) + on_axes(shift, features, same)
+        return Weights(kernel * on_axes(gain, features, place), bias)
+    if not layer.complete and shift.any():
+        return f"its bias does not reach the padding of {layer.path}"
+    place = {axis: layer.inputs[axis] for axis in features}
+    by = lambda values: on_axes(_grouped(values, layer, kernel), *_axes(features, place, layer))
+    summed = tuple(axis for axis in range(-kernel.ndim, 0) if axis not in own)
+    added = (kernel * by(shift)).sum(summed)
+    keep = weights.bias is None and not shift.any()
+    return Weights(kernel * by(gain), None if keep else bias + added)
+
+
+def _grouped(values: np.ndarray, layer: Layer, kernel: np.ndarray) -> np.ndarray:
+    """Return the value that each weight of a grouped convolution meets, ``(inputs, outputs)``."""
+    if layer.groups == 1:
+        return values
+    each = kernel.shape[-1] // layer.groups
+    return np.repeat(values.reshape(layer.groups, -1), each, axis=0).T
+
+
+def _axes(features: tuple[int, ...], place: dict[int, int], layer: Layer) -> tuple[Any, Any]:
+    return (features, place) if layer.groups == 1 else ((-2, -1), {-2: -2, -1: -1})
+
+
+def condition(y: np.ndarray, bias: np.ndarray | None) -> float:
+    """Return the condition number of adding a bias, the largest of all features.
+
+    ``mean(|y - bias| + |bias|) / mean(|y|)`` for each feature: how many times larger the numbers
+    are that are added than their sum. It multiplies rounding errors.
+
+    >>> condition(np.array([[1.0], [-1.0]]), np.array([100.0]))
+    200.0
+    """
+    if bias is None:
+        return 1.0
+    y = _double(y)
+    axes = tuple(range(y.ndim - bias.ndim))
+    size = np.abs(y).mean(axes)
+    parts = (np.abs(y - bias) + np.abs(bias)).mean(axes)
+    ratio = np.divide(parts, size, out=np.full(size.shape, np.inf), where=size > 0)
+    return float(np.where(parts == 0, 1, ratio).max())
+
+
+def _double(array: Any) -> np.ndarray:
+    kind = np.complex128 if np.iscomplexobj(array) else np.float64
+    return np.asarray(array).astype(kind)
+
+
+class Folding:
+    """What folding does to a model.
+
+    Attributes:
+      graph: its layers and norms.
+      folds: what is folded, by norm, in the order of the calls.
+      weights: new weights of the layers.
+      reasons: why other norms stay.
+      conditions: the condition numbers of the norms that are, or could be, folded.
+    """
+
+    def __init__(self, graph: Graph, arrays: list[Any], bound: float | None) -> None:
+        """Decide what to fold.
+
+        Args:
+          graph: the layers and norms of the traced model.
+          arrays: the arrays that it was traced with.
+          bound: the largest condition number, or None for the default of each dtype.
+        """
+        self.graph, self.bound = graph, bound
+        self.folds: dict[int, Fold] = {}
+        self.weights: dict[int, Weights] = {}
+        self.reasons: dict[int, str] = {}
+        self.conditions: dict[int, float] = {}
+        plans = {norm: graph.fold_of(norm) for norm in graph.norms}
+        given = dict(zip(graph.program.inputs, arrays, strict=True))
+        values = graph.program.variables.items()
+        self._variables = {name: np.asarray(given[v]) for name, v in values if v in given}
+        folds = [plan for plan in plans.values() if isinstance(plan, Fold)]
+        self._seen = {module for fold in folds for module in (fold.norm, *fold.layers)}
+        self._outputs, self._results = self._run(graph.program, arrays)
+        for norm, plan in plans.items():
+            new = self._folded(plan) if isinstance(plan, Fold) else plan
+            if isinstance(new, str):
+                self.reasons[norm] = new
+            elif isinstance(plan, Fold):
+                self.folds[norm] = plan
+                self.weights.update(new)
+
+    def _run(self, program: Program, arrays: list[Any]) -> tuple[dict[int, Any], list[Any]]:
+        """Return the outputs of the modules that matter, and of the model."""
+        wanted = {("module", number): program.leaves[number] for number in self._seen}
+        wanted |= {("result", i): v for i, v in enumerate(program.outputs) if isinstance(v, int)}
+        found = {name: np.asarray(v) for name, v in evaluate(program, wanted, arrays).items()}
+        parts = {kind: {i: v for (k, i), v in found.items() if k == kind} for kind in _KINDS}
+        return parts["module"], list(parts["result"].values())
+
+    def report(self, program: Program, arrays: list[Any]) -> Report:
+        """Return the report, with differences from the folded model.
+
+        Args:
+          program: the folded model, traced.
+          arrays: the arrays that it was traced with.
+        """
+        outputs, results = self._run(program, arrays)
+        rows = tuple(self._row(norm, outputs) for norm in self.graph.norms)
+        return Report(rows, *_difference(self._results, results))
+
+    def _row(self, norm: int, after: Mapping[int, Any]) -> Row:
+        about, fold = self.graph.norms[norm], self.folds.get(norm)
+        row = Row(about.path, about.kind, "kept", condition=self.conditions.get(norm))
+        if fold is None:
+            return replace(row, reason=self.reasons[norm])
+        # a layer with a norm before and after it shows both in the output of the second
+        taken = {other.layers[0]: other.norm for other in self.folds.values() if other.before}
+        shown = [taken.get(layer, layer) for layer in fold.layers]
+        difference, largest = _difference(
+            [self._outputs[i] for i in shown], [after[i] for i in shown]
+        )
+        names = tuple(self.graph.layers[layer].path for layer in fold.layers)
+        row = replace(row, outcome="folded", into=names)
+        return replace(row, difference=difference, largest=largest)
+
+    def _folded(self, fold: Fold) -> dict[int, Weights] | str:
+        """Return the new weights of the layers that take over a norm, or why they cannot."""
+        about = self.graph.norms[fold.norm]
+        if not about.linear and not self._has_parameters(fold.norm):
+            return "it has neither scale nor bias"
+        gain, shift = affine(about, fold.norm, self._variables)
+        found = {}
+        for layer in fold.layers:
+            own = self.weights.get(layer) or self._weights(layer)
+            new = into(self.graph.layers[layer], own, about, gain, shift, fold.before)
+            if isinstance(new, str):
+                return new
+            if not new.finite:
+                return f"the weights of {self.graph.layers[layer].path} would not be finite"
+            found[layer] = new
+        conditions = {
+            layer: condition(self._outputs[fold.norm if fold.before else layer], new.bias)
+            if shift.any()
+            else 1.0
+            for layer, new in found.items()
+        }
+        self.conditions[fold.norm] = max(conditions.values())
+        for layer, number in conditions.items():
+            bound = default_bound(self._outputs[layer].dtype) if self.bound is None else self.bound
+            if not number <= bound:
+                shown = f"condition number {number:.3g}, more than the bound {bound:.3g}"
+                return f"its shift cancels in {self.graph.layers[layer].path}: {shown}"
+        return found
+
+    def _weights(self, layer: int) -> Weights:
+        bias = self._variables.get((layer, "bias"))
+        kernel = _double(self._variables[layer, "kernel"])
+        return Weights(kernel, None if bias is None else _double(bias))
+
+    def _has_parameters(self, norm: int) -> bool:
+        return any((norm, name) in self._variables for name in ("scale", "bias"))
+
+
+def _difference(before: list[Any], after: list[Any]) -> tuple[float, float]:
+    """Return the largest difference of arrays, and the largest of them before."""
+    largest = lambda arrays: max(
+        (float(np.abs(_double(a)).max(initial=0)) for a in arrays), default=0.0
+    )
+    return largest([_double(b) - _double(a) for a, b in zip(before, after, strict=True)]), largest(
+        before
+    )
+
+
+def stored(new: np.ndarray, old: Any) -> jax.Array:
+    """Return new weights in the dtype of the old ones, and with their sharding if they fit."""
+    array = jnp.asarray(new.astype(old.dtype))
+    same = new.shape == old.shape and isinstance(old, jax.Array)
+    return jax.device_put(array, old.sharding) if same else array
+
+
+def default_bound(dtype: Any) -> float:
+    """Return the condition number that costs half of a dtype's digits.
+
+    >>> default_bound(np.float32).__round__()
+    2896
+    """
+    return float(jnp.finfo(dtype).eps) ** -0.5

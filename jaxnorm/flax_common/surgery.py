@@ -1,0 +1,159 @@
+"""Reports of what was changed in a model, and the choice of norms to change."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Choice = type | str | Callable[[str, Any], bool]
+# which norms: a class, a path, a function of path and module, or several; None: all
+Chosen = Choice | Iterable[Choice] | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened to one norm.
+
+    Attributes:
+      path: its path from the top of the model.
+      kind: the name of its class.
+      outcome: ``"folded"``, ``"swapped"``, ``"frozen"``, ``"unfrozen"`` or ``"kept"``, as it was.
+      into: the layers that took it over, or the class that replaced it.
+      kept: parameters and options that the new norm has from the old one.
+      dropped: parameters and state that are gone.
+      added: parameters and state that are new.
+      difference: the largest difference of the outputs, before and after.
+      largest: the largest output, before.
+      condition: the condition number of the shift that folding adds to a layer's outputs.
+      reason: why it stays.
+    """
+
+    path: str
+    kind: str
+    outcome: str
+    into: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    difference: float | None = None
+    largest: float | None = None
+    condition: float | None = None
+    reason: str = ""
+
+    def rounding(self, epsilon: float) -> float | None:
+        """Return the relative error that one rounding of the outputs becomes by the condition."""
+        return None if self.condition is None else self.condition * epsilon / 2
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was changed in a model, norm by norm; it prints itself as a table.
+
+    Attributes:
+      rows: a row for each norm, in the order of their calls or paths.
+      difference: the largest difference of the model's outputs, before and after, or None if
+        nothing ran.
+      largest: the largest output of the model, before.
+    """
+
+    rows: tuple[Row, ...]
+    difference: float | None = None
+    largest: float | None = None
+
+    def to_json(self) -> str:
+        """Return the report as JSON. Numbers that are not finite become null."""
+        known = lambda value: (
+            None if isinstance(value, float) and not math.isfinite(value) else value
+        )
+        rows = [
+            {key: known(value) for key, value in asdict(row).items() if value not in ((), "", None)}
+            for row in self.rows
+        ]
+        total = {"difference": known(self.difference), "largest": known(self.largest)}
+        return json.dumps({"rows": rows, **total}, indent=2)
+
+    def __str__(self) -> str:
+        heads: tuple[str, ...] = ("path", "norm", "outcome", "details", "difference", "condition")
+        heads = (*heads, "float32", "bfloat16")
+        table = [(*_words(row), *_numbers(row)) for row in self.rows]
+        full = [i for i, _ in enumerate(heads) if any(line[i] for line in table)]
+        lines = [[line[i] for i in full] for line in (heads, *table)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        if self.difference is not None:
+            shown.append(
+                f"outputs of the model: difference {self.difference:.3g}, largest "
+                f"{self.largest:.3g}"
+            )
+        return "\n".join(shown)
+
+
+def _words(row: Row) -> tuple[str, ...]:
+    parts = [
+        f"{word} {', '.join(names)}"
+        for word, names in (
+            ("into", row.into),
+            ("kept", row.kept),
+            ("dropped", row.dropped),
+            ("added", row.added),
+        )
+        if names
+    ]
+    return row.path or "(the model)", row.kind, row.outcome, row.reason or "; ".join(parts)
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    numbers = (row.difference, row.condition, row.rounding(2.0**-23), row.rounding(2.0**-7))
+    return tuple("" if number is None else f"{number:.2g}" for number in numbers)
+
+
+def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
+    """Return the choices in an argument, or None for all norms.
+
+    Raises:
+      TypeError: it holds something else.
+    """
+    if given is None:
+        return None
+    many = isinstance(given, Iterable) and not isinstance(given, str | type)
+    found: tuple[Any, ...] = tuple(given) if many else (given,)  # type: ignore[arg-type]
+    for choice in found:
+        if not (isinstance(choice, str) or callable(choice)):
+            raise TypeError(
+                f"{name} must be a class, a path, a function of path and module, or several of "
+                f"these: got {choice!r}."
+            )
+    return found
+
+
+def is_chosen(chosen: tuple[Choice, ...] | None, path: str, module: Any) -> bool:
+    """Return whether a norm is among the choices. A path includes all norms below it.
+
+    >>> [is_chosen(("encoder",), path, None) for path in ("encoder/norm", "encoder2/norm")]
+    [True, False]
+    """
+    return chosen is None or any(_matches(choice, path, module) for choice in chosen)
+
+
+def _matches(choice: Choice, path: str, module: Any) -> bool:
+    if isinstance(choice, type):
+        return isinstance(module, choice)
+    if isinstance(choice, str):
+        # with the slash "norm" names norm and norm/inner, but not norm2
+        return f"{path}/".startswith(f"{choice.strip('/')}/")
+    return bool(choice(path, module))
+
+
+def check_named(name: str, chosen: tuple[Choice, ...] | None, paths: Iterable[str]) -> None:
+    """Raise ValueError unless each path that is chosen names a norm."""
+    paths = list(paths)
+    for choice in chosen or ():
+        if isinstance(choice, str) and not any(_matches(choice, path, None) for path in paths):
+            raise ValueError(
+                f"{name} must name norms by their paths from the top: got {choice!r}; there are "
+                f"{', '.join(map(repr, paths)) or 'none'}."
+            )

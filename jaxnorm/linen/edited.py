@@ -1,0 +1,68 @@
+"""A linen model some of whose modules run otherwise than its code says."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import jax
+from flax import linen as nn
+
+
+class Edit(Protocol):
+    """How a module runs instead."""
+
+    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
+        """Return what the module returns; ``call(*given, **named)`` is the call as it was."""
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A linen model some of whose modules run otherwise than its code says.
+
+    It stands for the model in ``apply`` and ``init``, also in :func:`jaxnorm.linen.recalibrate` and
+    as ``apply_fn`` of Flax's ``TrainState``, and under JAX's transformations. The edits hold in its
+    calls alone; the model itself is unchanged.
+
+    Attributes:
+      model: the model.
+      edits: how modules run, by their paths.
+    """
+
+    model: Any
+    edits: tuple[tuple[str, Edit], ...]
+
+    def apply(self, variables: Mapping[str, Any], *inputs: Any, **arguments: Any) -> Any:
+        """Apply the model as ``model.apply`` does, with the edits."""
+        with _in_force(self.edits):
+            return self.model.apply(variables, *inputs, **arguments)
+
+    def init(self, rngs: Any, *inputs: Any, **arguments: Any) -> Any:
+        """Initialize variables as ``model.init`` does, with the edits."""
+        with _in_force(self.edits):
+            return self.model.init(rngs, *inputs, **arguments)
+
+
+@contextmanager
+def _in_force(edits: tuple[tuple[str, Edit], ...]) -> Iterator[None]:
+    by_path = dict(edits)
+
+    def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
+        edit = by_path.get("/".join(context.module.path))
+        if edit is None or context.method_name != "__call__":
+            return call(*given, **named)
+        return edit.run(call, context.module, given, named)
+
+    # Programs within the model, by nn.jit, depend on the edits.
+    with nn.intercept_methods(intercept), programs()(edits):
+        yield
+
+
+@cache
+def programs() -> Any:
+    """Return the context whose value tells JAX which programs it may use again.
+
+    Making it lets JAX forget what it compiled before, so it is made where it is first needed.
+    """
+    return jax.make_user_context(None)
