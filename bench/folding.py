@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 import random
+import shlex
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.speed import repeats_for, sample
-from bench.stamp import commit, versions
+from bench.stamp import commit
 from bench.targets import TARGETS, NoCompilerError, compiled, compiling_for
 from bench.transfers import cycles, kernels, transferred
 from jaxnorm import linen as jn
@@ -31,7 +33,10 @@ from jaxnorm.experiments.report import machine
 
 RESULTS = Path(__file__).parent / "results"
 KEY = jax.random.key(0)
-WAYS = ("without norms", "folded", "batch norm")
+CLAIM = """On a CPU folding changes nothing that could be measured here: the quartiles overlap. The
+compiler of a TPU moves as many bytes, and expects 14 % fewer cycles in float32 and 2 % in bfloat16.
+On an H100 49 kernels start in place of 69 in float32, and 69 in place of 70 in bfloat16; it moves
+7 % and 5 % fewer bytes. Nothing ran on an accelerator."""
 
 
 class ResNet(nn.Module):
@@ -148,7 +153,7 @@ def page(results: dict) -> str:
         "batch norms are folded. *Without norms* is the network as if it never had any, the least "
         "that folding could reach but for its biases.",
         "",
-        results["claim"],
+        CLAIM,
         "",
     ]
     for dtype in ("float32", "bfloat16"):
@@ -156,8 +161,8 @@ def page(results: dict) -> str:
         report = own["report"]
         lines += [f"## {dtype}", ""]
         lines += [
-            f"Largest difference of the outputs {report['difference']:.2g}, of {report['largest']:.2g}; "
-            f"largest condition number {report['condition']:.2g}.",
+            f"Largest difference of the outputs {report['difference']:.2g}, of "
+            f"{report['largest']:.2g}; largest condition number {report['condition']:.2g}.",
             "",
         ]
         if "cpu" in own:
@@ -198,7 +203,11 @@ def main() -> None:
     shape = (given.batch, given.size, given.size, 3)
     path = RESULTS / "folding.json"
     results = json.loads(path.read_text()) if path.exists() else {}
-    results |= {"command": "python -m bench.folding", "shape": shape, "commit": commit()}
+    results |= {
+        "command": "python -m " + shlex.join(["bench.folding", *sys.argv[1:]]),
+        "shape": shape,
+        "commit": commit(),
+    }
     for dtype in (jnp.float32, jnp.bfloat16):
         name = jnp.dtype(dtype).name
         found, report = ways(dtype, shape)
@@ -212,7 +221,6 @@ def main() -> None:
             print(name, platform, json.dumps(own[platform]), flush=True)
         results[name] = own
     results["machine"] = machine()
-    results.setdefault("claim", "")
     path.write_text(json.dumps(results, indent=2) + "\n")
     path.with_suffix(".md").write_text(page(results))
 
