@@ -48,6 +48,7 @@ from jaxnorm.linen import (
     renorm,
     response,
     reversible,
+    surgery,
     vectors,
 )
 from jaxnorm.linen.adoption import *  # noqa: F403  (its __all__)
@@ -72,6 +73,7 @@ from jaxnorm.linen.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.renorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.response import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.reversible import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.surgery import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
 
@@ -105,6 +107,7 @@ __all__ += recurrent.__all__
 __all__ += renorm.__all__
 __all__ += response.__all__
 __all__ += reversible.__all__
+__all__ += surgery.__all__
 __all__ += vectors.__all__
 
 # Constructors name what is missing or wrong, such as eps or affine of other libraries.

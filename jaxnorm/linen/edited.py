@@ -50,7 +50,9 @@ def _in_force(edits: tuple[tuple[str, Edit], ...]) -> Iterator[None]:
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         edit = by_path.get("/".join(context.module.path))
-        if edit is None or context.method_name != "__call__":
+        # what stands in for a module has its path
+        stands_in = hasattr(context.module, "is_edit")
+        if edit is None or context.method_name != "__call__" or stands_in:
             return call(*given, **named)
         return edit.run(call, context.module, given, named)
 
@@ -66,3 +68,26 @@ def programs() -> Any:
     Making it lets JAX forget what it compiled before, so it is made where it is first needed.
     """
     return jax.make_user_context(None)
+
+
+def subtree(variables: Mapping[str, Any], collection: str, path: str) -> dict[str, Any]:
+    """Return the variables of a module in a collection, by name."""
+    tree: Any = variables.get(collection, {})
+    for name in filter(None, path.split("/")):
+        tree = tree.get(name, {})
+    return dict(tree)
+
+
+def with_subtree(
+    variables: Mapping[str, Any], collection: str, path: str, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return variables in which those of a module are others, without what is empty then.
+
+    >>> with_subtree({"params": {"a": {"b": {"scale": 1}, "c": {"bias": 2}}}}, "params", "a/b", {})
+    {'params': {'a': {'c': {'bias': 2}}}}
+    """
+    first, *rest = collection, *filter(None, path.split("/"))
+    below = variables.get(first, {})
+    new = with_subtree(below, rest[0], "/".join(rest[1:]), values) if rest else dict(values)
+    others = {name: value for name, value in variables.items() if name != first}
+    return {**variables, first: new} if new else others

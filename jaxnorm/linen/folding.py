@@ -11,7 +11,8 @@ from flax import linen as nn
 from flax.core import unfreeze
 
 from jaxnorm.flax_common import layers
-from jaxnorm.flax_common.folding import Folding, stored
+from jaxnorm.flax_common.absorption import stored
+from jaxnorm.flax_common.folding import Folding
 from jaxnorm.flax_common.layers import Layer, Norm
 from jaxnorm.flax_common.surgery import Chosen, Report, choices, is_chosen
 from jaxnorm.flax_common.watching import (
@@ -23,7 +24,7 @@ from jaxnorm.flax_common.watching import (
     refuse_training,
 )
 from jaxnorm.linen.batch import BatchNorm, evaluates
-from jaxnorm.linen.edited import Edit, Edited
+from jaxnorm.linen.edited import Edit, Edited, subtree, with_subtree
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
@@ -212,34 +213,21 @@ def _edited(model: nn.Module | Edited, watch: Watch, folding: Folding) -> Edited
 
 def _new_variables(variables: Variables, folding: Folding) -> dict[str, Any]:
     """Return variables with the new weights, and without those of folded norms."""
-    new = jax.tree.map(lambda leaf: leaf, variables)  # a copy of the dicts
+    new = dict(variables)
     for layer, weights in folding.weights.items():
-        own = _scope(new["params"], folding.graph.layers[layer].path)
+        path = folding.graph.layers[layer].path
+        own = subtree(new, "params", path)
         old = jax.tree.leaves(own["kernel"])[0]
         own["kernel"] = _like(own["kernel"], stored(weights.kernel, old))
         if weights.bias is not None:
             own["bias"] = _like(own.get("bias"), stored(weights.bias, old))
+        new = with_subtree(new, "params", path, own)
     for norm in folding.folds:
         for collection in ("params", "batch_stats"):
-            _remove(new, (collection, *filter(None, folding.graph.norms[norm].path.split("/"))))
+            new = with_subtree(new, collection, folding.graph.norms[norm].path, {})
     return new
 
 
 def _like(old: Any, new: jax.Array) -> Any:
     """Return ``new`` with the metadata that ``old`` has."""
     return new if old is None else jax.tree.map(lambda _: new, old)
-
-
-def _scope(tree: Any, path: str) -> Any:
-    for name in filter(None, path.split("/")):
-        tree = tree[name]
-    return tree
-
-
-def _remove(tree: dict[str, Any], path: tuple[str, ...]) -> None:
-    """Remove the subtree at ``path``, and what is then empty above it."""
-    if path[0] in tree:
-        if len(path) > 1:
-            _remove(tree[path[0]], path[1:])
-        if len(path) == 1 or not tree[path[0]]:
-            del tree[path[0]]

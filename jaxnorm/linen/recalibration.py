@@ -155,7 +155,8 @@ def recalibrate(
         averaging.
       batches: the inputs of the model, batch by batch; a tuple holds several positional arguments.
       only: the norms to calibrate, as in :func:`population`. The other norms keep their statistics.
-        So do norms built with ``use_running_average=True``, which are frozen and see nothing.
+        So do norms of :func:`freeze` and norms built with ``use_running_average=True``, which see
+        nothing.
       seen: Moments to continue from, as in :func:`population`.
       progress: True or a function, as in :func:`population`.
       **arguments: further arguments of ``model.apply``, such as ``train=True``.

@@ -51,6 +51,7 @@ from jaxnorm.nnx import (
     renorm,
     response,
     reversible,
+    surgery,
     vectors,
 )
 from jaxnorm.nnx.adoption import *  # noqa: F403  (its __all__)
@@ -75,6 +76,7 @@ from jaxnorm.nnx.recurrent import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.renorm import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.response import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.reversible import *  # noqa: F403  (its __all__)
+from jaxnorm.nnx.surgery import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.vectors import *  # noqa: F403  (its __all__)
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
 
@@ -108,6 +110,7 @@ __all__ += recurrent.__all__
 __all__ += renorm.__all__
 __all__ += response.__all__
 __all__ += reversible.__all__
+__all__ += surgery.__all__
 __all__ += vectors.__all__
 
 # Constructors name what is missing or wrong, such as eps or affine of other libraries.

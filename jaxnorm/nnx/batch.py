@@ -30,8 +30,15 @@ class BatchMoments(nnx.Variable):
     """The Moments of the microbatches so far; only :func:`accumulate` makes this variable."""
 
 
+def is_frozen(module: Any) -> bool:
+    """Return whether :func:`jaxnorm.nnx.freeze` has frozen a norm."""
+    return getattr(module, "frozen", False)
+
+
 def is_evaluating(module: Any, at_call: bool | None) -> bool:
     """Return whether running statistics normalize, as the module or its call says."""
+    if is_frozen(module):
+        return True
     # The call overrides the attribute, as in Flax's nnx. In linen only one of them may
     # be given.
     for choice in (at_call, module.use_running_average):

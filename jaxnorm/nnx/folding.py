@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxnorm.flax_common import layers
-from jaxnorm.flax_common.folding import Folding, stored
+from jaxnorm.flax_common.absorption import stored
+from jaxnorm.flax_common.folding import Folding
 from jaxnorm.flax_common.layers import Layer, Norm
 from jaxnorm.flax_common.surgery import Chosen, Report, choices, is_chosen
 from jaxnorm.flax_common.watching import (
@@ -142,12 +143,12 @@ def become(old: nnx.Module, new: nnx.Module) -> None:
     vars(old).update(vars(new))
 
 
-def modules(model: nnx.Module, classes: tuple[type, ...]) -> dict[str, Any]:
-    """Return the modules of exactly these classes by their paths."""
+def modules(model: nnx.Module, classes: tuple[type, ...], also: Any = ()) -> dict[str, Any]:
+    """Return the modules of exactly these classes, and of ``also`` and its subclasses, by path."""
     return {
         "/".join(map(str, path)): node
         for path, node in nnx.iter_graph(model)
-        if type(node) in classes
+        if type(node) in classes or isinstance(node, also)
     }
 
 

@@ -19,7 +19,7 @@ from jaxnorm.flax_common.running import (
     replaced,
     restart,
 )
-from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign
+from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign, is_frozen
 from jaxnorm.nnx.conditional_batch import Running
 from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
@@ -57,6 +57,8 @@ def accumulate(model: nnx.Module, when: jax.Array | bool = True) -> None:
     [3.0]
     """
     for norm in _norms(model).values():
+        if is_frozen(norm):
+            continue
         fresh = nothing(*_stats(norm))
         if (variable := getattr(norm, "batch_moments", None)) is None:
             norm.batch_moments = BatchMoments(fresh)
@@ -96,7 +98,7 @@ def population(
       only: the norms to calibrate: a path such as ``"block/norm"``, several paths, or a function
         that takes a path and returns whether to include it. A path includes all norms below it.
         None takes all norms; but if some norms are in training and others are not, it takes those
-        in training, because the others are frozen.
+        in training. Norms of :func:`freeze` are never taken.
       seen: the result of an earlier call, or the last value that ``progress`` received, to continue
         from.
       progress: True shows a progress bar, which needs the package ``rich``. A function is called as
@@ -208,9 +210,15 @@ def _restore(norm: Any, state: dict[str, jax.Array]) -> None:
 def _chosen(model: nnx.Module, only: Only) -> set[str]:
     """Return the paths of the norms to calibrate.
 
-    Without ``only`` they are the norms in training, or all norms if none is in training.
+    Without ``only`` they are the norms in training, or all norms if none is in training. Frozen
+    norms are never among them.
     """
-    norms = _norms(model)
+    norms = {path: norm for path, norm in _norms(model).items() if not is_frozen(norm)}
+    if not norms:
+        raise ValueError(
+            "a norm must not be frozen to be calibrated: freeze() has frozen all norms of "
+            f"{type(model).__name__}. Call unfreeze() first."
+        )
     training = [path for path, norm in norms.items() if not norm.use_running_average]
     return chosen(training or None if only is None else only, norms)
 

@@ -189,10 +189,18 @@ def make(family: str, classes: Any, name: str, /, *given: Any, **options: Any) -
     Raises:
       ValueError: an unknown norm, or one without a module of this family.
     """
+    return maker(family, classes, name)(*given, **options)
+
+
+def maker(family: str, classes: Any, name: str) -> Callable[..., Any]:
+    """Return the class of a norm's modules, or the function that makes them.
+
+    The arguments and errors are those of :func:`make`.
+    """
     module = getattr(find(name), family)
     if module is None:
         raise ValueError(
             f"name must be of a norm with a module for {family}: {name!r} has none. Register it "
             f"with {family}=."
         )
-    return (getattr(classes, module) if isinstance(module, str) else module)(*given, **options)
+    return getattr(classes, module) if isinstance(module, str) else module

@@ -484,6 +484,9 @@ def linen_surgery(variables: dict[str, dict[str, Array]]) -> None:
     folded, new, report = jn.linen.fold(norm, variables, x, only="norm", bound=10.0)
     assert_type(report.to_json(), str)
     jn.linen.fold(folded, new, x)
+    swapped, new, _ = jn.linen.swap(norm, variables, x, to="rms", options={"epsilon": 1e-5})
+    frozen, _ = jn.linen.freeze(swapped, new, x)
+    jn.linen.unfreeze(frozen)
 
 
 def nnx_surgery() -> None:
@@ -491,3 +494,5 @@ def nnx_surgery() -> None:
     folded, report = jn.nnx.fold(norm, x, only=[jn.nnx.BatchNorm], copy=False)
     assert_type(folded, jn.nnx.BatchNorm)
     assert_type(report.difference, float | None)
+    assert_type(jn.nnx.swap(norm, to="group", options={"num_groups": 1})[1].to_json(), str)
+    jn.nnx.unfreeze(jn.nnx.freeze(norm)[0])

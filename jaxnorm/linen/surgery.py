@@ -1,0 +1,252 @@
+"""Replace the norms of linen models, and freeze their running statistics."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import core
+from flax import linen as nn
+from flax.core import meta
+
+from jaxnorm.flax_common.surgery import Chosen, Report, Row, check_named, choices, is_chosen
+from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
+from jaxnorm.flax_common.watching import MODE
+from jaxnorm.linen.edited import Edited, subtree, with_subtree
+from jaxnorm.linen.folding import NORMS
+from jaxnorm.norms import table
+
+__all__ = ["freeze", "swap", "unfreeze"]
+
+Variables = Mapping[str, Any]
+COLLECTIONS = ("params", "batch_stats")
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Call another module in the place of one, with its variables."""
+
+    module: nn.Module
+
+    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
+        """Return what the other module returns. It is not asked for the mode of a batch norm."""
+        arguments = _arguments(module, given, named)
+        takes = signature(type(self.module).__call__).parameters
+        names = {name: value for name, value in arguments.items() if value is not None}
+        x = names.pop(next(iter(arguments)))
+        if MODE not in takes or getattr(self.module, MODE, None) is not None:
+            names.pop(MODE, None)
+        # with the variables of the module, which has not read them
+        new = self.module.clone(parent=module.scope.rewound() if module.scope else None)
+        object.__setattr__(new, "is_edit", True)
+        return new(x, **names)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Call a norm so that it normalizes by its running statistics."""
+
+    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
+        """Return what the norm returns in evaluation."""
+        arguments = _arguments(module, given, named)
+        arguments.pop(MODE, None)
+        x = arguments.pop(next(iter(arguments)))
+        before = getattr(module, MODE)
+        object.__setattr__(module, MODE, True)  # the model's own copy, to which linen refuses it
+        try:
+            return call(x, **arguments)
+        finally:
+            object.__setattr__(module, MODE, before)
+
+
+def swap(
+    model: nn.Module | Edited,
+    variables: Variables,
+    *inputs: Any,
+    to: str,
+    only: Chosen = None,
+    options: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> tuple[Edited, dict[str, Any], Report]:
+    """Replace norms by another norm, which keeps what parameters it can.
+
+    Parameters and statistics of the same name and shape keep their values, such as scale and bias
+    of a batch norm that becomes a group norm. So do ``dtype``, ``param_dtype``, ``use_scale``,
+    ``use_bias``, ``axis_name`` and, where both add it to a variance or mean square, ``epsilon``.
+    Variables keep the names of the modules in the code, such as ``BatchNorm_0``.
+
+    Args:
+      model: the model, which stays as it is.
+      variables: its variables.
+      *inputs: inputs of the model, to find the norms that it calls.
+      to: the name of the new norm in :func:`jaxnorm.available_norms`, for example ``"group"``.
+      only: the norms to replace: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
+        all norms below it, a function of path and module, or several of these. None takes all.
+      options: arguments of the new norm's class, such as ``{"num_groups": 8}``.
+      **arguments: further arguments of ``model.apply``, such as ``train=False``.
+
+    Returns:
+      The new model, whose ``apply`` and ``init`` are called as the model's; its variables; and a
+      report of what was kept, dropped and added.
+
+    Raises:
+      TypeError: options that the class does not take, or ``only`` is something else.
+      ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
+        axis; ``only`` names no norm, or the model calls none.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from flax import linen as nn
+    >>> from jaxnorm.linen import swap
+    >>> norm, x = nn.BatchNorm(use_running_average=True), jnp.array([[1.0, -1.0]])
+    >>> swapped, variables, report = swap(norm, norm.init(jax.random.key(0), x), x, to="rms")
+    >>> swapped.apply(variables, x).round(3).tolist()
+    [[1.0, -1.0]]
+    >>> report.rows[0].kept, report.rows[0].dropped
+    (('scale', 'epsilon=1e-05'), ('bias', 'mean', 'var'))
+    """
+    row, given = target(to), dict(options or {})
+    found = _visited(model, variables, inputs, arguments, only, _is_norm)
+    new, edits, rows = core.unfreeze(dict(variables)), {}, []
+    for path, (module, x) in found.items():
+        make = table.maker("linen", sys.modules["jaxnorm.linen"], to)
+        own = carried(path, module, row, make) | given
+        norm = make(**own)
+        fresh = _fresh(path, norm, x)
+        shared: dict[str, dict[str, Any]] = {}
+        names: tuple[tuple[str, ...], ...] = ((), (), ())
+        for collection in COLLECTIONS:
+            old = subtree(new, collection, path)
+            values, *more = matched(old, fresh.get(collection, {}))
+            names = tuple(a + b for a, b in zip(names, more, strict=True))
+            shared[collection] = values
+        for collection, values in shared.items():
+            new = with_subtree(new, collection, path, values)
+        edits[path] = Replaced(norm)
+        rows.append(swapped_row(path, type(module).__name__, type(norm).__name__, names, own))
+    return Edited(model, tuple(edits.items())), new, Report(tuple(rows))
+
+
+def freeze(
+    model: nn.Module | Edited,
+    variables: Variables,
+    *inputs: Any,
+    only: Chosen = None,
+    **arguments: Any,
+) -> tuple[Edited, Report]:
+    """Make norms normalize by their running statistics, and keep these, also in training.
+
+    :func:`recalibrate` and :func:`accumulate` leave the statistics of frozen norms as they are.
+    Gradients with respect to scale and bias stay.
+
+    Args:
+      model: the model, which stays as it is.
+      variables: its variables.
+      *inputs: inputs of the model, to find the norms that it calls.
+      only: the norms to freeze: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
+        all norms below it, a function of path and module, or several of these. None takes all.
+      **arguments: further arguments of ``model.apply``, such as ``train=False``.
+
+    Returns:
+      The new model, whose ``apply`` is called as the model's, and a report. :func:`unfreeze`
+      returns the model.
+
+    Raises:
+      TypeError: ``only`` is something else.
+      ValueError: ``only`` names no norm with running statistics, or the model calls none.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
+    >>> variables = norm.init(jax.random.key(0), x)
+    >>> frozen, report = nn.freeze(norm, variables, x, mutable=["batch_stats"])
+    >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
+    ([[1.0], [2.0]], 'frozen')
+    """
+    found = _visited(model, variables, inputs, arguments, only, _runs)
+    edits = tuple((path, Frozen()) for path in found)
+    rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
+    return Edited(model, edits), Report(tuple(rows))
+
+
+def unfreeze(model: Any) -> Any:
+    """Return a model without what :func:`freeze` did to it."""
+    if not isinstance(model, Edited):
+        return model
+    inner = unfreeze(model.model)
+    edits = tuple(item for item in model.edits if not isinstance(item[1], Frozen))
+    return replace(model, model=inner, edits=edits) if edits else inner
+
+
+def _is_norm(module: Any) -> bool:
+    return type(module) in NORMS
+
+
+def _runs(module: Any) -> bool:
+    return hasattr(module, MODE)
+
+
+def _arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
+    """Return the arguments of the call of a module by their names."""
+    found = signature(type(module).__call__).bind(module, *given, **named).arguments
+    return dict(list(found.items())[1:])
+
+
+def _visited(
+    model: Any,
+    variables: Variables,
+    inputs: tuple,
+    arguments: Mapping[str, Any],
+    only: Chosen,
+    wanted: Callable[[Any], bool],
+) -> dict[str, tuple[nn.Module, Any]]:
+    """Return the modules that a call runs, unbound, with their first arguments, by their paths."""
+    chosen = choices("only", only)
+    found: dict[str, tuple[nn.Module, Any]] = {}
+
+    def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
+        module, path = context.module, "/".join(context.module.path)
+        ours = context.method_name == "__call__" and wanted(module)
+        if ours and is_chosen(chosen, path, module) and not hasattr(module, "is_edit"):
+            x = next(iter(_arguments(module, given, named).values()))
+            shape = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+            _check_stored(path, module, variables)
+            found[path] = module.clone(parent=None), shape
+        return call(*given, **named)
+
+    def run(variables: Variables) -> Any:
+        with nn.intercept_methods(intercept):
+            return model.apply(variables, *inputs, **arguments)
+
+    jax.eval_shape(run, variables)
+    check_named("only", chosen, found)
+    if not found:
+        raise ValueError(
+            "the model must call a norm that only names: it calls none with the classes that can "
+            "be changed. Subclasses of Flax's norms stay as they are."
+        )
+    return found
+
+
+def _check_stored(path: str, module: nn.Module, variables: Variables) -> None:
+    """Raise ValueError if a module gets other variables than the model stores at its path."""
+    for collection in COLLECTIONS:
+        stored = meta.unbox(subtree(variables, collection, path))
+        for name, value in module.variables.get(collection, {}).items():
+            if jnp.shape(stored.get(name)) != jnp.shape(meta.unbox(value)):
+                raise ValueError(
+                    f"{path} must get its variables as the model stores them: {name} of "
+                    f"{jnp.shape(meta.unbox(value))} is stored as {jnp.shape(stored.get(name))}, "
+                    "as nn.scan and nn.vmap do. Leave it out by only=."
+                )
+
+
+def _fresh(path: str, norm: nn.Module, x: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """Return the variables of a new norm."""
+    named: dict[str, Any] = {MODE: True} if getattr(norm, MODE, True) is None else {}
+    try:
+        return dict(norm.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype), **named))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error

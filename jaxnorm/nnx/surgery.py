@@ -1,0 +1,175 @@
+"""Replace the norms of nnx models, and freeze their running statistics."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from jaxnorm.flax_common.surgery import Chosen, Report, Row, check_named, choices, is_chosen
+from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
+from jaxnorm.nnx.batch import is_frozen
+from jaxnorm.nnx.flax_versions import get_value, set_value
+from jaxnorm.nnx.folding import NORMS, become, modules
+from jaxnorm.nnx.recalibration import WITH_RUNNING
+from jaxnorm.norms import table
+
+__all__ = ["freeze", "swap", "unfreeze"]
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+
+def swap(
+    model: Model,
+    *,
+    to: str,
+    only: Chosen = None,
+    options: Mapping[str, Any] | None = None,
+    copy: bool = True,
+    rngs: nnx.Rngs | None = None,
+) -> tuple[Model, Report]:
+    """Replace norms by another norm, which keeps what parameters it can.
+
+    Parameters and statistics of the same name and shape keep their values, such as scale and bias
+    of a batch norm that becomes a group norm. So do ``dtype``, ``param_dtype``, ``use_scale``,
+    ``use_bias``, ``axis_name`` and, where both add it to a variance or mean square, ``epsilon``.
+    A model that passes ``use_running_average`` at the call must stop that where the new norm has
+    none.
+
+    Args:
+      model: the model.
+      to: the name of the new norm in :func:`jaxnorm.available_norms`, for example ``"group"``.
+      only: the norms to replace: a class, a path such as ``"encoder/norm"``, which includes all
+        norms below it, a function of path and module, or several of these. None takes all.
+      options: arguments of the new norm's class, such as ``{"num_groups": 8}``.
+      copy: whether to leave the model as it is, the default, and change a copy with variables of
+        its own. Make optimizers of the new model afterwards.
+      rngs: random number generators for parameters that are new; ``nnx.Rngs(0)`` by default.
+
+    Returns:
+      The new model, and a report of what was kept, dropped and added.
+
+    Raises:
+      TypeError: options that the class does not take, or ``only`` is something else.
+      ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
+        axis; ``only`` names no norm, or the model has none.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> swapped, report = nnx.swap(nnx.BatchNorm(2, rngs=Rngs(0)), to="rms")
+    >>> swapped(jnp.array([[1.0, -1.0]])).round(3).tolist()
+    [[1.0, -1.0]]
+    >>> report.rows[0].kept, report.rows[0].dropped
+    (('scale', 'epsilon=1e-05'), ('bias', 'mean', 'var'))
+    """
+    row, given = target(to), dict(options or {})
+    model = nnx.clone(model) if copy else model
+    made, rows = [], []
+    for path, old in _found(model, only, NORMS).items():
+        make = table.maker("nnx", sys.modules["jaxnorm.nnx"], to)
+        own = carried(path, old, row, make) | given
+        try:
+            new = make(old.num_features, rngs=rngs or nnx.Rngs(0), **own)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
+        values, *names = matched(_variables(old), _variables(new))
+        for name, variable in _holders(new).items():
+            set_value(variable, values[name])
+        made.append((old, new))
+        rows.append(swapped_row(path, type(old).__name__, type(new).__name__, names, own))
+    for old, new in made:
+        become(old, new)
+    return model, Report(tuple(rows))
+
+
+def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
+    """Make norms normalize by their running statistics, and keep these, also in training.
+
+    Neither ``model.train()`` nor ``use_running_average=False`` at the call changes that, until
+    :func:`unfreeze`. :func:`recalibrate` and :func:`accumulate` leave frozen norms as they are.
+    Gradients with respect to scale and bias stay.
+
+    Args:
+      model: the model, which is modified.
+      only: the norms to freeze: a class, a path such as ``"encoder/norm"``, which includes all
+        norms below it, a function of path and module, or several of these. None takes all.
+
+    Returns:
+      The model, and a report.
+
+    Raises:
+      TypeError: ``only`` is something else.
+      ValueError: ``only`` names no norm with running statistics, the model has none, or some are
+        Flax's, which know only the mode that ``train()`` sets.
+
+    >>> import jax.numpy as jnp
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> norm, report = nnx.freeze(nnx.BatchNorm(1, rngs=Rngs(0)))
+    >>> norm(jnp.array([[1.0], [2.0]])).round(3).tolist(), norm.mean[...].tolist()
+    ([[1.0], [2.0]], [0.0])
+    """
+    found = _found(model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
+    if flax := [path for path, norm in found.items() if not isinstance(norm, WITH_RUNNING)]:
+        raise ValueError(
+            f"norms must be of jaxnorm.nnx to be frozen: {', '.join(map(repr, flax))} would "
+            "thaw in model.train(). Use jaxnorm.nnx.BatchNorm, for example by jaxnorm.nnx.adopt."
+        )
+    for norm in found.values():
+        norm.frozen = True
+    return model, Report(tuple(Row(p, type(n).__name__, "frozen") for p, n in found.items()))
+
+
+def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
+    """Let norms follow the mode of the model again, which :func:`freeze` had overridden.
+
+    Args:
+      model: the model, which is modified.
+      only: the norms, as in :func:`freeze`.
+
+    Returns:
+      The model, and a report of the norms that were frozen.
+
+    Raises:
+      TypeError: as in :func:`freeze`.
+      ValueError: ``only`` names no norm with running statistics, or the model has none.
+    """
+    found = _found(model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
+    thawed = {path: norm for path, norm in found.items() if is_frozen(norm)}
+    for norm in thawed.values():
+        del norm.frozen
+    return model, Report(tuple(Row(p, type(n).__name__, "unfrozen") for p, n in thawed.items()))
+
+
+def _found(
+    model: nnx.Module, only: Chosen, classes: tuple[type, ...], ours: Any = ()
+) -> dict[str, Any]:
+    """Return the norms of a model that ``only`` names, by their paths.
+
+    Args:
+      model: the model.
+      only: which norms.
+      classes: exactly these.
+      ours: and these with their subclasses.
+    """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(f"model must be a module of flax.nnx: got {type(model).__name__}.")
+    chosen = choices("only", only)
+    norms = modules(model, classes, ours)
+    check_named("only", chosen, norms)
+    found = {path: norm for path, norm in norms.items() if is_chosen(chosen, path, norm)}
+    if not found:
+        raise ValueError(
+            f"the model must have a norm that only names: it has {', '.join(norms) or 'none'}. "
+            "Subclasses of Flax's norms stay as they are."
+        )
+    return found
+
+
+def _holders(norm: Any) -> dict[str, nnx.Variable]:
+    return {name: value for name, value in vars(norm).items() if isinstance(value, nnx.Variable)}
+
+
+def _variables(norm: Any) -> dict[str, Any]:
+    return {name: get_value(variable) for name, variable in _holders(norm).items()}

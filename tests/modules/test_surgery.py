@@ -1,0 +1,259 @@
+"""Test that norms are replaced and frozen where that is asked, and nowhere else."""
+
+from typing import Any
+
+import flax.linen as fnn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx as fnx
+
+import jaxnorm as jn
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(1), (4, 3, 8)) + 3
+
+
+class Linen(fnn.Module):
+    """Two norms, one in a block below."""
+
+    norms: Any = fnn
+
+    @fnn.compact
+    def __call__(self, x, train=False):
+        x = self.norms.BatchNorm(use_running_average=not train, epsilon=1e-3)(x)
+        return Block()(x, train)
+
+
+class Block(fnn.Module):
+    @fnn.compact
+    def __call__(self, x, train):
+        x = jn.linen.BatchNorm(name="norm")(x, not train)
+        return fnn.LayerNorm(use_bias=False, name="layer")(x)
+
+
+class Nnx(fnx.Module):
+    """The same of nnx."""
+
+    def __init__(self, rngs, norms=jn.nnx):
+        self.first = norms.BatchNorm(8, epsilon=1e-3, rngs=rngs)
+        self.block = fnx.Sequential(
+            jn.nnx.BatchNorm(8, rngs=rngs), fnx.LayerNorm(8, use_bias=False, rngs=rngs)
+        )
+
+    def __call__(self, x):
+        return self.block(self.first(x))
+
+
+def variables_of(model, x=X):
+    """Return variables of which none is a default."""
+    leaves, structure = jax.tree.flatten(model.init(KEY, x))
+    keys = jax.random.split(KEY, len(leaves))
+    return structure.unflatten(
+        [a + 0.3 * jax.random.uniform(key, a.shape) for a, key in zip(leaves, keys, strict=True)]
+    )
+
+
+def test_batch_norm_becomes_group_norm_with_scale_and_bias():
+    model = Linen()
+    variables = variables_of(model)
+    swapped, new, report = jn.linen.swap(
+        model, variables, X, to="group", only=fnn.BatchNorm, options={"num_groups": 2}
+    )
+    own = variables["params"]
+    assert set(new) == {"params"}
+    jax.tree.map(np.testing.assert_array_equal, new["params"], own)
+    assert [(row.path, row.kind, row.into) for row in report.rows] == [
+        ("BatchNorm_0", "BatchNorm", ("GroupNorm",)),
+        ("Block_0/norm", "BatchNorm", ("GroupNorm",)),
+    ]
+    assert report.rows[0].kept == ("scale", "bias", "epsilon=0.001")
+    assert report.rows[0].dropped == ("mean", "var")
+    first, block = own["BatchNorm_0"], own["Block_0"]
+    y = jn.group_norm(X, 2, **first, epsilon=1e-3)
+    y = jn.group_norm(y, 2, **block["norm"], epsilon=1e-5)
+    y = jn.layer_norm(y, scale=block["layer"]["scale"])
+    for train in (False, True):  # no collection is mutable
+        found = jax.jit(swapped.apply, static_argnums=2)(new, X, train)
+        np.testing.assert_allclose(found, y, rtol=1e-5, atol=1e-5)
+    fresh = jax.eval_shape(swapped.init, KEY, X)
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, new)
+
+
+def test_layer_norm_becomes_rms_norm_or_dynamic_tanh():
+    model = Linen()
+    variables = variables_of(model)
+    before, batch = variables["params"]["Block_0"]["layer"], fnn.BatchNorm
+    for to, kept, added in (
+        ("rms", ("scale", "epsilon=1e-06"), ()),
+        ("dynamic_tanh", ("scale",), ("alpha",)),
+    ):
+        swapped, new, report = jn.linen.swap(
+            model, variables, X, to=to, only=lambda path, module: not isinstance(module, batch)
+        )
+        (row,) = report.rows
+        assert (row.path, row.kept, row.added, row.dropped) == ("Block_0/layer", kept, added, ())
+        after = new["params"]["Block_0"]["layer"]
+        np.testing.assert_array_equal(after["scale"], before["scale"])
+        assert set(after) == {"scale", *added}
+        assert new["batch_stats"].keys() == variables["batch_stats"].keys()
+        assert jax.eval_shape(swapped.apply, new, X).shape == X.shape
+    twice, both, _ = jn.linen.swap(swapped, new, X, to="instance", only="BatchNorm_0")
+    assert "BatchNorm_0" not in both["batch_stats"]
+    assert jax.eval_shape(twice.apply, both, X).shape == X.shape
+
+
+def test_nnx_swaps_as_linen():
+    model = Nnx(fnx.Rngs(0))
+    before = fnx.to_pure_dict(fnx.state(model))
+    expected = model.first.scale[...]
+    swapped, report = jn.nnx.swap(model, to="group", only=fnx.BatchNorm, options={"num_groups": 2})
+    assert [(row.path, row.kept, row.dropped) for row in report.rows] == [
+        ("block/layers/0", ("scale", "bias", "epsilon=1e-05"), ("mean", "var")),
+        ("first", ("scale", "bias", "epsilon=0.001"), ("mean", "var")),
+    ]
+    assert type(swapped.first) is jn.nnx.GroupNorm
+    assert swapped.first.epsilon == 1e-3
+    np.testing.assert_array_equal(swapped.first.scale[...], expected)
+    y = jn.group_norm(jn.group_norm(X, 2, epsilon=1e-3), 2, epsilon=1e-5)
+    found = fnx.jit(lambda model, x: model(x))(swapped, X)
+    np.testing.assert_allclose(found, jn.layer_norm(y), rtol=1e-5, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, fnx.to_pure_dict(fnx.state(model)), before)
+    again, _ = jn.nnx.swap(model, to="dynamic_tanh", only="block", copy=False)
+    assert again is model
+    assert type(model.block.layers[1]).__name__ == "DynamicTanh"
+    assert not hasattr(model.block.layers[1], "epsilon")
+
+
+def both(change):
+    """Return what a change raises in either family."""
+    model = Linen()
+    yield lambda **given: getattr(jn.linen, change)(model, variables_of(model), X, **given)
+    yield lambda **given: getattr(jn.nnx, change)(Nnx(fnx.Rngs(0)), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"to": "grup"}, ValueError, r"name must be one of .* Did you mean 'group'\?"),
+        ({"to": "film"}, ValueError, r"to must be a norm that is called as y = norm\(x\): 'film'"),
+        ({"to": "group", "options": {"num_groups": 3}}, ValueError, "cannot become this norm. "),
+        ({"to": "rms", "options": {"groups": 3}}, TypeError, "groups"),
+        ({"to": "rms", "only": "layer"}, ValueError, "only must name norms .* got 'layer'"),
+        ({"to": "rms", "only": fnn.Dense}, ValueError, "must .* a norm that only names"),
+        ({"to": "rms", "only": [None]}, TypeError, "only must be a class, a path"),
+    ],
+)
+def test_what_cannot_be_swapped_is_refused(given, error, message):
+    for swap in both("swap"):
+        with pytest.raises(error, match=message):
+            swap(**given)
+
+
+def test_features_must_be_the_last_axis():
+    model = fnn.BatchNorm(True, axis=1)
+    with pytest.raises(ValueError, match=r"the model must have its features on the last axis"):
+        jn.linen.swap(model, variables_of(model), X, to="layer")
+    with pytest.raises(ValueError, match=r"got axis=1. Leave it out by only="):
+        jn.nnx.swap(fnx.BatchNorm(3, axis=1, rngs=fnx.Rngs(0)), to="layer")
+    swapped, _ = jn.nnx.swap(fnx.BatchNorm(3, axis=1, rngs=fnx.Rngs(0)), to="ghost_batch",
+                             options={"num_chunks": 2})  # fmt: skip
+    assert swapped.axis == 1
+
+
+def test_norms_that_nn_scan_stacks_are_refused():
+    class Looped(fnn.Module):
+        @fnn.compact
+        def __call__(self, x):
+            block = fnn.scan(
+                lambda own, x, _: (own(x), None),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=2,
+            )
+            return block(fnn.LayerNorm(name="norm"), x, None)[0]
+
+    model = Looped()
+    with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(2, 8\)"):
+        jn.linen.swap(model, variables_of(model), X, to="rms")
+
+
+class TestFreezing:
+    def test_linen(self):
+        model = Linen()
+        variables = variables_of(model)
+        frozen, report = jn.linen.freeze(model, variables, X, only="Block_0")
+        assert [(row.path, row.outcome) for row in report.rows] == [("Block_0/norm", "frozen")]
+        step = jax.jit(lambda v: frozen.apply(v, X, True, mutable=["batch_stats"])[1])
+        new = step(variables)["batch_stats"]
+        old = variables["batch_stats"]
+        jax.tree.map(np.testing.assert_array_equal, new["Block_0"], old["Block_0"])
+        assert (new["BatchNorm_0"]["mean"] != old["BatchNorm_0"]["mean"]).all()
+        all_frozen, _ = jn.linen.freeze(model, variables, X)
+        np.testing.assert_array_equal(
+            all_frozen.apply(variables, X, True), model.apply(variables, X, False)
+        )
+        assert jn.linen.unfreeze(frozen) is model
+        swapped, *_ = jn.linen.swap(frozen, variables, X, to="rms", only=fnn.LayerNorm)
+        assert jn.linen.unfreeze(swapped).model is model
+
+    def test_linen_calibration(self):
+        model = Linen(jn.linen)  # Flax's collect no Moments
+        variables = variables_of(model)
+        frozen, _ = jn.linen.freeze(model, variables, X, only="Block_0")
+        old = variables["batch_stats"]
+        new = jn.linen.recalibrate(frozen, variables, [X], train=True)["batch_stats"]
+        np.testing.assert_array_equal(
+            new["Block_0"]["norm"]["mean"], old["Block_0"]["norm"]["mean"]
+        )
+        np.testing.assert_array_equal(new["Block_0"]["norm"]["var"], old["Block_0"]["norm"]["var"])
+        np.testing.assert_allclose(new["BatchNorm_0"]["mean"], X.mean((0, 1)), rtol=1e-6)
+        collecting = jn.linen.accumulate(variables)
+        _, after = frozen.apply(collecting, X, True, mutable=["batch_stats", "batch_moments"])
+        seen = after["batch_moments"]["Block_0"]["norm"]["seen"].moments
+        assert not seen.count.any()
+        jax.tree.map(np.testing.assert_array_equal, after["batch_stats"]["Block_0"], old["Block_0"])
+
+    def test_nnx(self):
+        model = Nnx(fnx.Rngs(0))
+        same, report = jn.nnx.freeze(model, only="block")
+        assert same is model
+        assert [(row.path, row.outcome) for row in report.rows] == [("block/layers/0", "frozen")]
+        norm = model.block.layers[0]
+        model.train()
+        fnx.jit(lambda model, x: model(x))(model, X)
+        norm(X, use_running_average=False)
+        assert norm.mean[...].tolist() == [0.0] * 8
+        assert (model.first.mean[...] != 0).all()
+        _, report = jn.nnx.unfreeze(model)
+        assert [row.path for row in report.rows] == ["block/layers/0"]
+        model(X)
+        assert (norm.mean[...] != 0).any()
+
+    def test_nnx_calibration(self):
+        model = Nnx(fnx.Rngs(0))
+        jn.nnx.freeze(model, only="first")
+        jn.nnx.recalibrate(model, [X])
+        assert model.first.mean[...].tolist() == [0.0] * 8
+        np.testing.assert_allclose(
+            model.block.layers[0].mean[...], (X / np.sqrt(1.001)).mean((0, 1)), rtol=1e-5
+        )
+        jn.nnx.accumulate(model)
+        assert not hasattr(model.first, "batch_moments")
+        with pytest.raises(ValueError, match="only must name norms with running statistics"):
+            jn.nnx.recalibrate(model, [X], only="first")
+        jn.nnx.freeze(model)
+        with pytest.raises(ValueError, match=r"a norm must not be frozen .* Call unfreeze\(\)"):
+            jn.nnx.recalibrate(model, [X])
+
+    def test_refusals(self):
+        for freeze in both("freeze"):
+            with pytest.raises(ValueError, match="only must name norms"):
+                freeze(only="nowhere")
+            with pytest.raises(ValueError, match=r"must .* a norm that only names"):
+                freeze(only=fnn.Dense)
+        with pytest.raises(ValueError, match=r"'first' would thaw in model\.train\(\)"):
+            jn.nnx.freeze(Nnx(fnx.Rngs(0), fnx))
+        with pytest.raises(TypeError, match=r"model must be a module of flax\.nnx: got BatchNorm"):
+            jn.nnx.freeze(fnn.BatchNorm())
