@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import jax
@@ -34,8 +35,9 @@ def affine(norm: Norm, number: int, variables: Variables) -> tuple[np.ndarray, n
     gain = get("scale") + norm.offset if has("scale") else np.ones(norm.sizes)
     shift = get("bias") if has("bias") else np.zeros(norm.sizes)
     if norm.linear:
-        gain = gain / np.sqrt(get("var") + norm.epsilon)
-        shift = shift - get("mean") * gain
+        with np.errstate(divide="ignore", invalid="ignore"):  # such weights are refused
+            gain = gain / np.sqrt(get("var") + norm.epsilon)
+            shift = shift - get("mean") * gain
     return gain, shift
 
 
@@ -108,6 +110,20 @@ def stored(new: np.ndarray, old: Any) -> jax.Array:
     array = jnp.asarray(new.astype(old.dtype))
     same = new.shape == old.shape and isinstance(old, jax.Array)
     return jax.device_put(array, old.sharding) if same else array
+
+
+def checked_bound(bound: Any) -> float | None:
+    """Return a bound that is None or a number of at least 1, or raise."""
+    if bound is None:
+        return None
+    if isinstance(bound, bool) or not isinstance(bound, Real):
+        raise TypeError(f"bound must be a number or None: got {bound!r}.")
+    if not bound >= 1:
+        raise ValueError(
+            f"bound must be 1, the least condition number, or more: got {bound}. Take math.inf to "
+            "fold whatever it is."
+        )
+    return float(bound)
 
 
 def default_bound(dtype: Any) -> float:

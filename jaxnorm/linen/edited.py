@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -28,24 +29,31 @@ class Edited:
     Attributes:
       model: the model.
       edits: how modules run, by their paths.
+      key: tells programs within this model from those within others.
     """
 
     model: Any
     edits: tuple[tuple[str, Edit], ...]
+    key: object = field(default_factory=object, init=False, repr=False, compare=False)
 
     def apply(self, variables: Mapping[str, Any], *inputs: Any, **arguments: Any) -> Any:
         """Apply the model as ``model.apply`` does, with the edits."""
-        with _in_force(self.edits):
+        with self._in_force():
             return self.model.apply(variables, *inputs, **arguments)
 
     def init(self, rngs: Any, *inputs: Any, **arguments: Any) -> Any:
         """Initialize variables as ``model.init`` does, with the edits."""
-        with _in_force(self.edits):
+        with self._in_force():
             return self.model.init(rngs, *inputs, **arguments)
 
+    @contextmanager
+    def _in_force(self) -> Iterator[None]:
+        with distinct(self.key), nn.intercept_methods(_intercepting(self.edits)):
+            yield
 
-@contextmanager
-def _in_force(edits: tuple[tuple[str, Edit], ...]) -> Iterator[None]:
+
+def _intercepting(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
+    """Return the interceptor that runs the edits of a model."""
     by_path = dict(edits)
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
@@ -56,13 +64,27 @@ def _in_force(edits: tuple[tuple[str, Edit], ...]) -> Iterator[None]:
             return call(*given, **named)
         return edit.run(call, context.module, given, named)
 
-    # Programs within the model, by nn.jit, depend on the edits.
-    with nn.intercept_methods(intercept), programs()(edits):
-        yield
+    return intercept
+
+
+# the keys of the contexts around a call
+_keys: ContextVar[tuple[object, ...]] = ContextVar("_keys", default=())
+
+
+@contextmanager
+def distinct(key: object) -> Iterator[None]:
+    """Keep programs that JAX compiles within, by nn.jit, apart from those compiled elsewhere."""
+    keys = (*_keys.get(), key)
+    before = _keys.set(keys)
+    try:
+        with _programs()(keys):
+            yield
+    finally:
+        _keys.reset(before)
 
 
 @cache
-def programs() -> Any:
+def _programs() -> Any:
     """Return the context whose value tells JAX which programs it may use again.
 
     Making it lets JAX forget what it compiled before, so it is made where it is first needed.

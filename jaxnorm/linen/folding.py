@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax.core import unfreeze
 
 from jaxnorm.flax_common import layers
-from jaxnorm.flax_common.absorption import stored
+from jaxnorm.flax_common.absorption import checked_bound, stored
 from jaxnorm.flax_common.folding import Folding
 from jaxnorm.flax_common.layers import Layer, Norm
 from jaxnorm.flax_common.surgery import Chosen, Report, choices, is_chosen
@@ -24,7 +24,7 @@ from jaxnorm.flax_common.watching import (
     refuse_training,
 )
 from jaxnorm.linen.batch import BatchNorm, evaluates
-from jaxnorm.linen.edited import Edit, Edited, subtree, with_subtree
+from jaxnorm.linen.edited import Edit, Edited, distinct, subtree, with_subtree
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
@@ -98,7 +98,12 @@ def fold(
     >>> report.rows[0].outcome, report.rows[0].into, report.difference < 1e-6
     ('folded', ('layers_0',), True)
     """
-    chosen = choices("only", only)
+    if not isinstance(model, nn.Module | Edited):
+        raise TypeError(
+            f"model must be a module of flax.linen: got {type(model).__name__}. For nnx there is "
+            "jaxnorm.nnx.fold."
+        )
+    chosen, bound = choices("only", only), checked_bound(bound)
     variables = unfreeze(dict(variables))
     arrays, rebuilt = arrays_of((variables, inputs))
     watch = Watch()
@@ -106,7 +111,7 @@ def fold(
     def traced(model: nn.Module | Edited, watch: Watch, build: Callable[..., Any]) -> Any:
         def run(arrays: list[Any]) -> Any:
             variables, inputs = build(arrays)
-            with nn.intercept_methods(_watching(watch, chosen)):
+            with distinct(watch), nn.intercept_methods(_watching(watch, chosen)):
                 return model.apply(variables, *inputs, **arguments)
 
         return run

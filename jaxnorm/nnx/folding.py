@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxnorm.flax_common import layers
-from jaxnorm.flax_common.absorption import stored
+from jaxnorm.flax_common.absorption import checked_bound, stored
 from jaxnorm.flax_common.folding import Folding
 from jaxnorm.flax_common.layers import Layer, Norm
 from jaxnorm.flax_common.surgery import Chosen, Report, choices, is_chosen
@@ -118,7 +118,7 @@ def fold(
             f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
             "jaxnorm.linen.fold."
         )
-    chosen = choices("only", only)
+    chosen, bound = choices("only", only), checked_bound(bound)
     watch = Watch()
     arrays, run = _traced(model, watch, chosen, inputs, arguments)
     graph = watch.trace(run, arrays)

@@ -455,6 +455,22 @@ def test_what_nnx_cannot_fold():
         jn.nnx.fold(layer, POINTS)
 
 
+def test_bounds_and_models_are_checked():
+    model = chain(DENSE, BATCH)
+    for bound, error in (
+        ("3", TypeError),
+        (True, TypeError),
+        (0.5, ValueError),
+        (math.nan, ValueError),
+    ):
+        with pytest.raises(error, match="bound must be "):
+            jn.linen.fold(model, {}, POINTS, bound=bound)
+        with pytest.raises(error, match="bound must be "):
+            jn.nnx.fold(fnx.BatchNorm(3, rngs=fnx.Rngs(0)), POINTS, bound=bound)
+    with pytest.raises(TypeError, match=r"model must be a module of flax\.linen: got Linear"):
+        jn.linen.fold(fnx.Linear(4, 3, rngs=fnx.Rngs(0)), {}, POINTS)
+
+
 def test_reports_print_and_export():
     model = network_of_nnx()
     report = jn.nnx.fold(model, X, bound=1.0)[1]
