@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import jax
@@ -116,7 +115,7 @@ def checked_bound(bound: Any) -> float | None:
     """Return a bound that is None or a number of at least 1, or raise."""
     if bound is None:
         return None
-    if isinstance(bound, bool) or not isinstance(bound, Real):
+    if isinstance(bound, bool) or not isinstance(bound, float | int | np.number):
         raise TypeError(f"bound must be a number or None: got {bound!r}.")
     if not bound >= 1:
         raise ValueError(

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from jaxnorm.flax_common.adoption import Choice, Without, choices, is_left_out
 from jaxnorm.linen.batch import BatchNorm
+from jaxnorm.linen.edited import intercepted, interceptors
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
@@ -85,14 +86,16 @@ def adopted(*, without: Without = None) -> Iterator[None]:
             return run(*given, **named)
         if is_left_out(chosen, path_of(module), module, ours):
             return run(*given, **named)
-        return _call_as(ours, module, given, named)
+        call = lambda *given, **named: _call_as(ours, module, given, named)
+        return intercepted(call, context)(*given, **named)
 
-    before = _chosen.set(chosen)
+    before, outside = _chosen.set(chosen), interceptors.set(())
     try:
         # The same choice gives the same programs, whenever the context is entered.
         with nn.intercept_methods(as_ours), _programs()(chosen):
             yield
     finally:
+        interceptors.reset(outside)
         _chosen.reset(before)
 
 

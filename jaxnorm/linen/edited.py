@@ -10,6 +10,9 @@ from typing import Any, Protocol
 import jax
 from flax import linen as nn
 
+# as nn.intercept_methods takes it: call, positional and keyword arguments, context
+Interceptor = Callable[[Callable[..., Any], tuple, dict, Any], Any]
+
 
 class Edit(Protocol):
     """How a module runs instead."""
@@ -48,11 +51,11 @@ class Edited:
 
     @contextmanager
     def _in_force(self) -> Iterator[None]:
-        with distinct(self.key), nn.intercept_methods(_intercepting(self.edits)):
+        with distinct(self.key), intercepting(_by_path(self.edits)):
             yield
 
 
-def _intercepting(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
+def _by_path(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
     """Return the interceptor that runs the edits of a model."""
     by_path = dict(edits)
 
@@ -65,6 +68,32 @@ def _intercepting(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
         return edit.run(call, context.module, given, named)
 
     return intercept
+
+
+# of the calls of modules within the innermost adopted()
+interceptors: ContextVar[tuple[Interceptor, ...]] = ContextVar("interceptors", default=())
+
+
+@contextmanager
+def intercepting(interceptor: Interceptor) -> Iterator[None]:
+    """Call modules by an interceptor, as ``nn.intercept_methods`` does, also adopted ones."""
+    before = interceptors.set((*interceptors.get(), interceptor))
+    try:
+        with nn.intercept_methods(interceptor):
+            yield
+    finally:
+        interceptors.reset(before)
+
+
+def intercepted(call: Callable[..., Any], context: Any) -> Callable[..., Any]:
+    """Return a call of a module that all interceptors within :func:`adopted` see."""
+
+    def through(interceptor: Interceptor, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: interceptor(call, given, named, context)
+
+    for interceptor in reversed(interceptors.get()):
+        call = through(interceptor, call)
+    return call
 
 
 # the keys of the contexts around a call

@@ -24,7 +24,7 @@ from jaxnorm.flax_common.watching import (
     refuse_training,
 )
 from jaxnorm.linen.batch import BatchNorm, evaluates
-from jaxnorm.linen.edited import Edit, Edited, distinct, subtree, with_subtree
+from jaxnorm.linen.edited import Edit, Edited, distinct, intercepting, subtree, with_subtree
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
@@ -111,7 +111,7 @@ def fold(
     def traced(model: nn.Module | Edited, watch: Watch, build: Callable[..., Any]) -> Any:
         def run(arrays: list[Any]) -> Any:
             variables, inputs = build(arrays)
-            with distinct(watch), nn.intercept_methods(_watching(watch, chosen)):
+            with distinct(watch), intercepting(_watching(watch, chosen)):
                 return model.apply(variables, *inputs, **arguments)
 
         return run

@@ -15,7 +15,7 @@ from flax.core import meta
 from jaxnorm.flax_common.surgery import Chosen, Report, Row, check_named, choices, is_chosen
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, subtree, with_subtree
+from jaxnorm.linen.edited import Edited, intercepting, subtree, with_subtree
 from jaxnorm.linen.folding import NORMS
 from jaxnorm.norms import table
 
@@ -217,7 +217,7 @@ def _visited(
         return call(*given, **named)
 
     def run(variables: Variables) -> Any:
-        with nn.intercept_methods(intercept):
+        with intercepting(intercept):
             return model.apply(variables, *inputs, **arguments)
 
     jax.eval_shape(run, variables)

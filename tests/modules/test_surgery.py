@@ -179,6 +179,20 @@ def test_norms_that_nn_scan_stacks_are_refused():
         jn.linen.swap(model, variables_of(model), X, to="rms")
 
 
+def test_surgery_sees_adopted_norms():
+    model = fnn.Sequential([fnn.Dense(3), fnn.BatchNorm(use_running_average=True), fnn.relu])
+    variables = variables_of(model)
+    expected = model.apply(variables, X)
+    with jn.linen.adopted():
+        folded, new, report = jn.linen.fold(model, variables, X)
+        assert report.rows[0].into == ("layers_0",)
+        np.testing.assert_allclose(folded.apply(new, X), expected, rtol=1e-5, atol=1e-5)
+        swapped, of_rms, _ = jn.linen.swap(model, variables, X, to="rms")
+        found = swapped.apply(of_rms, X)
+    np.testing.assert_array_equal(swapped.apply(of_rms, X), found)
+    assert abs(found - expected).max() > 0.1
+
+
 class TestFreezing:
     def test_linen(self):
         model = Linen()
