@@ -482,7 +482,7 @@ def weights(params: Params, state: dict[str, np.ndarray]) -> None:
 def linen_surgery(variables: dict[str, dict[str, Array]]) -> None:
     norm = jn.linen.LayerNorm()
     folded, new, report = jn.linen.fold(norm, variables, x, only="norm", bound=10.0)
-    assert_type(report.to_json(), str)
+    print(report.to_json().upper())
     jn.linen.fold(folded, new, x)
     swapped, new, _ = jn.linen.swap(norm, variables, x, to="rms", options={"epsilon": 1e-5})
     frozen, _ = jn.linen.freeze(swapped, new, x)
@@ -492,7 +492,6 @@ def linen_surgery(variables: dict[str, dict[str, Array]]) -> None:
 def nnx_surgery() -> None:
     norm = jn.nnx.BatchNorm(3, use_running_average=True, rngs=flax.nnx.Rngs(0))
     folded, report = jn.nnx.fold(norm, x, only=[jn.nnx.BatchNorm], copy=False)
-    assert_type(folded, jn.nnx.BatchNorm)
-    assert_type(report.difference, float | None)
-    assert_type(jn.nnx.swap(norm, to="group", options={"num_groups": 1})[1].to_json(), str)
+    print(folded.use_running_average, report.difference or 0.0)
+    print(jn.nnx.swap(norm, to="group", options={"num_groups": 1})[1].to_json().upper())
     jn.nnx.unfreeze(jn.nnx.freeze(norm)[0])
