@@ -1,14 +1,8 @@
-"""Reports of what was changed in a model, and the choice of norms to change."""
+"""Reports of what was changed in a model."""
 
 import json
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
-
-Choice = type | str | Callable[[str, Any], bool]
-# which norms: a class, a path, a function of path and module, or several; None: all
-Chosen = Choice | Iterable[Choice] | None
 
 
 @dataclass(frozen=True)
@@ -109,51 +103,3 @@ def _words(row: Row) -> tuple[str, ...]:
 def _numbers(row: Row) -> tuple[str, ...]:
     numbers = (row.difference, row.condition, row.rounding(2.0**-23), row.rounding(2.0**-7))
     return tuple("" if number is None else f"{number:.2g}" for number in numbers)
-
-
-def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
-    """Return the choices in an argument, or None for all norms.
-
-    Raises:
-      TypeError: it holds something else.
-    """
-    if given is None:
-        return None
-    many = isinstance(given, Iterable) and not isinstance(given, str | type)
-    found: tuple[Any, ...] = tuple(given) if many else (given,)  # type: ignore[arg-type]
-    for choice in found:
-        if not (isinstance(choice, str) or callable(choice)):
-            raise TypeError(
-                f"{name} must be a class, a path, a function of path and module, or several of "
-                f"these: got {choice!r}."
-            )
-    return found
-
-
-def is_chosen(chosen: tuple[Choice, ...] | None, path: str, module: Any) -> bool:
-    """Return whether a norm is among the choices. A path includes all norms below it.
-
-    >>> [is_chosen(("encoder",), path, None) for path in ("encoder/norm", "encoder2/norm")]
-    [True, False]
-    """
-    return chosen is None or any(_matches(choice, path, module) for choice in chosen)
-
-
-def _matches(choice: Choice, path: str, module: Any) -> bool:
-    if isinstance(choice, type):
-        return isinstance(module, choice)
-    if isinstance(choice, str):
-        # with the slash "norm" names norm and norm/inner, but not norm2
-        return f"{path}/".startswith(f"{choice.strip('/')}/")
-    return bool(choice(path, module))
-
-
-def check_named(name: str, chosen: tuple[Choice, ...] | None, paths: Iterable[str]) -> None:
-    """Raise ValueError unless each path that is chosen names a norm."""
-    paths = list(paths)
-    for choice in chosen or ():
-        if isinstance(choice, str) and not any(_matches(choice, path, None) for path in paths):
-            raise ValueError(
-                f"{name} must name norms by their paths from the top: got {choice!r}; there are "
-                f"{', '.join(map(repr, paths)) or 'none'}."
-            )

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnorm.flax_common.choices import Choice, check_named
 from jaxnorm.flax_common.folding import Graph
 from jaxnorm.flax_common.layers import Layer, Norm, negative_axes
-from jaxnorm.flax_common.surgery import Choice, check_named
 from jaxnorm.flax_common.tracing import Tags, trace
 
 MODE = "use_running_average"

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jaxnorm.flax_common.adoption import Choice, Without, choices, is_left_out
+from jaxnorm.flax_common.choices import Choice, Chosen, choices, is_chosen
 from jaxnorm.linen.batch import BatchNorm
 from jaxnorm.linen.edited import intercepted, interceptors
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
@@ -40,7 +40,7 @@ _chosen: ContextVar[tuple[Choice, ...] | None] = ContextVar("_chosen", default=N
 
 
 @contextmanager
-def adopted(*, without: Without = None) -> Iterator[None]:
+def adopted(*, without: Chosen = None) -> Iterator[None]:
     """Run every norm of Flax's as our module of the same name.
 
     It holds for all linen modules that are called within the context, by ``init`` and ``apply``,
@@ -75,7 +75,7 @@ def adopted(*, without: Without = None) -> Iterator[None]:
     >>> y.round(3).tolist(), norm.apply(variables, x).round().tolist()
     ([[-1.0, 1.0]], [[-500.0, 500.0]])
     """
-    chosen = choices(without)
+    chosen = choices("without", without) or ()
 
     def as_ours(run: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         module = context.module
@@ -84,7 +84,7 @@ def adopted(*, without: Without = None) -> Iterator[None]:
             return run(*given, **named)
         if ours in OF_WEIGHTS and module.is_initializing():
             return run(*given, **named)
-        if is_left_out(chosen, path_of(module), module, ours):
+        if is_chosen(chosen, path_of(module), module, ours):
             return run(*given, **named)
         call = lambda *given, **named: _call_as(ours, module, given, named)
         return intercepted(call, context)(*given, **named)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jaxnorm.flax_common.adoption import Without, choices, is_left_out
+from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.linen.adoption import OURS, adopted, path_of
@@ -24,7 +24,7 @@ def compare(
     mutable: Sequence[str] | None = None,
     loss: Loss | None = None,
     rounds: int = 20,
-    without: Without = None,
+    without: Chosen = None,
     float64: bool = True,
     **keywords: Any,
 ) -> Comparison:
@@ -70,7 +70,7 @@ def compare(
             f"model must be a module of flax.linen: got {type(model).__name__}. For nnx there is "
             "jaxnorm.nnx.compare."
         )
-    chosen = choices(without)
+    chosen = choices("without", without) or ()
     norms = Norms(path_of)
     if variables is None:
         variables = _initial(model, rngs, method, inputs, keywords)
@@ -111,7 +111,7 @@ def _is_ours(module: Any, chosen: tuple) -> bool:
     ours = OURS.get(type(module))
     if ours is None:
         return isinstance(module, tuple(OURS.values()))
-    return not is_left_out(chosen, path_of(module), module, ours)
+    return not is_chosen(chosen, path_of(module), module, ours)
 
 
 def _initial(

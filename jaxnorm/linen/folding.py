@@ -12,9 +12,10 @@ from flax.core import unfreeze
 
 from jaxnorm.flax_common import layers
 from jaxnorm.flax_common.absorption import checked_bound, stored
+from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.folding import Folding
 from jaxnorm.flax_common.layers import Layer, Norm
-from jaxnorm.flax_common.surgery import Chosen, Report, choices, is_chosen
+from jaxnorm.flax_common.surgery import Report
 from jaxnorm.flax_common.watching import (
     MODE,
     Watch,

@@ -12,7 +12,8 @@ from flax import core
 from flax import linen as nn
 from flax.core import meta
 
-from jaxnorm.flax_common.surgery import Chosen, Report, Row, check_named, choices, is_chosen
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import Edited, intercepting, subtree, with_subtree

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from jaxnorm.flax_common.adoption import Without, choices, is_left_out
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.nnx.batch import BatchNorm
 from jaxnorm.nnx.groups import GroupNorm, InstanceNorm
 from jaxnorm.nnx.layers import LayerNorm, RMSNorm
@@ -35,7 +35,7 @@ OURS: Mapping[type[nnx.Module], type[nnx.Module]] = MappingProxyType(
 )
 
 
-def adopt(model: Model, *, without: Without = None, copy: bool = False) -> Model:
+def adopt(model: Model, *, without: Chosen = None, copy: bool = False) -> Model:
     """Make every norm of Flax's in a model our module of the same name.
 
     Parameters, state and options stay as they are: the same variables, with the same names, values
@@ -75,15 +75,15 @@ def adopt(model: Model, *, without: Without = None, copy: bool = False) -> Model
             f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
             "jaxnorm.linen.adopted."
         )
-    chosen = choices(without)
-    _check_paths(chosen, [path for path, _ in _norms(model)])
+    chosen = choices("without", without) or ()
+    check_named("without", chosen, [path for path, _ in _norms(model)], "norms of Flax's")
     if copy:
         model = nnx.clone(model)
     # all of them before any changes
     norms = [
         (norm, OURS[type(norm)])
         for path, norm in _norms(model)
-        if not is_left_out(chosen, path, norm, OURS[type(norm)])
+        if not is_chosen(chosen, path, norm, OURS[type(norm)])
     ]
     for norm, ours in norms:
         # past nnx, which would list the class among the attributes of the module
@@ -108,16 +108,3 @@ def _further_options(ours: type[nnx.Module]) -> dict[str, Any]:
         for name, parameter in signature(ours.__init__).parameters.items()
         if parameter.kind is Parameter.KEYWORD_ONLY and name not in theirs
     }
-
-
-def _check_paths(chosen: tuple, paths: list[str]) -> None:
-    """Raise ValueError unless each path that is chosen names a norm."""
-    for choice in chosen:
-        if isinstance(choice, str) and not any(
-            is_left_out((choice,), path, None, object) for path in paths
-        ):
-            listed = ", ".join(paths) or "none"
-            raise ValueError(
-                f"without must name norms of Flax's by their paths from the top: got {choice!r}; "
-                f"there are {listed}."
-            )

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxnorm.flax_common.adoption import Without
+from jaxnorm.flax_common.choices import Chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.nnx.adoption import OURS, adopt
@@ -19,7 +19,7 @@ def compare(
     method: Callable[..., Any] | str = "__call__",
     loss: Loss | None = None,
     rounds: int = 20,
-    without: Without = None,
+    without: Chosen = None,
     float64: bool = True,
     **keywords: Any,
 ) -> Comparison:

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from jaxnorm.flax_common.surgery import Chosen, Report, Row, check_named, choices, is_chosen
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
 from jaxnorm.nnx.flax_versions import get_value, set_value

@@ -1,0 +1,83 @@
+"""Which norms of a model an argument means: by class, by path, or by a function."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Choice = type | str | Callable[[str, Any], bool]
+# a class, a path, a function of path and module, or several of these
+Chosen = Choice | Iterable[Choice] | None
+
+
+def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
+    """Return the choices in an argument, or None if it is None.
+
+    Args:
+      name: the name of the argument, for errors.
+      given: the argument.
+
+    Raises:
+      TypeError: it holds something else.
+
+    >>> choices("only", None), choices("only", "encoder"), choices("only", ["encoder", "head/norm"])
+    (None, ('encoder',), ('encoder', 'head/norm'))
+    """
+    if given is None:
+        return None
+    many = isinstance(given, Iterable) and not isinstance(given, str | type)
+    found: tuple[Any, ...] = tuple(given) if many else (given,)  # type: ignore[arg-type]
+    for choice in found:
+        if not (isinstance(choice, str) or callable(choice)):
+            raise TypeError(
+                f"{name} must be a class, a path, a function of path and module, or several of "
+                f"these: got {choice!r}."
+            )
+    return found
+
+
+def is_chosen(
+    chosen: tuple[Choice, ...] | None, path: str, module: Any, kind: type | None = None
+) -> bool:
+    """Return whether a norm is among the choices; None chooses all.
+
+    Args:
+      chosen: the result of :func:`choices`.
+      path: the names from the top to the norm, with slashes. A path that is chosen includes all
+        norms below it.
+      module: the norm.
+      kind: the class that classes are compared with; by default that of the module.
+
+    >>> [is_chosen(("encoder",), path, None) for path in ("encoder/norm", "encoder2/norm")]
+    [True, False]
+    """
+    kind = kind or type(module)
+    return chosen is None or any(_matches(choice, path, module, kind) for choice in chosen)
+
+
+def _matches(choice: Choice, path: str, module: Any, kind: type) -> bool:
+    if isinstance(choice, type):
+        return issubclass(kind, choice)
+    if isinstance(choice, str):
+        # with the slash "norm" names norm and norm/inner, but not norm2
+        return f"{path}/".startswith(f"{choice.strip('/')}/")
+    return bool(choice(path, module))
+
+
+def check_named(
+    name: str, chosen: tuple[Choice, ...] | None, paths: Iterable[str], what: str = "norms"
+) -> None:
+    """Raise ValueError unless each path that is chosen names a norm.
+
+    Args:
+      name: the name of the argument, for the error.
+      chosen: the result of :func:`choices`.
+      paths: the paths of all norms that may be chosen.
+      what: what these norms are called.
+    """
+    paths = list(paths)
+    for choice in chosen or ():
+        named = (_matches(choice, path, None, object) for path in paths)
+        if isinstance(choice, str) and not any(named):
+            raise ValueError(
+                f"{name} must name {what} by their paths from the top: got {choice!r}; there are "
+                f"{', '.join(map(repr, paths)) or 'none'}."
+            )
