@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxnorm.interop.equinox_modules import Options, leaves_of
+from jaxnorm.interop.stored import check_file
 
 # The arrays of each class in the order of the file, with their numbers of axes, -1 for any; after
 # "?" the option without which there is none.
@@ -36,12 +37,12 @@ def read(name: str, layers: Any) -> tuple[dict[str, np.ndarray], Options]:
 
     Raises:
       FileNotFoundError: no such file.
+      IsADirectoryError: a folder.
       TypeError: layers that are neither modules nor classes.
       ValueError: files of other things, or layers that are not those of the file.
     """
     path = Path(name)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
+    check_file(path)
     arrays = _arrays(path)
     if layers is None:
         raise ValueError(
@@ -72,11 +73,6 @@ def _arrays(path: Path) -> list[np.ndarray]:
                 )
             # NumPy has no name for bfloat16
             found.append(array.view(ml_dtypes.bfloat16) if array.dtype.str == "|V2" else array)
-    if not found:
-        raise ValueError(
-            f"{path} must be a file of equinox.tree_serialise_leaves: got an empty file. Name "
-            "another one."
-        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxnorm.interop import torch_archives
+from jaxnorm.interop import stored, torch_archives
 from jaxnorm.interop.alignment import natural
 
 NESTED = ("state_dict", "model_state_dict", "model", "module")  # where a state dict is in another
@@ -77,8 +78,7 @@ def as_numpy(value: Any) -> np.ndarray:
 
 def _from_file(path: Path) -> Mapping[str, Any]:
     """Return the contents of a file by its suffix."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
+    stored.check_file(path)
     name = path.name
     if name.endswith(".safetensors.index.json"):
         return _from_parts(path)
@@ -132,11 +132,15 @@ def _from_parts(path: Path) -> dict[str, np.ndarray]:
 
 
 def _from_npz(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        # NumPy takes any other file for a pickle, and says how to load it unsafely
+        raise ValueError(
+            f"{path} must be a file of np.savez: it is no whole zip archive. Download or save it "
+            "again."
+        )
     try:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
-    except (ValueError, EOFError, OSError, KeyError) as error:
-        raise ValueError(f"{path} must be a file of np.savez: {error}. Save it again.") from None
     except Exception as error:  # zipfile and zlib have errors of their own
         raise ValueError(f"{path} must be a file of np.savez: {error}. Save it again.") from None
 

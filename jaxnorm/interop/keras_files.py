@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxnorm.interop.keras_configs import Place, are_classes, places
+from jaxnorm.interop.stored import check_file
 
 Options = dict[str, Mapping[str, Any]]
 
@@ -27,17 +28,17 @@ def read(name: str, layers: Any) -> tuple[dict[str, np.ndarray], Options]:
 
     Raises:
       FileNotFoundError: no such file.
+      IsADirectoryError: a folder.
       ModuleNotFoundError: h5py is not installed.
       ValueError: damaged files, files of other things, and configurations of other models.
     """
     path = Path(name)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
     if path.suffix not in (".keras", ".h5", ".hdf5"):
         raise ValueError(
             f"a file of Keras must end with .keras, .weights.h5 or .h5: got {path.name}. Rename "
             "it, or pass its arrays as a dict."
         )
+    check_file(path)
     data: Any = path
     if path.suffix == ".keras":
         data, config = _unpacked(path)

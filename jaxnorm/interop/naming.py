@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 from jaxnorm.interop import flax
 from jaxnorm.interop.layers import Layer
@@ -35,7 +36,7 @@ def rules(
     """Return the rules that names say, the longest names first.
 
     Raises:
-      TypeError: names that are no dict and no function.
+      TypeError: names that are no dict and no function, or not of strings.
       ValueError: a name that is in neither the model nor the file.
     """
     if names is None:
@@ -43,11 +44,7 @@ def rules(
     if callable(names):
         said = {"/".join(layer.path): names("/".join(layer.path)) for layer in ours}
         names = {path: name for path, name in said.items() if name is not None}
-    if not isinstance(names, Mapping):
-        raise TypeError(
-            "names must be a dict or a function from our paths to theirs: got "
-            f"{type(names).__name__}."
-        )
+    _check(names)
     places = _places(theirs)
     names = _expanded(names, ours, lambda name: tuple(_words(name)) in places)
     found: list[Rule] = []
@@ -63,7 +60,7 @@ def rules(
         else:
             raise ValueError(
                 f"names must be paths of the model: got {given!r}."
-                f"{close_names(given, ['/'.join(layer.path) for layer in ours])}"
+                f"{close_names(given, _modules(ours, '/'))}"
             )
     return [_of_leaves(layer, keys, theirs, framework) for layer, keys in single.values()] + found
 
@@ -74,20 +71,23 @@ def their_path(
     """Return a function from a layer to its path in the other framework, None to leave it out.
 
     Raises:
+      TypeError: names that are no dict and no function, or not of strings.
       ValueError: a name that is not in the model.
     """
     if names is None:
         return lambda layer: layer.alias
     if callable(names):
-        call = names
-        return lambda layer: _split(call("/".join(layer.path)), separator) or layer.alias
+        said = {"/".join(layer.path): names("/".join(layer.path)) for layer in layers}
+        _check(said)
+        return lambda layer: _split(said["/".join(layer.path)], separator) or layer.alias
+    _check(names)
     named = _expanded(names, layers)
     given = {_without_collection(_parts(path)): name for path, name in named.items()}
     for path in given:
         if not any(layer.path[: len(path)] == path for layer in layers):
             raise ValueError(
                 f"names must be paths of the model: got {'/'.join(path)!r}."
-                f"{close_names('/'.join(path), ['/'.join(layer.path) for layer in layers])}"
+                f"{close_names('/'.join(path), _modules(layers, '/'))}"
             )
 
     def path_of(layer: Layer) -> tuple[str, ...] | None:
@@ -135,6 +135,27 @@ def _expanded(
     return found | {given: name for given, name in names.items() if "*" not in given}
 
 
+def _check(names: Any) -> None:
+    """Check that names are a dict from strings to strings or None."""
+    if not isinstance(names, Mapping):
+        raise TypeError(
+            "names must be a dict or a function from our paths to theirs: got "
+            f"{type(names).__name__}."
+        )
+    for given, name in names.items():
+        if not isinstance(given, str) or not isinstance(name, str | None):
+            raise TypeError(
+                f"names must map paths to paths or None: got {name!r} for {given!r}. Write both as "
+                "strings."
+            )
+
+
+def _modules(layers: Sequence[Layer], separator: str) -> list[str]:
+    """Return the paths of layers, and of the modules that they are in."""
+    paths = (layer.path[:end] for layer in layers for end in range(1, len(layer.path) + 1))
+    return list(dict.fromkeys(separator.join(path) for path in paths))
+
+
 def _split(name: str | None, separator: str) -> tuple[str, ...] | None:
     return None if name is None else tuple(part for part in name.split(separator) if part)
 
@@ -153,10 +174,10 @@ def _rule(
     exact = [pair for pair in others if ".".join(pair[0].path[: pair[1]]) == name]
     others = exact or others
     if not others:
-        known = dict.fromkeys(".".join(layer.path) for pair in places.values() for layer, _ in pair)
+        known = _modules([layer for layer, _ in places[()]], ".")
         raise ValueError(
             f"names must say layers of the file: got {name!r} for {given!r}."
-            f"{close_names(name, list(known))}"
+            f"{close_names(name, known)}"
         )
     return Rule(under, [layer for layer, _ in others], (len(path), others[0][1]))
 

@@ -1,7 +1,8 @@
-"""Hold what a source of weights says: arrays, and options of the layers."""
+"""Check that a source of weights is a file, and hold what it says: arrays, options of layers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,26 @@ class Stored:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.arrays, self.notes))
+
+
+def check_file(path: Path) -> None:
+    """Check that a path is that of a file with something in it.
+
+    Raises:
+      FileNotFoundError: nothing has this path.
+      IsADirectoryError: a folder.
+      ValueError: an empty file.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} must exist: there is no such file. Name another one.")
+    if path.is_dir():
+        raise IsADirectoryError(
+            f"a source of weights must be a file: {path} is a folder. Name a file in it."
+        )
+    if path.stat().st_size == 0:
+        raise ValueError(
+            f"{path} must hold arrays: it is an empty file. Download or save it again."
+        )
 
 
 def options_said(options: Mapping[str, Mapping[str, Any]]) -> list[str]:

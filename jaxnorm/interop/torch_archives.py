@@ -32,6 +32,9 @@ STORAGES = {
     "ComplexDoubleStorage": np.complex128,
 }
 
+# How a file of an older PyTorch begins: a magic number, pickled.
+OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
 
 class _RefusedError(ValueError):
     """An error in an archive, as a phrase."""
@@ -53,9 +56,15 @@ def read(path: Path) -> Any:
         more than tensors, numbers and strings in dicts, lists and tuples.
     """
     if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            old = file.read(len(OLD)) == OLD
+        found = (
+            "it is older. Install PyTorch to read it, or save it again with a newer one."
+            if old
+            else "it is damaged, or no archive. Download or save it again."
+        )
         raise ValueError(
-            f"{path} must be a zip archive, as torch.save writes since PyTorch 1.6: it is older, "
-            "damaged or no archive. Install PyTorch to read it, or save it again with a newer one."
+            f"{path} must be a zip archive, as torch.save writes since PyTorch 1.6: {found}"
         )
     try:
         with zipfile.ZipFile(path) as archive:

@@ -80,6 +80,9 @@ def test_npz(tmp_path):
     ("source", "error", "said"),
     [
         ("none.npz", FileNotFoundError, r"none\.npz must exist"),
+        ("text.npz", ValueError, r"text\.npz must be a file of np\.savez: it is no whole zip"),
+        ("text.pt", ValueError, r"PyTorch 1\.6: it is damaged, or no archive\. Download or save"),
+        ("old.pt", ValueError, r"PyTorch 1\.6: it is older\. Install PyTorch to read it"),
         ("w.h5", ValueError, r"must end with \.safetensors, .*got w\.h5"),
         (3, TypeError, "must be a mapping of arrays, or a path: got int"),
         ({}, TypeError, "must map names to arrays: got nothing"),
@@ -87,9 +90,31 @@ def test_npz(tmp_path):
     ],
 )
 def test_what_is_no_source(source, error, said, tmp_path):
-    (tmp_path / "w.h5").write_bytes(b"")
+    for name in ("w.h5", "text.npz", "text.pt"):
+        (tmp_path / name).write_text("no arrays")
+    (tmp_path / "old.pt").write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2))
     with pytest.raises(error, match=said):
         files.read(tmp_path / source if isinstance(source, str) else source)
+
+
+@pytest.mark.parametrize(
+    ("framework", "suffix"),
+    [
+        *(("torch", end) for end in ("safetensors", "safetensors.index.json", "npz", "pt", "bin")),
+        *(("keras", end) for end in ("keras", "h5", "weights.h5")),
+        ("equinox", "eqx"),
+    ],
+)
+def test_a_folder_an_empty_file_and_no_file(framework, suffix, tmp_path):
+    (tmp_path / f"folder.{suffix}").mkdir()
+    (tmp_path / f"empty.{suffix}").write_bytes(b"")
+    for name, error, said in (
+        ("folder", IsADirectoryError, f"must be a file: .*folder.{suffix} is a folder"),
+        ("empty", ValueError, f"empty.{suffix} must hold arrays: it is an empty file"),
+        ("none", FileNotFoundError, f"none.{suffix} must exist: there is no such file"),
+    ):
+        with pytest.raises(error, match=said):
+            interop.load(LIKE, tmp_path / f"{name}.{suffix}", framework=framework)
 
 
 @pytest.mark.parametrize("name", ["state_dict", "model", "model_state_dict"])

@@ -317,14 +317,16 @@ def test_bad_files(net, tmp_path):
     (tmp_path / "x.onnx").touch()
     fails(tmp_path / "x.onnx", r"must end with \.keras, \.weights\.h5 or \.h5: got x\.onnx")
     whole = (folder / "net.keras").read_bytes()
-    for size in (0, 100, len(whole) // 2):
+    (tmp_path / "cut.keras").write_bytes(b"")
+    fails(tmp_path / "cut.keras", r"cut\.keras must hold arrays: it is an empty file")
+    for size in (100, len(whole) // 2):
         (tmp_path / "cut.keras").write_bytes(whole[:size])
         fails(tmp_path / "cut.keras", r"cut\.keras must be an archive of model\.save")
     with zipfile.ZipFile(tmp_path / "other.keras", "w") as archive:
         archive.writestr("config.json", json.dumps({}))
     fails(tmp_path / "other.keras", "no item named 'model.weights.h5'")
     weights = (folder / "net.weights.h5").read_bytes()
-    for size in (0, 100, len(weights) // 2):
+    for size in (100, len(weights) // 2):
         (tmp_path / "cut.weights.h5").write_bytes(weights[:size])
         fails(tmp_path / "cut.weights.h5", "must be an HDF5 file of weights", layers=["Dense"])
     with h5py.File(tmp_path / "data.h5", "w") as file:

@@ -247,12 +247,18 @@ class TestNames:
             ({"hed": "a"}, ValueError, "paths of the model: got 'hed'. Did you mean 'head'?"),
             ({"head": "m.z"}, ValueError, "layers of the file: got 'm.z' for 'head'. Did you mean"),
             ({"head/kernel": "b.weight"}, ValueError, "arrays of the file: got 'b.weight' for"),
+            ({"head": 3}, TypeError, "map paths to paths or None: got 3 for 'head'."),
+            ({3: "b"}, TypeError, "map paths to paths or None: got 'b' for 3."),
+            (lambda path: 3, TypeError, "map paths to paths or None: got 3 for"),
             (3, TypeError, "a dict or a function from our paths to theirs: got int."),
         ],
     )
     def test_mistakes(self, names, error, said):
         with pytest.raises(error, match=re.escape(said)):
             interop.load(self.like, self.source, framework="torch", names=names)
+        if error is TypeError:
+            with pytest.raises(error, match=re.escape(said)):
+                interop.save(self.like, framework="torch", names=names)
 
 
 NORM = {"scale": ones(2), "bias": ones(2)}

@@ -1,5 +1,7 @@
 """Test what names and paths decide: patterns, a module around all layers, second names."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,21 @@ def scales(tree):
         path: tree[path[0]][path[1]][path[2]]["scale"][0].item()
         for path in [(f"layers_{i}", "attention", name) for i in (0, 1) for name in "qk"]
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"layers_O": "model.h.0"}, "got 'layers_O'. Did you mean 'layers_1' or 'layers_0'"),
+        (
+            {"layers_0": "model.h.O"},
+            "got 'model.h.O' for 'layers_0'. Did you mean 'model.h.1' or 'model.h.0'",
+        ),
+    ],
+)
+def test_a_misspelt_module(names, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        interop.load(MODEL, STATE, framework="torch", names=names)
 
 
 def test_patterns_of_names():
