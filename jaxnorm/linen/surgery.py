@@ -206,11 +206,15 @@ def _visited(
     """Return the modules that a call runs, unbound, with their first arguments, by their paths."""
     chosen = choices("only", only)
     found: dict[str, tuple[nn.Module, Any]] = {}
+    called: dict[str, None] = {}  # all that could be chosen
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         module, path = context.module, "/".join(context.module.path)
         ours = context.method_name == "__call__" and wanted(module)
-        if ours and is_chosen(chosen, path, module) and not hasattr(module, "is_edit"):
+        ours = ours and not hasattr(module, "is_edit")
+        if ours:
+            called[path] = None
+        if ours and is_chosen(chosen, path, module):
             x = next(iter(_arguments(module, given, named).values()))
             shape = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
             _check_stored(path, module, variables)
@@ -222,11 +226,11 @@ def _visited(
             return model.apply(variables, *inputs, **arguments)
 
     jax.eval_shape(run, variables)
-    check_named("only", chosen, found)
+    check_named("only", chosen, called)
     if not found:
         raise ValueError(
-            "the model must call a norm that only names: it calls none with the classes that can "
-            "be changed. Subclasses of Flax's norms stay as they are."
+            f"the model must call a norm that only names: it calls {', '.join(called) or 'none'} "
+            "of the classes that can be changed. Subclasses of Flax's norms stay as they are."
         )
     return found
 

@@ -140,7 +140,11 @@ def both(change):
         ({"to": "film"}, ValueError, r"to must be a norm that is called as y = norm\(x\): 'film'"),
         ({"to": "group", "options": {"num_groups": 3}}, ValueError, "cannot become this norm. "),
         ({"to": "rms", "options": {"groups": 3}}, TypeError, "groups"),
-        ({"to": "rms", "only": "layer"}, ValueError, "only must name norms .* got 'layer'"),
+        (
+            {"to": "rms", "only": "layer"},
+            ValueError,
+            "only must name norms .* got 'layer'; there are '.*', '",
+        ),
         ({"to": "rms", "only": fnn.Dense}, ValueError, "must .* a norm that only names"),
         ({"to": "rms", "only": [None]}, TypeError, "only must be a class, a path"),
     ],
@@ -265,6 +269,8 @@ class TestFreezing:
         for freeze in both("freeze"):
             with pytest.raises(ValueError, match="only must name norms"):
                 freeze(only="nowhere")
+            with pytest.raises(ValueError, match=r"got 'nowhere'; there are '.*', '"):
+                freeze(only=[fnn.Dense, "nowhere"])
             with pytest.raises(ValueError, match=r"must .* a norm that only names"):
                 freeze(only=fnn.Dense)
         with pytest.raises(ValueError, match=r"'first' would thaw in model\.train\(\)"):
