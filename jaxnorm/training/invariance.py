@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnorm.norms.kernels import path_name
 from jaxnorm.training.roles import parts
 
 FACTORS = (0.5, 2.0, 8.0)
@@ -113,7 +112,7 @@ def scale_invariant(
 
     Raises:
       TypeError: a model that is none of these; outputs without floating numbers.
-      ValueError: parameters without leaves.
+      ValueError: parameters without leaves, or not those of the nnx model.
 
     >>> import jax, jax.numpy as jnp, jaxnorm as jn
     >>> model = lambda p, x: jn.layer_norm(x @ p["first"]) @ p["last"]
@@ -144,7 +143,7 @@ def scale_invariant(
             answer = "scale-invariant"
         elif jointly <= tolerance:
             answer = "with its layer"
-        found.append(Dependence(path_name(path), answer, slope, change, jointly, effect))
+        found.append(Dependence("/".join(parts(path)), answer, slope, change, jointly, effect))
     flags = [leaf.answer in ("scale-invariant", "no effect") for leaf in found]
     return ScaleInvariance(jax.tree.unflatten(structure, flags), tuple(found), tolerance)
 
@@ -171,6 +170,14 @@ def _function(
         from flax import nnx
 
         graph, *states = nnx.split(model, nnx.Param, ...)
+        expected = len(jax.tree.leaves(states[0]))
+        count = len(jax.tree.leaves(params)) if isinstance(params, Mapping) else None
+        if count != expected:
+            got = type(params).__name__ if count is None else f"{count} leaves"
+            raise ValueError(
+                f"params must be those of the nnx model, with {expected} leaves: got {got}. Call "
+                "scale_invariant(model, nnx.state(model, nnx.Param), x)."
+            )
 
         def of_nnx(trained: Any, *inputs: Any) -> Any:
             # new variables, which belong to the trace and may change in it

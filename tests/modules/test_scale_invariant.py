@@ -179,6 +179,16 @@ def test_modules_of_nnx():
     after = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
     jax.tree.map(np.testing.assert_array_equal, after, before)  # the model is not changed
     assert "weight_before_norm" in jax.tree.leaves(labels(params, before_norm=report))
+    for wrong, got in ((ROWS, "ArrayImpl|ndarray"), (model, "Sequential"), ({}, "0 leaves")):
+        with pytest.raises(ValueError, match=rf"with 6 leaves: got ({got})\. Call scale_inv"):
+            scale_invariant(model, wrong, ROWS)
+
+
+def test_boxes_have_no_part_in_paths():
+    init = nn.with_partitioning(nn.initializers.ones_init(), (None, "model"))
+    model = nn.Dense(3, kernel_init=init)
+    report = scale_invariant(model, model.init(jax.random.key(0), ROWS), ROWS)
+    assert [leaf.path for leaf in report.leaves] == ["bias", "kernel"]
 
 
 def test_half_precision():
