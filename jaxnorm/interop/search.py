@@ -175,13 +175,23 @@ def _depths(layers: Sequence[Layer]) -> list[int]:
 def _equal(
     ours: Sequence[Layer], theirs: Sequence[Layer], left: int, right: int
 ) -> list[tuple[Layer, Layer]]:
-    """Return the layers whose paths are equal but for their separators, and no other's."""
+    """Return the layers whose paths are equal but for their separators, and no other's.
+
+    Numbers that count otherwise say nothing: of ``0, 1, 2`` and ``0, 2, 4`` no two are equal.
+    """
     mine, others = _by_words(ours, left), _by_words(theirs, right)
+    apart = _uncounted(mine.keys() - others.keys()) & _uncounted(others.keys() - mine.keys())
     return [
         (group[0], others[path][0])
         for path, group in mine.items()
-        if len(group) == len(others.get(path, ())) == 1
+        if len(group) == len(others.get(path, ())) == 1 and not _uncounted([path]) & apart
     ]
+
+
+def _uncounted(paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Return the paths that have numbers, without these."""
+    without = {path: tuple(re.sub(r"\d+", "", word) for word in path) for path in paths}
+    return {short for path, short in without.items() if short != path}
 
 
 def _by_words(layers: Sequence[Layer], left_out: int) -> dict[tuple[str, ...], list[Layer]]:

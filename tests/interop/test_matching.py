@@ -57,6 +57,27 @@ class TestPaths:
         assert {by for _, by in found(like, source).values()} == {"path"}
         assert [key[-8:] for key, _ in found(like, source).values()] == ["a.weight", "b.weight"]
 
+    @pytest.mark.parametrize(
+        ("ours", "theirs"),
+        [((0, 1, 2), (0, 2, 4)), ((0, 2, 4), (0, 1, 2)), ((0, 1, 2), (1, 2, 3)), ((0, 1), (1, 3))],
+    )
+    def test_numbers_that_count_otherwise_are_an_order(self, ours, theirs):
+        """An activation counts in a Sequential, and in a list of layers there is none."""
+        like = {f"layers_{i}": dense(3, 3) for i in ours}
+        source = state(**{f"layers__{i}__weight": (3, 3) for i in theirs})
+        expected = {
+            f"layers_{a}/kernel": (f"layers.{b}.weight", f"order of {len(ours)}")
+            for a, b in zip(ours, theirs, strict=True)
+        }
+        assert found(like, source) == expected
+
+    def test_numbers_of_a_part_are_equal_paths(self):
+        like = {f"layers_{i}": dense(3, 3) for i in (0, 2)}
+        source = state(**{f"layers__{i}__weight": (3, 3) for i in range(4)})
+        assert found(like, source, allow_unused=True) == {
+            f"layers_{i}/kernel": (f"layers.{i}.weight", "path") for i in (0, 2)
+        }
+
     def test_shapes_of_equal_paths_must_fit(self):
         with pytest.raises(ValueError, match=r"fc/kernel \(2, 3\): fc\.weight \(2, 3\) gives"):
             interop.load({"fc": dense(2, 3)}, state(fc__weight=(2, 3)), framework="torch")
