@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxnorm.interop import files, keras_files
 from jaxnorm.interop.flax import BIAS, MATRIX, attention_rows, dense_shapes
+from jaxnorm.interop.keras_configs import OUT_OF_ORDER
 from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed
 from jaxnorm.interop.stored import Stored, options_said
 from jaxnorm.interop.transforms import (
@@ -157,6 +158,8 @@ CLASSES = {
     r"DepthwiseConv\dD": "DepthwiseConv",
     r"Conv\dD": "Conv",
     r"Dense|EinsumDense": "Dense",
+    # no form has this label: weights at such axes fit nothing
+    OUT_OF_ORDER: OUT_OF_ORDER,
 }
 
 

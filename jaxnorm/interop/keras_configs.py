@@ -31,6 +31,8 @@ VARIABLES = {
     "(LSTM|GRU|SimpleRNN)Cell": "kernel recurrent_kernel bias?use_bias",
 }
 DEFAULTS = {"use_bias": True, "scale": True, "center": True, "renorm": False}
+# The class of an EinsumDense whose kernel is not that of a Dense, with features of x first.
+OUT_OF_ORDER = "EinsumDense of another order"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class Place:
                 found.pop("renorm_momentum", None)
         if self.options.get("reset_after") is False:
             found["reset_after"] = False
+        if self.options.get("rms_scaling"):  # divides by the deviation, around the mean
+            found["rms_scaling"] = True
+        if self.kind == "EinsumDense" and not _in_order(self.options.get("equation")):
+            found |= {"class": OUT_OF_ORDER, "equation": self.options["equation"]}
         return found
 
     def variables(self) -> list[str] | None:
@@ -72,6 +78,8 @@ class Place:
                 options = {**DEFAULTS, **self.options}
                 if self.options.get("rms_scaling"):
                     options |= {"scale": True, "center": False}
+                if "bias_axes" in self.options or "equation" in self.options:
+                    options["use_bias"] = bool(self.options.get("bias_axes"))
                 return [
                     name
                     for name, _, needs in (entry.partition("?") for entry in names.split())
@@ -239,3 +247,17 @@ def snake(name: str) -> str:
     ('conv2d_transpose', 'rms_normalization', 'p_re_lu')
     """
     return re.sub(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _in_order(equation: str | None) -> bool:
+    """Return whether a kernel has what it contracts first, as in ``x``, and then features of ``y``.
+
+    >>> _in_order("abc,cde->abde"), _in_order("abc,dc->abd"), _in_order("...x,xy->...y")
+    (True, False, True)
+    """
+    if equation is None:
+        return True
+    x, kernel, y = re.split(",|->", equation.replace(" ", ""))
+    contracted = [axis for axis in x if axis in kernel and axis not in y]
+    features = [axis for axis in y if axis in kernel]
+    return [*kernel] == contracted + features

@@ -100,6 +100,12 @@ CASES = {
         linen.DenseGeneral((2, 3)),
         (5, 6),
     ),
+    "einsum without bias": (
+        layers.EinsumDense,
+        {"equation": "abc,bd->acd", "output_shape": (5, 4)},
+        linen.DenseGeneral(4, axis=-2, use_bias=False),
+        (6, 5),
+    ),
     "conv 1d": (layers.Conv1D, {"filters": 4, "kernel_size": 3}, ("Conv", 4, (3,)), (7, 6)),
     "conv 2d": (layers.Conv2D, {"filters": 4, "kernel_size": 3}, ("Conv", 4, (3, 3)), (5, 5, 6)),
     "conv 3d": (
@@ -153,6 +159,17 @@ def test_layers(case, tmp_path):
     for given in ([(layer.__name__, options)], theirs.get_config(), path):
         again = loaded(model, weights, x, layers=given)
         jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+def test_an_einsum_of_another_order_fits_nothing(tmp_path):
+    """Its kernel (out, in) has the shape of one of a Dense where it is square."""
+    layer = layers.EinsumDense("abc,dc->abd", (None, 4))
+    sequential(layer, shape=(5, 4)).save(path := tmp_path / "m.keras")
+    model, x = linen.Dense(4, use_bias=False), inputs(2, 5, 4)
+    with pytest.raises(ValueError, match="nothing in the file fits it"):
+        loaded(model, path, x)
+    like = jax.eval_shape(lambda: model.init(KEY, x))
+    assert "equation=abc,dc->abd" in str(interop.match(like, path, framework="keras"))
 
 
 RENORM = {"renorm": True, "momentum": 0.9}
