@@ -64,6 +64,7 @@ class Program:
       leaves: the value that each module returns.
       variables: the values of each module's variables, by module and name.
       readers: what reads each value: a module, or the name of a primitive.
+      reads: each value that a primitive reads, its name, and the modules that run then.
       maker: the name of the primitive that makes a value.
       made_by: the module that returns a value.
     """
@@ -78,6 +79,7 @@ class Program:
     leaves: dict[int, int] = field(default_factory=dict)
     variables: dict[tuple[int, str], int] = field(default_factory=dict)
     readers: dict[int, list[int | str]] = field(default_factory=lambda: defaultdict(list))
+    reads: list[tuple[int, str, frozenset[int]]] = field(default_factory=list)
     maker: dict[int, str] = field(default_factory=dict)
     made_by: dict[int, int] = field(default_factory=dict)
 
@@ -117,6 +119,7 @@ def _inline(
 def _connect(program: Program, tags: Tags) -> None:
     """Fill in what the names say: which module reads and makes which value."""
     same: dict[int, int] = {}  # a value that another one is, by another name
+    running: set[int] = set()
 
     def origin(value: int) -> int:
         return same.get(value, value)
@@ -130,14 +133,17 @@ def _connect(program: Program, tags: Tags) -> None:
             name = step.eqn.primitive.name
             for value in given:
                 program.readers[value].append(name)
+                program.reads.append((value, name, frozenset(running)))
             program.maker.update(dict.fromkeys(step.results, name))
             for module in _named_within(step.eqn, tags):
                 program.within[module] = name
         elif tag[1] == "in":
+            running.add(tag[0])
             program.calls[tag[0]] += 1
             program.enters[tag[0]] = given[0]
             program.readers[given[0]].append(tag[0])
         elif tag[1] == "out":
+            running.discard(tag[0])
             program.made_by[step.results[0]] = tag[0]
             program.leaves[tag[0]] = step.results[0]
         else:
@@ -145,6 +151,7 @@ def _connect(program: Program, tags: Tags) -> None:
     for value in program.outputs:
         if isinstance(value, int):
             program.readers[origin(value)].append("the model's output")
+            program.reads.append((origin(value), "the model's output", frozenset()))
 
 
 def _named_within(eqn: Any, tags: Tags) -> Iterator[int]:

@@ -488,3 +488,25 @@ def test_reports_print_and_export():
     assert "norm   BatchNorm  kept" in text
     assert [row["outcome"] for row in data["rows"]] == ["kept", "kept", "kept", "folded"]
     assert data["rows"][0]["condition"] == report.rows[0].condition
+
+
+class Reading(fnn.Module):
+    """A layer whose weights the model reads as well."""
+
+    name_of: str
+
+    @fnn.compact
+    def __call__(self, x):
+        layer = fnn.Dense(4, name="dense")
+        y = fnn.BatchNorm(True, name="norm")(layer(x))
+        return y + jnp.sum(layer.variables["params"][self.name_of])
+
+
+@pytest.mark.parametrize("name", ["kernel", "bias"])
+def test_weights_that_the_model_reads_stay(name):
+    model = Reading(name)
+    variables = initialized(model, POINTS)
+    _, new, report = jn.linen.fold(model, variables, POINTS)
+    assert report.rows[0].outcome == "kept"
+    assert "outside of dense also reads its weights" in report.rows[0].reason
+    jax.tree.map(np.testing.assert_array_equal, new, variables)
