@@ -174,7 +174,7 @@ def _numbers(
     numbers = Health(
         mean=jnp.abs(mean_of_all) if jnp.iscomplexobj(x) else mean_of_all,
         deviation=jnp.sqrt(variance),
-        offset=jnp.max(offset) if groups.centered else None,
+        offset=jnp.max(offset, initial=0) if groups.centered else None,
         collapsed=share(level < epsilon, known),
         mean_distance=distance,
         var_ratio=ratio,
@@ -183,7 +183,7 @@ def _numbers(
         channel=jnp.argmax(exploding),
         gain_min=None if gain is None else jnp.min(gain),
         gain_max=None if gain is None else jnp.max(gain),
-        not_finite=jnp.mean(~finite, dtype=jnp.float32),
+        not_finite=jnp.sum(~finite) / max(x.size, 1),
     )
     return jax.tree.map(lambda number: jnp.asarray(number, jnp.float32), numbers)
 
@@ -192,7 +192,9 @@ def _moments_of(groups: Groups, x: jax.Array, where: jax.Array, segments: Any) -
     """Return the Moments of the groups of a norm."""
     assert groups.reduced is not None
     if groups.split:
-        x, where = (a.reshape(*a.shape[:-1], groups.split, -1) for a in (x, where))
+        x, where = (
+            a.reshape(*a.shape[:-1], groups.split, a.shape[-1] // groups.split) for a in (x, where)
+        )
     by = {} if segments is None else {"segments": segments, "num_segments": groups.num_segments}
     return moments(x, groups.reduced, where=where, **by)
 

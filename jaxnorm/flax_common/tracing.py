@@ -30,7 +30,8 @@ class Tags:
 
     def __call__(self, x: jax.Array, module: int, what: str) -> jax.Array:
         """Return ``x`` by a name: ``what`` of the module, ``"in"``, ``"out"`` or a variable."""
-        return checkpoint_name(x, f"jaxnorm {self.session} {module} {what}")
+        shape = "x".join(map(str, x.shape))
+        return checkpoint_name(x, f"jaxnorm {self.session} {module} {what} {shape}")
 
     def read(self, eqn: Any) -> tuple[int, str] | None:
         """Return the module and what the equation names, or None if it is no name of this trace."""
@@ -38,6 +39,11 @@ class Tags:
         if eqn.primitive.name != "name" or words[:2] != ["jaxnorm", str(self.session)]:
             return None
         return int(words[2]), words[3]
+
+    def is_batched(self, eqn: Any) -> bool:
+        """Return whether ``vmap`` has added an axis to what an equation of this trace names."""
+        named = eqn.params["name"].split(" ")[4]
+        return named != "x".join(map(str, eqn.invars[0].aval.shape))
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class Program:
       outputs: what it returns.
       constants: values that the trace has found.
       calls: how often each module runs.
-      within: for a module that runs in a loop or a branch, the name of that primitive.
+      within: for a module that runs in a loop or a branch, the name of that primitive, or
+        "vmap".
       enters: the value that each module reads.
       leaves: the value that each module returns.
       variables: the values of each module's variables, by module and name.
@@ -127,6 +134,8 @@ def _connect(program: Program, tags: Tags) -> None:
     for step in program.steps:
         given = [origin(value) for value in step.operands if isinstance(value, int)]
         tag = tags.read(step.eqn)
+        if tag is not None and tags.is_batched(step.eqn):
+            program.within[tag[0]] = "vmap"
         if tag is None and step.eqn.primitive.name in _SAME and given:
             same[step.results[0]] = given[0]
         elif tag is None:

@@ -386,3 +386,19 @@ def test_figures(healthy, tmp_path):
 def test_errors(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.LayerNorm(),
+        jn.linen.BatchNorm(use_running_average=False),
+        nn.GroupNorm(num_groups=2),
+    ],
+    ids=lambda norm: type(norm).__name__,
+)
+def test_an_empty_batch_has_numbers_of_nothing(norm):
+    variables = norm.init(jax.random.key(0), jnp.ones((2, 3, 4)))
+    found = jn.linen.diagnose(norm, variables, jnp.zeros((0, 3, 4)))
+    numbers = found.metrics()
+    assert {numbers[f"/{name}"] for name in ("mean", "offset", "collapsed", "not_finite")} == {0}

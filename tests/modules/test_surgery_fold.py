@@ -187,6 +187,12 @@ class Looped(fnn.Module):
         return block(chain(fnn.Dense(4, name="layer"), BATCH), x, None)[0]
 
 
+class Mapped(fnn.Module):
+    @fnn.compact
+    def __call__(self, x):
+        return made(BATCH)(EACH(4, name="layer")(x))
+
+
 class Weighted(fnn.Module):
     @fnn.compact
     def __call__(self, x):
@@ -199,6 +205,7 @@ class Masked(fnn.Module):
         return fnn.Dense(3)(fnn.LayerNorm(name="norm")(x, mask=jnp.ones(x.shape, bool)))
 
 
+EACH = fnn.vmap(fnn.Dense, variable_axes={"params": 0}, split_rngs={"params": True})
 DENSE = fnn.Dense(3, name="layer")
 MASKED = fnn.Conv(3, (1,), mask=jnp.ones((1, 4, 3)), name="layer")
 DOTS = lambda *given, **named: jax.lax.dot_general(*given, **named)
@@ -214,6 +221,7 @@ DOTS = lambda *given, **named: jax.lax.dot_general(*given, **named)
         (Rejoined(), "add also reads the output of dense; add reads its output"),
         (Twice(), "layer runs 2 times"),
         (Looped(), "norm runs within a scan"),
+        (Mapped(), "layer runs within a vmap; the model's output reads its output"),
         (Weighted(), "layer computes with other weights than the model stores"),
         (chain(LAYER, fnn.relu, DENSE), "max reads its output"),
         (chain(LAYER, lambda x: x), "the model's output reads its output"),
