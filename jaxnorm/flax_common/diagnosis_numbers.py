@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxnorm.arguments.axes import canonical_axes, other_axes
 from jaxnorm.arguments.dtypes import compute_dtype
 from jaxnorm.core.statistics import Moments, moments
+from jaxnorm.engine.groups import inverse_root
 from jaxnorm.flax_common.arguments import group_axes, group_count, inexact, instance_axes
 from jaxnorm.flax_common.health import Health
 
@@ -167,7 +168,7 @@ def _numbers(
     level = found.var if groups.centered else found.var + jnp.square(jnp.abs(found.mean))
     share = lambda flags, of: jnp.sum(flags & of) / jnp.maximum(jnp.sum(of), 1)
     variance = jnp.sum(jnp.where(known, found.var, 0)) / jnp.maximum(known.sum(), 1)
-    offset = jnp.abs(found.mean) / jnp.sqrt(jnp.where(found.var > 0, found.var, jnp.inf))
+    offset = jnp.abs(found.mean) * inverse_root(found.var, 0.0, positive=False)
     exploding = _over_median(jnp.sqrt(channels.var + jnp.square(jnp.abs(channels.mean))).ravel())
     distance, ratio = _running(channels, mean, var, epsilon)
     mean_of_all = moments(x, tuple(range(x.ndim)), where=where).mean.reshape(())
@@ -217,10 +218,11 @@ def _running(
     if var is None:
         return None, None
     found = jax.tree.map(jnp.ravel, batch)
-    known, running = found.count > 0, jnp.ravel(var).astype(jnp.float32) + epsilon
-    ratio = jnp.where(known, (found.var + epsilon) / running, 1)
+    known, running = found.count > 0, jnp.ravel(var).astype(jnp.float32)
+    ratio = jnp.where(known, (found.var + epsilon) / (running + epsilon), 1)
     farthest = ratio[jnp.argmax(jnp.abs(jnp.log(ratio)))]
     if mean is None:
         return None, farthest
-    apart = jnp.abs(found.mean - jnp.ravel(mean)) / jnp.sqrt(running)
+    apart = jnp.abs(found.mean - jnp.ravel(mean))
+    apart = apart * inverse_root(running, epsilon, positive=False)
     return jnp.max(jnp.where(known, apart, 0)), farthest

@@ -90,13 +90,15 @@ class Graph:
         if program.calls[module] != 1:
             return f"{path} runs {program.calls[module]} times"
         own = [value for (owner, _), value in program.variables.items() if owner == module]
+        if not set(own) <= set(program.inputs):
+            return f"{path} computes with other weights than the model stores"
+        users = Counter(program.variables.values())
+        if any(users[value] > 1 for value in own):
+            return f"{path} shares its weights"
         for value, reader, running in program.reads:
             if value in own and module not in running:
                 return f"{reader} outside of {path} also reads its weights"
-        users = Counter(program.variables.values())
-        if not set(own) <= set(program.inputs):
-            return f"{path} computes with other weights than the model stores"
-        return f"{path} shares its weights" if any(users[value] > 1 for value in own) else ""
+        return ""
 
     def _name(self, reader: int | str) -> str:
         if isinstance(reader, str):

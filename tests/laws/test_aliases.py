@@ -64,6 +64,7 @@ MASKED = {
     "dynamic_erf": partial(jn.dynamic_erf, X, 0.5, 0.1),
     "standardize": partial(jn.standardize, X, "n [t] (g [c])", g=2),
     "moments": partial(jn.moments, X, "n [t] c"),
+    "quantize": partial(jn.quantize, X, "n [t] c"),
     "normalize": lambda **given: jn.normalize(X, jn.moments(X, "n [t] c"), **given),
     "plan": partial(jn.plan, X, "n [t] c"),
     "host.moments": partial(host.moments, X, "n [t] c"),

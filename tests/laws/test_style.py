@@ -134,7 +134,7 @@ WRONG = [
     ({"feature_axes": 0}, "adaptive instance norm must leave axis 0 to the batch"),
     ({"epsilon": -1.0}, r"epsilon must be finite and >= 0: got -1\.0"),
     ({"correction": -1}, r"correction must be finite and >= 0: got -1\.0\. 0 divides by n"),
-    ({"style_where": np.ones((3, 2, 3, 4), bool)}, "style_where must broadcast against x without"),
+    ({"style_where": np.ones((3, 2, 3, 4), bool)}, "style_where must broadcast against style"),
 ]
 
 

@@ -252,7 +252,7 @@ def test_wrong_calls(rng):
     with pytest.raises(TypeError, match="padding must be an argument of a call of QKNorm"):
         norms(q, k, padding=None)
     together = nnx.QKNorm(D, num_heads=HEADS, over="heads", rngs=flax_nnx.Rngs(0))
-    with pytest.raises(ValueError, match="x must have the features that RMSNorm was made for, 32"):
+    with pytest.raises(ValueError, match="q must have the features that QKNorm was made for, 32"):
         together(k, k)
 
 
