@@ -156,8 +156,8 @@ def gather(
             "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none "
             "has seen any. "
             "Pass what puts the model into training mode, for example train=True, and at least one "
-            "batch; "
-            "layers that linen lifts, by nn.scan or nn.vmap, must lift the collection "
+            "batch. Flax's own norms count only as jaxnorm's: adopt them. "
+            "Layers that linen lifts, by nn.scan or nn.vmap, must lift the collection "
             "batch_moments too."
         )
     return seen

@@ -8,6 +8,7 @@ from flax import linen as nn
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
+from jaxnorm.linen.edited import check_model
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
 COLLECTION = "diagnosis"
@@ -48,8 +49,7 @@ def diagnose(
     >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
     (2.0, 2.0)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a module of linen: got {type(model).__name__}.")
+    check_model("diagnose", model, variables)
     called: dict[str, str] = {}
 
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

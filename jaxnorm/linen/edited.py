@@ -55,6 +55,35 @@ class Edited:
             yield
 
 
+def check_model(function: str, model: Any, variables: Any) -> None:
+    """Raise TypeError unless these are a linen model and its variables.
+
+    Args:
+      function: the name of the function that takes them, which nnx has as well.
+      model: the model.
+      variables: what should be its variables.
+    """
+    if not isinstance(model, nn.Module | Edited):
+        kind = type(model).__name__
+        raise TypeError(
+            f"model must be a module of flax.linen: got the class {model.__name__}. Make a module."
+            if isinstance(model, type)
+            else f"model must be a module of flax.linen: got {kind}. For nnx there is "
+            f"jaxnorm.nnx.{function}."
+        )
+    if not isinstance(variables, Mapping):
+        raise TypeError(
+            "variables must be what init returns, a dict of collections: got "
+            f"{type(variables).__name__}."
+        )
+    layers = [value for value in variables.values() if isinstance(value, Mapping)]
+    if "params" not in variables and any({"kernel", "scale", "bias"} & {*each} for each in layers):
+        raise ValueError(
+            f"variables must be a dict of collections: got {', '.join(list(variables)[:4])}. Pass "
+            "{'params': params}."
+        )
+
+
 def _by_path(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
     """Return the interceptor that runs the edits of a model."""
     by_path = dict(edits)

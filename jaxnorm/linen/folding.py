@@ -25,7 +25,15 @@ from jaxnorm.flax_common.watching import (
     refuse_training,
 )
 from jaxnorm.linen.batch import BatchNorm, evaluates
-from jaxnorm.linen.edited import Edit, Edited, distinct, intercepting, subtree, with_subtree
+from jaxnorm.linen.edited import (
+    Edit,
+    Edited,
+    check_model,
+    distinct,
+    intercepting,
+    subtree,
+    with_subtree,
+)
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
@@ -99,11 +107,7 @@ def fold(
     >>> report.rows[0].outcome, report.rows[0].into, report.difference < 1e-6
     ('folded', ('layers_0',), True)
     """
-    if not isinstance(model, nn.Module | Edited):
-        raise TypeError(
-            f"model must be a module of flax.linen: got {type(model).__name__}. For nnx there is "
-            "jaxnorm.nnx.fold."
-        )
+    check_model("fold", model, variables)
     chosen, bound = choices("only", only), checked_bound(bound)
     variables = unfreeze(dict(variables))
     arrays, rebuilt = arrays_of((variables, inputs))

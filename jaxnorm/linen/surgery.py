@@ -16,7 +16,7 @@ from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, intercepting, subtree, with_subtree
+from jaxnorm.linen.edited import Edited, check_model, intercepting, subtree, with_subtree
 from jaxnorm.linen.folding import NORMS
 from jaxnorm.norms import table
 
@@ -108,6 +108,7 @@ def swap(
     >>> report.rows[0].kept, report.rows[0].dropped
     (('scale', 'epsilon=1e-05'), ('bias', 'mean', 'var'))
     """
+    check_model("swap", model, variables)
     row, given = target(to), dict(options or {})
     found = _visited(model, variables, inputs, arguments, only, _is_norm)
     new, edits, rows = core.unfreeze(dict(variables)), {}, []
@@ -166,6 +167,7 @@ def freeze(
     >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
     ([[1.0], [2.0]], 'frozen')
     """
+    check_model("freeze", model, variables)
     found = _visited(model, variables, inputs, arguments, only, _runs)
     edits = tuple((path, Frozen()) for path in found)
     rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
@@ -229,8 +231,9 @@ def _visited(
     check_named("only", chosen, called)
     if not found:
         raise ValueError(
-            f"the model must call a norm that only names: it calls {', '.join(called) or 'none'} "
-            "of the classes that can be changed. Subclasses of Flax's norms stay as they are."
+            f"the model must call a norm {'that only names' if only else 'that can be changed'}: "
+            f"it calls {', '.join(called) or 'none'}. Norms without running statistics cannot be "
+            "frozen, and subclasses of Flax's norms stay as they are."
         )
     return found
 

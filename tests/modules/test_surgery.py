@@ -1,5 +1,6 @@
 """Test that norms are replaced and frozen where that is asked, and nowhere else."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as fnn
@@ -277,3 +278,22 @@ class TestFreezing:
             jn.nnx.freeze(Nnx(fnx.Rngs(0), fnx))
         with pytest.raises(TypeError, match=r"model must be a module of flax\.nnx: got BatchNorm"):
             jn.nnx.freeze(fnn.BatchNorm())
+
+
+@pytest.mark.parametrize(
+    ("model", "variables", "error", "message"),
+    [
+        (fnn.Dense(2), None, TypeError, "variables must be what init returns, .* got NoneType"),
+        (fnn.Dense(2), {"Dense_0": {"kernel": 1}}, ValueError, "of collections: got Dense_0"),
+        (fnn.Dense, {}, TypeError, "got the class Dense. Make a module"),
+        (3, {}, TypeError, r"must be a module of flax\.linen: got int\. For nnx there is"),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",
+    [jn.linen.fold, partial(jn.linen.swap, to="rms"), jn.linen.freeze, jn.linen.diagnose],
+    ids=["fold", "swap", "freeze", "diagnose"],
+)
+def test_models_and_variables_that_are_none(call, model, variables, error, message):
+    with pytest.raises(error, match=message):
+        call(model, variables, jnp.ones((2, 3)))
