@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench import folding, models, speed_report
+from bench import adoption, folding, models, speed_report
 from bench.findings import FINDINGS, Finding
 from jaxnorm.experiments import explain, explain_figures, figures, report, samples
 
@@ -80,6 +80,9 @@ def pages() -> dict[Path, str]:
             report.read(folder), folder.relative_to(RESULTS.parents[1])
         )
     # models-pages.md is as an earlier version wrote it, whose results lack what the page shows now
+    found[RESULTS / "adoption.md"] = adoption.page(
+        json.loads((RESULTS / "adoption.json").read_text())
+    )
     found[RESULTS / "folding.md"] = folding.page(json.loads((RESULTS / "folding.json").read_text()))
     found[RESULTS / "models.md"] = models.page(json.loads((RESULTS / "models.json").read_text()))
     found[RESULTS / "gemma.md"] = models.page(json.loads((RESULTS / "gemma.json").read_text()))

@@ -158,6 +158,12 @@ def _cond(eqn: Any, given: list[Any]) -> list[Any]:
     return lax.switch(index, branches, *operands)
 
 
+def _scatter(by: Callable[..., Any], eqn: Any, given: list[Any]) -> list[Any]:
+    """Scatter, as in the gradient of an embedding; the equation holds its sum as a program."""
+    kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    return [by(*given, **{name: eqn.params[name] for name in kept})]
+
+
 def _call_with(jaxpr: Any, *arguments: Any) -> list[Any]:
     return _call(jaxpr, arguments)
 
@@ -168,4 +174,7 @@ RULES: dict[str, Callable[[Any, list[Any]], list[Any]]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
+    "scatter": partial(_scatter, lax.scatter),
+    "scatter-add": partial(_scatter, lax.scatter_add),
+    "scatter_add": partial(_scatter, lax.scatter_add),  # its name in later versions
 }

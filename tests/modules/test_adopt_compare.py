@@ -189,3 +189,12 @@ def test_what_float64_cannot_do_is_noted():
     assert found.differences[0].our_error is None
     assert "float64 was not computed" in found.notes[0]
     assert "float64 was not computed" in repr(found)
+
+
+def test_float64_follows_the_gradient_of_an_embedding():
+    """Rows that are read twice get the sum of both gradients."""
+    ids, rows = jnp.array([2, 0, 2]), np.float32([[0.1], [0.2], [0.3]])
+    traced = jax.make_jaxpr(jax.grad(lambda rows: (rows[ids] ** 3).sum()))(rows)
+    (found,) = in_float64(traced, [rows])
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, 3 * np.float64([[1], [0], [2]]) * np.float64(rows) ** 2)
