@@ -167,7 +167,8 @@ def _numbers(
     known = found.count > 0
     level = found.var if groups.centered else found.var + jnp.square(jnp.abs(found.mean))
     share = lambda flags, of: jnp.sum(flags & of) / jnp.maximum(jnp.sum(of), 1)
-    variance = jnp.sum(jnp.where(known, found.var, 0)) / jnp.maximum(known.sum(), 1)
+    groups_known = jnp.maximum(known.sum(), 1).astype(found.var.dtype)
+    variance = jnp.sum(jnp.where(known, found.var, 0)) / groups_known
     offset = jnp.abs(found.mean) * inverse_root(found.var, 0.0, positive=False)
     exploding = _over_median(jnp.sqrt(channels.var + jnp.square(jnp.abs(channels.mean))).ravel())
     distance, ratio = _running(channels, mean, var, epsilon)
