@@ -113,7 +113,7 @@ def explain(
         resume=resume,
         resume_command=resume_command,
     )
-    paragraphs = words(results)
+    paragraphs = [*words(results), *seen(results)]
     for paragraph in paragraphs:
         console.print(Markdown(paragraph), "")
     report.write_atomically(
@@ -209,14 +209,13 @@ def words(results: dict) -> list[str]:
         f"loss ranges over: {spread}. Its "
         f"gradient goes with the factor to the power: {slope}. Over the training the weights grew "
         f"by a factor of: {growth}.",
-        *_seen(results),
         "**The blend.** Switchable norm gave the batch's statistics these weights, mean and "
         f"variance: {_batch_weights(results)}.",
     ]
 
 
-def _seen(results: dict) -> list[str]:
-    """Return a paragraph on the inputs of the norms, if the results have their health."""
+def seen(results: dict) -> list[str]:
+    """Return a paragraph without a picture on the inputs of the norms, if results have health."""
     health = {
         norm: [run.get("health", {}) for run in _runs_of(results, norm)]
         for norm in results["settings"]["norms"]

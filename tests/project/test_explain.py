@@ -114,18 +114,18 @@ def test_an_explanation_is_pictures_and_words(tmp_path, few, monkeypatch):
     assert [run["norm"] for run in results["runs"]] == ["none", "batch", "switchable"]
     assert results["runs"][0]["step"] == [0, 2, 4]
     assert sum(results["runs"][2]["weights"]["mean"]) == pytest.approx(1, abs=1e-5)
-    paragraphs = explain.words(results)
+    paragraphs = [*explain.words(results), *explain.seen(results)]
     assert [text.split("**")[1] for text in paragraphs] == [
         "Along the gradient.",
         "Drift.",
         "Scale.",
-        "What the norms saw.",
         "The blend.",
+        "What the norms saw.",
     ]
     seen = results["runs"][1]["health"]
     assert (
         f"group was: batch {max(seen[f'BatchNorm_{i}/offset'] for i in (0, 1)):.2g};"
-        in (paragraphs[3])
+        in (paragraphs[4])
     )
     assert "batch -1.00" in paragraphs[2]
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.touch())
