@@ -10,10 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
-# They call another function, under different names of the parameter that holds it.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
-CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-HELD_BY = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+from jaxnorm.flax_common.programs import called
 
 
 def in_float64(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -99,8 +96,7 @@ def _call(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
 def _applied(eqn: Any, given: list[Any]) -> Sequence[Any]:
     """Return the results of one equation."""
     name = eqn.primitive.name
-    if name in CALLS:
-        inner = next(eqn.params[key] for key in HELD_BY if key in eqn.params)
+    if (inner := called(eqn)) is not None:
         return _call(inner, given)
     if name in RULES:
         return RULES[name](eqn, given)

@@ -10,9 +10,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import ClosedJaxpr, Literal
 
-# Primitives whose result is the result of the program within, which runs once.
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"}
-_CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+from jaxnorm.flax_common.programs import called
+
 # Primitives that return their operand.
 _SAME = {"name", "copy", "sharding_constraint"}
 
@@ -113,9 +112,8 @@ def _inline(
     read = lambda atom: atom if isinstance(atom, Literal) else values[atom]
     for eqn in jaxpr.eqns:
         given = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name in _CALLS:
-            key = next(key for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params)
-            results = _inline(eqn.params[key], given, program, numbers)
+        if (inner := called(eqn)) is not None:
+            results = _inline(inner, given, program, numbers)
         else:
             results = [next(numbers) for _ in eqn.outvars]
             program.steps.append(Step(eqn, given, results))

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from inspect import getattr_static
 from types import MappingProxyType
 from typing import Any
 
-import jax
 from flax import linen as nn
 
 from jaxnorm.flax_common.choices import Choice, Chosen, choices, is_chosen
 from jaxnorm.linen.batch import BatchNorm
-from jaxnorm.linen.edited import intercepted, interceptors
+from jaxnorm.linen.edited import distinct, intercepted, interceptors
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
@@ -91,8 +89,7 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
 
     before, outside = _chosen.set(chosen), interceptors.set(())
     try:
-        # The same choice gives the same programs, whenever the context is entered.
-        with nn.intercept_methods(as_ours), _programs()(chosen):
+        with nn.intercept_methods(as_ours), distinct(chosen):
             yield
     finally:
         interceptors.reset(outside)
@@ -116,12 +113,3 @@ def _call_as(ours: type[nn.Module], module: nn.Module, given: tuple, named: dict
         return call(module, *given, **named)
     finally:
         object.__setattr__(module, "__class__", theirs)
-
-
-@cache
-def _programs() -> Any:
-    """Return the context whose value tells JAX which programs it may use again.
-
-    Making it lets JAX forget what it compiled before, so it is made where it is first needed.
-    """
-    return jax.make_user_context(None)

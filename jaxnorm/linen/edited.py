@@ -131,8 +131,12 @@ _keys: ContextVar[tuple[object, ...]] = ContextVar("_keys", default=())
 
 @contextmanager
 def distinct(key: object) -> Iterator[None]:
-    """Keep programs that JAX compiles within, by nn.jit, apart from those compiled elsewhere."""
-    keys = (*_keys.get(), key)
+    """Keep programs that JAX compiles within apart from those compiled elsewhere.
+
+    Equal keys have the same programs, whenever the context is entered.
+    """
+    outer = _keys.get()
+    keys = outer if outer[-1:] == (key,) else (*outer, key)
     before = _keys.set(keys)
     try:
         with _programs()(keys):
