@@ -11,6 +11,7 @@ from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.linen.adoption import OURS, adopted, path_of
+from jaxnorm.linen.edited import check_module
 
 __all__ = ["compare"]
 
@@ -65,11 +66,7 @@ def compare(
     >>> found.agrees(1e-5), found.norms[0].name, found.differences[0].part
     (True, 'LayerNorm', 'outputs')
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model must be a module of flax.linen: got {type(model).__name__}. For nnx there is "
-            "jaxnorm.nnx.compare."
-        )
+    check_module("compare", model, edited=False)
     chosen = choices("without", without) or ()
     norms = Norms(path_of)
     if variables is None:

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
-from jaxnorm.linen.edited import check_model
+from jaxnorm.linen.edited import check_module, check_variables
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
 COLLECTION = "diagnosis"
@@ -49,7 +49,8 @@ def diagnose(
     >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
     (2.0, 2.0)
     """
-    check_model("diagnose", model, variables)
+    check_module("diagnose", model, edited=False)
+    check_variables(variables)
     called: dict[str, str] = {}
 
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:

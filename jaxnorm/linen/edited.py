@@ -55,22 +55,31 @@ class Edited:
             yield
 
 
-def check_model(function: str, model: Any, variables: Any) -> None:
-    """Raise TypeError unless these are a linen model and its variables.
+def check_module(function: str, model: Any, *, edited: bool = True) -> None:
+    """Raise TypeError unless this is a linen model.
 
     Args:
-      function: the name of the function that takes them, which nnx has as well.
+      function: the name of the function that takes it, which nnx has as well.
       model: the model.
-      variables: what should be its variables.
+      edited: whether the function also takes a model that was edited.
     """
-    if not isinstance(model, nn.Module | Edited):
-        kind = type(model).__name__
-        raise TypeError(
-            f"model must be a module of flax.linen: got the class {model.__name__}. Make a module."
-            if isinstance(model, type)
-            else f"model must be a module of flax.linen: got {kind}. For nnx there is "
-            f"jaxnorm.nnx.{function}."
-        )
+    if isinstance(model, nn.Module) or (edited and isinstance(model, Edited)):
+        return
+    got = f"{type(model).__name__}. For nnx there is jaxnorm.nnx.{function}."
+    if isinstance(model, Edited):
+        got = "a model that was edited. Pass its field model."
+    elif isinstance(model, type):
+        got = f"the class {model.__name__}. Make a module."
+    raise TypeError(f"model must be a module of flax.linen: got {got}")
+
+
+def check_variables(variables: Any) -> None:
+    """Raise an error unless these may be the variables of a linen model.
+
+    Raises:
+      TypeError: they are no dict.
+      ValueError: they are parameters alone.
+    """
     if not isinstance(variables, Mapping):
         raise TypeError(
             "variables must be what init returns, a dict of collections: got "

@@ -28,7 +28,8 @@ from jaxnorm.linen.batch import BatchNorm, evaluates
 from jaxnorm.linen.edited import (
     Edit,
     Edited,
-    check_model,
+    check_module,
+    check_variables,
     distinct,
     intercepting,
     subtree,
@@ -107,7 +108,8 @@ def fold(
     >>> report.rows[0].outcome, report.rows[0].into, report.difference < 1e-6
     ('folded', ('layers_0',), True)
     """
-    check_model("fold", model, variables)
+    check_module("fold", model)
+    check_variables(variables)
     chosen, bound = choices("only", only), checked_bound(bound)
     variables = unfreeze(dict(variables))
     arrays, rebuilt = arrays_of((variables, inputs))

@@ -16,7 +16,14 @@ from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, check_model, intercepting, subtree, with_subtree
+from jaxnorm.linen.edited import (
+    Edited,
+    check_module,
+    check_variables,
+    intercepting,
+    subtree,
+    with_subtree,
+)
 from jaxnorm.linen.folding import NORMS
 from jaxnorm.norms import table
 
@@ -108,7 +115,7 @@ def swap(
     >>> report.rows[0].kept, report.rows[0].dropped
     (('scale', 'epsilon=1e-05'), ('bias', 'mean', 'var'))
     """
-    check_model("swap", model, variables)
+    check_module("swap", model)
     row, given = target(to), dict(options or {})
     found = _visited(model, variables, inputs, arguments, only, _is_norm)
     new, edits, rows = core.unfreeze(dict(variables)), {}, []
@@ -167,7 +174,7 @@ def freeze(
     >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
     ([[1.0], [2.0]], 'frozen')
     """
-    check_model("freeze", model, variables)
+    check_module("freeze", model)
     found = _visited(model, variables, inputs, arguments, only, _runs)
     edits = tuple((path, Frozen()) for path in found)
     rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
@@ -206,6 +213,7 @@ def _visited(
     wanted: Callable[[Any], bool],
 ) -> dict[str, tuple[nn.Module, Any]]:
     """Return the modules that a call runs, unbound, with their first arguments, by their paths."""
+    check_variables(variables)
     chosen = choices("only", only)
     found: dict[str, tuple[nn.Module, Any]] = {}
     called: dict[str, None] = {}  # all that could be chosen

@@ -377,7 +377,7 @@ def test_figures(healthy, tmp_path):
             ValueError,
             "got 2 for 1",
         ),
-        (lambda: diagnose(ROWS, {}, ROWS), TypeError, "module of linen: got ndarray"),
+        (lambda: diagnose(ROWS, {}, ROWS), TypeError, r"module of flax\.linen: got ndarray"),
         (lambda: jn.nnx.diagnose(nn.RMSNorm(), ROWS), TypeError, "module of nnx: got RMSNorm"),
         (lambda: assert_healthy(3), TypeError, "result of diagnose: got int"),
         (lambda: linen_of(nn.RMSNorm())["norm"], KeyError, "got 'norm'"),

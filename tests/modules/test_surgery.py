@@ -297,3 +297,12 @@ class TestFreezing:
 def test_models_and_variables_that_are_none(call, model, variables, error, message):
     with pytest.raises(error, match=message):
         call(model, variables, jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize("call", [jn.linen.diagnose, jn.linen.compare])
+def test_what_calls_norms_itself_refuses_edited_models(call):
+    norm = fnn.LayerNorm()
+    variables = norm.init(KEY, X)
+    swapped, new, _ = jn.linen.swap(norm, variables, X, to="rms")
+    with pytest.raises(TypeError, match="got a model that was edited"):
+        call(swapped, new, X)
