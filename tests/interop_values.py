@@ -2,6 +2,22 @@
 
 import numpy as np
 
+rng = np.random.default_rng(0)
+
+
+def ones(*shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
+def dense(n_in, n_out):
+    return {"kernel": ones(n_in, n_out)}
+
+
+def state(**shapes):
+    """A state dict of random numbers; double underscores are dots."""
+    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)
+    return {name.replace("__", "."): draw(shape) for name, shape in shapes.items()}
+
 
 def inputs(*shape):
     return np.random.default_rng(1).standard_normal(shape).astype("float32")

@@ -1,17 +1,16 @@
 """How far a model with Flax's norms and the same model with ours are apart, and what each costs."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import StringIO
-from typing import Any
 
 import jax.numpy as jnp
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 
+from jaxnorm.flax_common.plain_json import as_json
 from jaxnorm.kernels import PLAIN
 
 WIDTH, BOX = 100, box.SIMPLE_HEAD
@@ -136,7 +135,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """Return everything as JSON text. Numbers that are not finite become null."""
-        return json.dumps(_finite(asdict(self)), indent=1)
+        return as_json(asdict(self), indent=1)
 
     def __rich__(self) -> Group:
         """Return the tables, which rich prints."""
@@ -184,12 +183,3 @@ def _small(value: float | None) -> str:
 
 def _ratio(flax: float, ours: float) -> str:
     return f"{ours / flax:.2f}" if flax else ""
-
-
-def _finite(value: Any) -> Any:
-    """Return JSON without NaN and infinity, which its readers refuse."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

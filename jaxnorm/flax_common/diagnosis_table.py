@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxnorm.arguments.text import in_columns
 from jaxnorm.flax_common.health import Health
 
 HEAD: tuple[str, ...] = (
@@ -81,11 +82,7 @@ def table(rows: Iterable[tuple[str, str, Health]], missing: Iterable[str]) -> st
             for number, value, beyond in faults(health, Limits())
             if bool(beyond)
         ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    ]
+    shown = in_columns(lines, right=True)
     left = [f"{path}: gave no numbers, see Diagnosis.missing." for path in missing]
     return "\n".join([*shown, *([""] if ill or left else []), *ill, *left])
 

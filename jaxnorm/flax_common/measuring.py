@@ -17,6 +17,7 @@ from jaxnorm.flax_common.calls import watching
 from jaxnorm.flax_common.comparison import Comparison, Cost, Difference, Norm
 from jaxnorm.flax_common.float64 import coarsest, in_float64
 from jaxnorm.kernels.placement import platform
+from jaxnorm.norms.kernels import path_name
 
 Loss = Callable[[Any], jax.Array]
 # of parameters, other state, arguments by position and by keyword: the output and the new state
@@ -247,7 +248,7 @@ def _differences(theirs: dict, ours: dict, true: dict | None) -> Iterable[Differ
 def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
     """Return the leaves of a tree with their paths, and its structure."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    names = [path_name(path) for path, _ in leaves]
     if len(set(names)) < len(names):  # keys with slashes in them
         names = [jax.tree_util.keystr(path) for path, _ in leaves]
     return list(zip(names, (leaf for _, leaf in leaves), strict=True)), structure

@@ -1,8 +1,9 @@
 """Reports of what was changed in a model."""
 
-import json
-import math
 from dataclasses import asdict, dataclass
+
+from jaxnorm.arguments.text import in_columns
+from jaxnorm.flax_common.plain_json import as_json
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,12 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON. Numbers that are not finite become null."""
-        known = lambda value: (
-            None if isinstance(value, float) and not math.isfinite(value) else value
-        )
         rows = [
-            {key: known(value) for key, value in asdict(row).items() if value not in ((), "", None)}
+            {key: value for key, value in asdict(row).items() if value not in ((), "", None)}
             for row in self.rows
         ]
-        total = {"difference": known(self.difference), "largest": known(self.largest)}
-        return json.dumps({"rows": rows, **total}, indent=2)
+        total = {"difference": self.difference, "largest": self.largest}
+        return as_json({"rows": rows, **total}, indent=2)
 
     def __str__(self) -> str:
         heads: tuple[str, ...] = ("path", "norm", "outcome", "details", "difference", "condition")
@@ -73,11 +71,7 @@ class Report:
         table = [(*_words(row), *_numbers(row)) for row in self.rows]
         full = [i for i, _ in enumerate(heads) if any(line[i] for line in table)]
         lines = [[line[i] for i in full] for line in (heads, *table)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        shown = in_columns(lines)
         if self.difference is not None:
             shown.append(
                 f"outputs of the model: difference {self.difference:.3g}, largest "

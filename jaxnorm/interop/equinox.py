@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxnorm.interop import equinox_files, files
 from jaxnorm.interop.equinox_modules import leaves_of, updated
-from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed
+from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed, join_parts
 from jaxnorm.interop.stored import Stored, options_said
 from jaxnorm.interop.transforms import (
+    SETTLED,
     channels_first,
     no_bias,
     no_recurrent_bias,
@@ -31,8 +32,6 @@ SEPARATOR = "."
 READS_LAYERS = True
 NOT_STORED: dict[str, str] = {}
 PARTS = {"query": "query_proj", "key": "key_proj", "value": "value_proj", "out": "output_proj"}
-# As many steps that what is left of the start is 0: then the averages are what is hidden.
-STEPS = 2**30
 
 
 def _hidden() -> Row:
@@ -48,7 +47,7 @@ def _hidden() -> Row:
         return [(array / part).astype(array.dtype) for array in (mean, var)]
 
     def write(arrays: Sequence[np.ndarray], shapes: object) -> list[np.ndarray]:
-        return [*arrays, np.array(STEPS, np.int32), np.zeros(())]
+        return [*arrays, np.array(SETTLED, np.int32), np.zeros(())]
 
     names = ("hidden_mean", "hidden_var", "counter", "momentum")
     return Row(("mean", "var"), names, read, write, "divided by 1 - momentum**counter")
@@ -129,11 +128,7 @@ def file_layers(
             groups.setdefault(tuple(parts), {})[name] = key
         else:
             groups[*parts, name] = {"": key}
-    for parent in {path[:-1] for path in groups if path}:
-        if all("weight" in groups.get((*parent, name), ()) for name in PARTS.values()):
-            for name in PARTS.values():
-                for leaf, key in groups.pop((*parent, name)).items():
-                    groups.setdefault(parent, {})[f"{name}.{leaf}"] = key
+    join_parts(groups, list(PARTS.values()), "weight", ".")
     found = []
     for path, names in groups.items():
         kind = (options or {}).get(".".join(path), {}).get("class", "")

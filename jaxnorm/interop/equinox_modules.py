@@ -26,7 +26,6 @@ def leaves_of(source: Any) -> tuple[dict[str, np.ndarray], Options]:
             options[key] |= {"epsilon": node.eps}
         if _is_batch_norm(node):
             options[key] |= {"momentum": node.momentum, "mode": node.mode}
-        if _is_batch_norm(node):
             found |= {f"{start}{name}": value for name, value in _statistics(node, state, key)}
         elif hasattr(node, "shape") and hasattr(node, "dtype") and np.ndim(node):
             found[key] = np.asarray(node)

@@ -71,7 +71,6 @@ def as_numpy(value: Any) -> np.ndarray:
         import torch
 
         bits = tensor.contiguous().view(torch.int16 if kind == "bfloat16" else torch.uint8)
-        kind = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}.get(kind, kind)
         return bits.numpy().view(getattr(ml_dtypes, kind))
     return tensor.numpy()
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.interop import files
-from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed
+from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed, join_parts
 from jaxnorm.interop.stored import Stored
-from jaxnorm.interop.transforms import permuted, reshaped, same, single
+from jaxnorm.interop.transforms import SETTLED, permuted, reshaped, same, single
 
 NAME = "haiku"
 SEPARATOR = "/"
@@ -18,8 +18,6 @@ NOT_STORED = {"norm": "eps is not in the file: Haiku's default is 1e-5"}
 PARTS = {"query": "query", "key": "key", "value": "value", "linear": "out"}
 # Haiku has the gates i, g, f, o; ours are i, f, g, o.
 LSTM = (0, 2, 1, 3)
-# As many steps that what is left of the start is 0: then the average is what is hidden.
-STEPS = 2**30
 
 
 def _flat(shape: Shape) -> Shape:
@@ -37,7 +35,7 @@ def _average(common: str, stored: str) -> Row:
 
     def write(arrays: Sequence[np.ndarray], shapes: Sequence[Shape] | None) -> list[np.ndarray]:
         (array,) = average.write(arrays, shapes and shapes[:1])
-        return [array, array, np.array(STEPS, np.int32)]
+        return [array, array, np.array(SETTLED, np.int32)]
 
     names = tuple(
         f"{stored.removesuffix('average')}{name}" for name in ("average", "hidden", "counter")
@@ -152,11 +150,7 @@ def file_layers(shapes: Mapping[str, Shape]) -> list[Layer]:
             groups.setdefault(tuple(path), {})[name] = key
         else:
             groups[*path, name] = {"": key}
-    for parent in {path[:-1] for path in groups if path}:
-        if all("w" in groups.get((*parent, name), ()) for name in PARTS):
-            for name in PARTS:
-                for leaf, key in groups.pop((*parent, name)).items():
-                    groups.setdefault(parent, {})[f"{name}/{leaf}"] = key
+    join_parts(groups, list(PARTS), "w", "/")
     return list(_layers(groups, shapes))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnorm.interop import files, keras_files
 from jaxnorm.interop.flax import BIAS, MATRIX, attention_rows, dense_shapes
 from jaxnorm.interop.keras_configs import OUT_OF_ORDER
-from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed
+from jaxnorm.interop.layers import Form, Layer, Row, Shape, is_transposed, join_parts
 from jaxnorm.interop.stored import Stored, options_said
 from jaxnorm.interop.transforms import (
     biases_of_gru,
@@ -172,22 +172,13 @@ def file_layers(
         *path, name = key.removesuffix(":0").split("/")
         place = (tuple(path), name) if name in LEAVES else ((*path, name), "")
         groups.setdefault(place[0], {})[place[1]] = key
-    _join_attention(groups)
+    join_parts(groups, list(PARTS), "kernel", "/")
     cells = [path for path, names in groups.items() if {"kernel", "recurrent_kernel"} <= {*names}]
     return [
         layer
         for path, names in groups.items()
         for layer in _layers(path, names, shapes, cells, (options or {}).get("/".join(path), {}))
     ]
-
-
-def _join_attention(groups: dict[tuple[str, ...], dict[str, str]]) -> None:
-    """Move the leaves of the parts of attention to their parent."""
-    for parent in {path[:-1] for path in groups if path}:
-        if all((*parent, name) in groups for name in PARTS):
-            for name in PARTS:
-                for leaf, key in groups.pop((*parent, name)).items():
-                    groups.setdefault(parent, {})[f"{name}/{leaf}"] = key
 
 
 def _layers(

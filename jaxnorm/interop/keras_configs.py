@@ -179,9 +179,14 @@ def _entry(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"class_name": kind, "config": dict(options)}
 
 
+def _class_name(layer: Mapping[str, Any]) -> str:
+    """Return the class of a layer without the package in which it is registered."""
+    return str(layer.get("class_name", "")).rpartition(">")[2]
+
+
 def _inside(layer: Mapping[str, Any], group: str, path: str) -> Iterator[Place]:
     """Yield the layers of a configuration that have arrays of their own."""
-    kind = str(layer.get("class_name", "")).rpartition(">")[2]
+    kind = _class_name(layer)
     config = layer.get("config")
     config = config if isinstance(config, Mapping) else {}
     below = lambda name: f"{group}/{name}" if group else name
@@ -224,7 +229,7 @@ def _path(path: str, layer: Mapping[str, Any]) -> str:
     """Return the path of a layer in another; one without a name has that of its class."""
     config = layer.get("config")
     name = config.get("name") if isinstance(config, Mapping) else None
-    own = name or snake(str(layer.get("class_name", "")).rpartition(">")[2])
+    own = name or snake(_class_name(layer))
     return f"{path}/{own}" if path else own
 
 
@@ -234,7 +239,7 @@ def _counted(layers: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for layer in layers:
         if not isinstance(layer, Mapping):
             continue
-        name = snake(str(layer.get("class_name", "")).rpartition(">")[2])
+        name = snake(_class_name(layer))
         number = seen.get(name, 0)
         seen[name] = number + 1
         yield (f"{name}_{number}" if number else name), layer

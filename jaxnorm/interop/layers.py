@@ -195,6 +195,27 @@ PRIMARY = {
 }
 
 
+def join_parts(
+    groups: dict[tuple[str, ...], dict[str, str]],
+    parts: Sequence[str],
+    weight: str,
+    separator: str,
+) -> None:
+    """Move the leaves of layers that make up one, such as attention's four, to their parent.
+
+    Args:
+      groups: the leaves of the layers of a file, which are changed.
+      parts: the names of the layers in their parent, where each must have a weight.
+      weight: the name of the weight.
+      separator: between the names of a part and of its leaf.
+    """
+    for parent in {path[:-1] for path in groups if path}:
+        if all(weight in groups.get((*parent, part), ()) for part in parts):
+            for part in parts:
+                for leaf, key in groups.pop((*parent, part)).items():
+                    groups.setdefault(parent, {})[f"{part}{separator}{leaf}"] = key
+
+
 def is_transposed(path: Sequence[str]) -> bool:
     """Return whether the name of a layer says that it is a transposed convolution."""
     return bool(path) and re.search("transpose|deconv", path[-1], re.IGNORECASE) is not None

@@ -1,6 +1,6 @@
 """Find which layer of a file belongs to which layer of a model, and what would not fit."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isclose
@@ -125,32 +125,9 @@ def _result(
     for pair in pairs:
         if not pair.fit.problems:
             values |= _values(pair, arrays, problems)
-    problems += [
-        f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
-        "allow_rounding=True rounds"
-        for key, value in values.items()
-        if not allow_rounding and loses(value, tree.leaves[key].dtype)
-    ]
     missing, unused, tied = _left_over(search, pairs, framework, arrays)
-    shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
-    may_miss, may_stay = allowed
-    running = {
-        pair.theirs.leaves[name]: "; running statistics need a place in like, as in batch_stats"
-        for pair in pairs
-        for name in pair.fit.unused
-        if (row := pair.fit.theirs.row_of(name)) and row.common in (("mean",), ("var",))
-    }
-    problems += [
-        f"{key} {tree.shape(key)}: nothing in the file fits it"
-        f"{_others(tree.shape(key), unused, shapes)}"
-        for key in missing
-        if not (may_miss(key) or may_miss("/".join(tree.paths[key])))
-    ]
-    problems += [
-        f"{key} {shapes[key]}: the model has no parameter for it{running.get(key, '')}"
-        for key in unused
-        if not may_stay(key)
-    ]
+    problems += _rounded(values, tree, allow_rounding)
+    problems += _without(missing, unused, pairs, tree, arrays, allowed)
     return Matching(
         [entry for p in pairs for entry in entries(p.fit, p.ours, p.theirs, p.by)],
         missing + sorted(search.left_out),
@@ -165,6 +142,42 @@ def _result(
         tied,
         _epsilons(pairs, tree, stored, framework),
     )
+
+
+def _rounded(values: Mapping[str, np.ndarray], tree: Tree, allow_rounding: bool) -> Iterator[str]:
+    """Yield the leaves whose dtype cannot hold their value."""
+    for key, value in values.items():
+        if not allow_rounding and loses(value, tree.leaves[key].dtype):
+            yield (
+                f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
+                "allow_rounding=True rounds"
+            )
+
+
+def _without(
+    missing: Sequence[str],
+    unused: Sequence[str],
+    pairs: Sequence[Pair],
+    tree: Tree,
+    arrays: Mapping[str, np.ndarray],
+    allowed: tuple[Callable[[str], bool], Callable[[str], bool]],
+) -> Iterator[str]:
+    """Yield the leaves without a value and the arrays without a place that are not allowed."""
+    shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
+    may_miss, may_stay = allowed
+    running = {
+        pair.theirs.leaves[name]: "; running statistics need a place in like, as in batch_stats"
+        for pair in pairs
+        for name in pair.fit.unused
+        if (row := pair.fit.theirs.row_of(name)) and row.common in (("mean",), ("var",))
+    }
+    for key in missing:
+        if not (may_miss(key) or may_miss("/".join(tree.paths[key]))):
+            shape = tree.shape(key)
+            yield f"{key} {shape}: nothing in the file fits it{_others(shape, unused, shapes)}"
+    for key in unused:
+        if not may_stay(key):
+            yield f"{key} {shapes[key]}: the model has no parameter for it{running.get(key, '')}"
 
 
 def _left_over(

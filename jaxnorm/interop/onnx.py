@@ -14,10 +14,10 @@ from jaxnorm.interop import files
 from jaxnorm.interop.layers import Form, Layer, Row, Shape
 from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.transforms import (
-    OfOne,
     biases_of_gru,
     no_bias,
     no_recurrent_bias,
+    reordering,
     single,
     two_biases,
 )
@@ -33,26 +33,14 @@ NAMES = ("W", "R", "B", "P")
 PLACED = re.compile(r"(^|/)l0(_reverse)?/([WRB])$")
 
 
-def _ordered(kind: str) -> tuple[OfOne, OfOne]:
-    """Return the functions that reorder gates along axis 0, there and back."""
-    order = ORDERS[kind]
-
-    def by(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
-        parts = np.split(array, len(order))
-        return np.concatenate([parts[i] for i in order])
-
-    back = [order.index(i) for i in range(len(order))]
-    return lambda array: by(array, order), lambda array: by(array, back)
-
-
 def _kernel(kind: str, common: str, stored: str) -> Row:
-    there, back = _ordered(kind)
+    there, back = reordering(ORDERS[kind], 0)
     said = "transposed" if kind == "rnn" else "gates reordered, transposed"
     return single(common, stored, lambda a: there(a).T, lambda a: back(a.T), said)
 
 
 def _bias(kind: str) -> Row:
-    there, back = _ordered(kind)
+    there, back = reordering(ORDERS[kind], 0)
 
     def read(arrays: Sequence[np.ndarray], shapes: object) -> list[np.ndarray]:
         inward, across = map(there, np.split(arrays[0], 2))
@@ -66,7 +54,7 @@ def _bias(kind: str) -> Row:
 
 def _two_biases() -> Row:
     """Return the row of a GRU with ``linear_before_reset``, which scales n's second bias."""
-    there, back = _ordered("gru")
+    there, back = reordering(ORDERS["gru"], 0)
 
     def read(arrays: Sequence[np.ndarray], shapes: object) -> list[np.ndarray]:
         return biases_of_gru(*map(there, np.split(arrays[0], 2)))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxnorm.arguments.text import in_columns
 from jaxnorm.interop.layers import Shape
 
 COLUMNS = ("model", "shape", "layer", "file", "shape", "change", "found by")
@@ -42,15 +43,7 @@ def table(
         )
         for entry in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        []
-        if not entries
-        else [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-    )
+    lines = in_columns(rows) if entries else []
     for title, items in (
         ("without a value", missing),
         ("not used", unused),

@@ -8,6 +8,8 @@ import numpy as np
 from jaxnorm.interop.layers import Arrays, Row, Shape, UnfitError
 
 OfOne = Callable[[np.ndarray], np.ndarray]
+# As many steps that nothing is left of the start of a running average: then it is what is stored.
+SETTLED = 2**30
 
 
 def same(common: str, stored: str | None = None) -> Row:
@@ -34,17 +36,25 @@ def transposed(common: str, stored: str) -> Row:
 
 def permuted(common: str, stored: str, order: Sequence[int] = ()) -> Row:
     """Return the row of gates along the last axis, ours being theirs at ``order``."""
-
-    def ordered(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
-        parts = np.split(array, len(order), -1)
-        return np.concatenate([parts[i] for i in order], -1)
-
     if not order:
         return same(common, stored)
-    back = [order.index(i) for i in range(len(order))]
-    return single(
-        common, stored, lambda a: ordered(a, order), lambda a: ordered(a, back), "gates reordered"
-    )
+    return single(common, stored, *reordering(order, -1), "gates reordered")
+
+
+def reordering(order: Sequence[int], axis: int) -> tuple[OfOne, OfOne]:
+    """Return functions that reorder gates along an axis, ours being theirs at ``order``, and back.
+
+    >>> there, back = reordering((1, 2, 0), 0)
+    >>> there(np.arange(3)).tolist(), back(there(np.arange(3))).tolist()
+    ([1, 2, 0], [0, 1, 2])
+    """
+
+    def by(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
+        parts = np.split(array, len(order), axis)
+        return np.concatenate([parts[i] for i in order], axis)
+
+    inverse = [order.index(i) for i in range(len(order))]
+    return lambda array: by(array, order), lambda array: by(array, inverse)
 
 
 def no_bias(common: Arrays) -> np.ndarray:

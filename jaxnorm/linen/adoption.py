@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from jaxnorm.flax_common.choices import Choice, Chosen, choices, is_chosen
 from jaxnorm.linen.batch import BatchNorm
-from jaxnorm.linen.edited import distinct, intercepted, interceptors
+from jaxnorm.linen.edited import distinct, intercepted, interceptors, path_of
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
 from jaxnorm.linen.layers import LayerNorm, RMSNorm
 from jaxnorm.linen.weights import SpectralNorm, WeightNorm
@@ -94,11 +94,6 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
     finally:
         interceptors.reset(outside)
         _chosen.reset(before)
-
-
-def path_of(module: Any) -> str:
-    """Return the names from the top to a bound module, with slashes."""
-    return "/".join(module.path)
 
 
 def _call_as(ours: type[nn.Module], module: nn.Module, given: tuple, named: dict) -> Any:

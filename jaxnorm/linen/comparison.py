@@ -10,8 +10,8 @@ from flax import linen as nn
 from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
-from jaxnorm.linen.adoption import OURS, adopted, path_of
-from jaxnorm.linen.edited import check_module
+from jaxnorm.linen.adoption import OURS, adopted
+from jaxnorm.linen.edited import check_module, path_of
 
 __all__ = ["compare"]
 

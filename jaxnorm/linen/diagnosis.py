@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
-from jaxnorm.linen.edited import check_module, check_variables
+from jaxnorm.linen.edited import check_module, check_variables, path_of
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
 COLLECTION = "diagnosis"
@@ -56,7 +56,7 @@ def diagnose(
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         module = context.module
         if context.method_name == "__call__" and kind_of(module) and (args or "x" in kwargs):
-            called["/".join(module.path)] = type(module).__name__
+            called[path_of(module)] = type(module).__name__
             module.sow(COLLECTION, "health", _health(module, args, kwargs))
         return call(*args, **kwargs)
 

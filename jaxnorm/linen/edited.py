@@ -55,6 +55,11 @@ class Edited:
             yield
 
 
+def path_of(module: Any) -> str:
+    """Return the names from the top to a bound module, with slashes."""
+    return "/".join(module.path)
+
+
 def check_module(function: str, model: Any, *, edited: bool = True) -> None:
     """Raise TypeError unless this is a linen model.
 
@@ -98,7 +103,7 @@ def _by_path(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
     by_path = dict(edits)
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
-        edit = by_path.get("/".join(context.module.path))
+        edit = by_path.get(path_of(context.module))
         # what stands in for a module has its path
         stands_in = hasattr(context.module, "is_edit")
         if edit is None or context.method_name != "__call__" or stands_in:

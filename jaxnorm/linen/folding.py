@@ -32,6 +32,7 @@ from jaxnorm.linen.edited import (
     check_variables,
     distinct,
     intercepting,
+    path_of,
     subtree,
     with_subtree,
 )
@@ -171,7 +172,7 @@ def _watching(watch: Watch, chosen: Any) -> Callable[..., Any]:
         module = context.module
         if context.method_name != "__call__" or type(module) not in (*LAYERS, *NORMS):
             return call(*given, **named)
-        path = "/".join(module.path)
+        path = path_of(module)
         own = {
             name: jax.tree.leaves(value)[0]  # also of what holds metadata
             for collection in ("params", "batch_stats")

@@ -21,6 +21,7 @@ from jaxnorm.linen.edited import (
     check_module,
     check_variables,
     intercepting,
+    path_of,
     subtree,
     with_subtree,
 )
@@ -219,7 +220,7 @@ def _visited(
     called: dict[str, None] = {}  # all that could be chosen
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
-        module, path = context.module, "/".join(context.module.path)
+        module, path = context.module, path_of(context.module)
         ours = context.method_name == "__call__" and wanted(module)
         ours = ours and not hasattr(module, "is_edit")
         if ours:

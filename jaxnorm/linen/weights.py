@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxnorm.arguments.dtypes import promoted
+from jaxnorm.norms.kernels import path_name
 from jaxnorm.norms.weights import kernel_features, spectral_norm, weight_norm
 
 
@@ -156,7 +157,7 @@ def _call_with(module: nn.Module, transform, args: tuple, kwargs: dict[str, Any]
     def trans_in(variables):
         def leaf(path, value):
             # A kernel in a box of metadata has the path kernel/value.
-            name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
+            name = path_name(path[1:])
             return transform(f"{module.layer_instance.name}/{name}", jnp.asarray(value))
 
         return jax.tree_util.tree_map_with_path(leaf, variables)

@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.nnx.batch import BatchNorm
+from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.groups import GroupNorm, InstanceNorm
 from jaxnorm.nnx.layers import LayerNorm, RMSNorm
 from jaxnorm.nnx.weights import SpectralNorm, WeightNorm
@@ -70,11 +71,7 @@ def adopt(model: Model, *, without: Chosen = None, copy: bool = False) -> Model:
     >>> type(norm)
     <class 'jaxnorm.nnx.layers.LayerNorm'>
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(
-            f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
-            "jaxnorm.linen.adopted."
-        )
+    check_module("adopted", model)
     chosen = choices("without", without) or ()
     check_named("without", chosen, [path for path, _ in _norms(model)], "norms of Flax's")
     if copy:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 import jax
+from flax import nnx
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
@@ -14,6 +15,15 @@ from jaxnorm.arguments.options import Param
 from jaxnorm.flax_common import calls
 from jaxnorm.flax_common.arguments import inexact
 from jaxnorm.nnx import flax_versions
+
+
+def check_module(twin: str, model: Any) -> None:
+    """Raise TypeError unless this is an nnx model; ``twin`` is the function for one of linen."""
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
+            f"jaxnorm.linen.{twin}."
+        )
 
 
 class RMSOptions(TypedDict, total=False):

@@ -9,6 +9,7 @@ from jaxnorm.flax_common.choices import Chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.nnx.adoption import OURS, adopt
+from jaxnorm.nnx.calls import check_module
 
 __all__ = ["compare"]
 
@@ -60,11 +61,7 @@ def compare(
     >>> found.agrees(1e-5), found.norms[0].name, found.differences[0].part
     (True, 'LayerNorm', 'outputs')
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(
-            f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
-            "jaxnorm.linen.compare."
-        )
+    check_module("compare", model)
     ours = adopt(model, without=without, copy=True)
     paths: dict[int, str] = {}
     norms = Norms(lambda module: paths.get(id(module), ""))

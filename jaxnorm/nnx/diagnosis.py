@@ -10,6 +10,7 @@ from flax import nnx
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
+from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.flax_versions import get_value
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
@@ -46,8 +47,7 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
     >>> found.norms[0].mean.tolist(), found.norms[0].mean_distance.round(2).tolist()
     (2.0, 2.0)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model must be a module of nnx: got {type(model).__name__}.")
+    check_module("diagnose", model)
     graph, state = nnx.split(model)
     # new variables, which belong to this trace and may change in it
     copy = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))

@@ -1,6 +1,6 @@
 """Fold the norms of nnx models into their layers, for inference."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from inspect import signature
@@ -25,6 +25,7 @@ from jaxnorm.flax_common.watching import (
     refuse_training,
 )
 from jaxnorm.nnx.batch import BatchNorm, is_evaluating
+from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.flax_versions import InstanceNorm as FlaxInstanceNorm
 from jaxnorm.nnx.flax_versions import get_value, set_value
 from jaxnorm.nnx.groups import GroupNorm, InstanceNorm
@@ -114,11 +115,7 @@ def fold(
     >>> report.rows[0].outcome, report.rows[0].into, report.difference < 1e-6
     ('folded', ('layers/0',), True)
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(
-            f"model must be a module of flax.nnx: got {type(model).__name__}. For linen there is "
-            "jaxnorm.linen.fold."
-        )
+    check_module("fold", model)
     chosen, bound = choices("only", only), checked_bound(bound)
     watch = Watch()
     arrays, run = _traced(model, watch, chosen, inputs, arguments)
@@ -215,7 +212,7 @@ def _watched(own: type[nnx.Module]) -> type[nnx.Module]:
             return _describe(own, path, self, x, given, named, chosen)
 
         call: Callable[..., Any] = lambda *given, **named: own.__call__(self, *given, **named)
-        return watch.call(call, describe, self.watched_path, _variables(self), given, named)
+        return watch.call(call, describe, self.watched_path, values(self), given, named)
 
     return type(own.__name__, (own,), {"__call__": watched})
 
@@ -241,10 +238,11 @@ def _describe(
     return norm_of(path, module, x, linear=own in BATCH, names=others)
 
 
-def _variables(module: Any) -> Mapping[str, Any]:
+def holders(module: Any) -> dict[str, nnx.Variable]:
+    """Return a module's variables, by name."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, nnx.Variable)}
+
+
+def values(module: Any) -> dict[str, Any]:
     """Return the values of a module's variables, by name."""
-    return {
-        name: get_value(value)
-        for name, value in vars(module).items()
-        if isinstance(value, nnx.Variable)
-    }
+    return {name: get_value(variable) for name, variable in holders(module).items()}

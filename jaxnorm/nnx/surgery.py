@@ -10,8 +10,9 @@ from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
-from jaxnorm.nnx.flax_versions import get_value, set_value
-from jaxnorm.nnx.folding import NORMS, become, modules
+from jaxnorm.nnx.calls import check_module
+from jaxnorm.nnx.flax_versions import set_value
+from jaxnorm.nnx.folding import NORMS, become, holders, modules, values
 from jaxnorm.nnx.recalibration import WITH_RUNNING
 from jaxnorm.norms import table
 
@@ -67,16 +68,16 @@ def swap(
     row, given = target(to), dict(options or {})
     model = nnx.clone(model) if copy else model
     made, rows = [], []
-    for path, old in _found(model, only, NORMS).items():
+    for path, old in _found("swap", model, only, NORMS).items():
         make = table.maker("nnx", sys.modules["jaxnorm.nnx"], to)
         own = carried(path, old, row, make) | given
         try:
             new = make(old.num_features, rngs=rngs or nnx.Rngs(0), **own)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
-        values, *names = matched(_variables(old), _variables(new))
-        for name, variable in _holders(new).items():
-            set_value(variable, values[name])
+        kept, *names = matched(values(old), values(new))
+        for name, variable in holders(new).items():
+            set_value(variable, kept[name])
         made.append((old, new))
         rows.append(swapped_row(path, type(old).__name__, type(new).__name__, names, own))
     for old, new in made:
@@ -111,7 +112,7 @@ def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
     >>> norm(jnp.array([[1.0], [2.0]])).round(3).tolist(), norm.mean[...].tolist()
     ([[1.0], [2.0]], [0.0])
     """
-    found = _found(model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
+    found = _found("freeze", model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
     if flax := [path for path, norm in found.items() if not isinstance(norm, WITH_RUNNING)]:
         raise ValueError(
             f"norms must be of jaxnorm.nnx to be frozen: {', '.join(map(repr, flax))} would "
@@ -136,7 +137,7 @@ def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
       TypeError: as in :func:`freeze`.
       ValueError: ``only`` names no norm with running statistics, or the model has none.
     """
-    found = _found(model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
+    found = _found("unfreeze", model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
     thawed = {path: norm for path, norm in found.items() if is_frozen(norm)}
     for norm in thawed.values():
         del norm.frozen
@@ -144,18 +145,18 @@ def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
 
 
 def _found(
-    model: nnx.Module, only: Chosen, classes: tuple[type, ...], ours: Any = ()
+    function: str, model: nnx.Module, only: Chosen, classes: tuple[type, ...], ours: Any = ()
 ) -> dict[str, Any]:
     """Return the norms of a model that ``only`` names, by their paths.
 
     Args:
+      function: the name of the function that is called.
       model: the model.
       only: which norms.
       classes: exactly these.
       ours: and these with their subclasses.
     """
-    if not isinstance(model, nnx.Module):
-        raise TypeError(f"model must be a module of flax.nnx: got {type(model).__name__}.")
+    check_module(function, model)
     chosen = choices("only", only)
     norms = modules(model, classes, ours)
     check_named("only", chosen, norms)
@@ -166,11 +167,3 @@ def _found(
             "Subclasses of Flax's norms stay as they are."
         )
     return found
-
-
-def _holders(norm: Any) -> dict[str, nnx.Variable]:
-    return {name: value for name, value in vars(norm).items() if isinstance(value, nnx.Variable)}
-
-
-def _variables(norm: Any) -> dict[str, Any]:
-    return {name: get_value(variable) for name, variable in _holders(norm).items()}

@@ -7,23 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
+from interop_values import dense, ones, state
 
 from jaxnorm import interop
 from jaxnorm import linen as jnn
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 KEY = jax.random.key(0)
-rng = np.random.default_rng(0)
-
-
-def ones(*shape, dtype=np.float32):
-    return np.ones(shape, dtype)
-
-
-def state(**shapes):
-    """A state dict of random numbers; double underscores are dots."""
-    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)
-    return {name.replace("__", "."): draw(shape) for name, shape in shapes.items()}
 
 
 def found(like, source, **options):
@@ -31,10 +21,6 @@ def found(like, source, **options):
     matching = interop.match(like, source, framework="torch", **options)
     assert matching.problems == []
     return {entry.ours[0]: (entry.theirs[0], entry.by) for entry in matching.entries}
-
-
-def dense(n_in, n_out):
-    return {"kernel": ones(n_in, n_out)}
 
 
 class TestPaths:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from flax.core import FrozenDict, freeze
+from interop_values import dense, ones, state
 
 import jaxnorm as jn
 from jaxnorm import interop
@@ -15,20 +16,6 @@ from jaxnorm import nnx as jnnx
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)
-
-
-def ones(*shape, dtype=np.float32):
-    return np.ones(shape, dtype)
-
-
-def state(**shapes):
-    """A state dict of random numbers; double underscores are dots."""
-    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)
-    return {name.replace("__", "."): draw(shape) for name, shape in shapes.items()}
-
-
-def dense(n_in, n_out):
-    return {"kernel": ones(n_in, n_out)}
 
 
 NORM = {"scale": ones(2), "bias": ones(2)}

@@ -378,7 +378,11 @@ def test_figures(healthy, tmp_path):
             "got 2 for 1",
         ),
         (lambda: diagnose(ROWS, {}, ROWS), TypeError, r"module of flax\.linen: got ndarray"),
-        (lambda: jn.nnx.diagnose(nn.RMSNorm(), ROWS), TypeError, "module of nnx: got RMSNorm"),
+        (
+            lambda: jn.nnx.diagnose(nn.RMSNorm(), ROWS),
+            TypeError,
+            r"module of flax\.nnx: got RMSNorm",
+        ),
         (lambda: assert_healthy(3), TypeError, "result of diagnose: got int"),
         (lambda: linen_of(nn.RMSNorm())["norm"], KeyError, "got 'norm'"),
     ],
