@@ -1,0 +1,35 @@
+"""Files of statistics of other libraries, recognized, read and written; nothing is unpickled."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
+
+__all__ = ["FORMATS", "Contents", "FormatError", "Statistics", "read", "recognize", "write"]
+
+# The module of each format, which has recognizes(path), read(path) and write(path, leaves).
+FORMATS: dict[str, str] = {}
+
+
+def recognize(path: Path) -> str | None:
+    """Return the name of the format that a file or folder has, or None if it is none of these."""
+    return next((name for name in FORMATS if module(name).recognizes(path)), None)
+
+
+def read(path: Path, name: str) -> Contents:
+    """Read a file of statistics in the named format."""
+    return module(name).read(path)
+
+
+def write(path: Path, leaves: dict[str, Statistics], name: str) -> None:
+    """Write a file of statistics in the named format."""
+    module(name).write(path, leaves)
+
+
+def module(name: str) -> Any:
+    """Return the module of a format, or refuse a name that is none."""
+    if name not in FORMATS:
+        known = ", ".join(map(repr, FORMATS))
+        raise FormatError(f"format must be one of {known}: got {name!r}.")
+    return import_module(f"{__name__}.{FORMATS[name]}")

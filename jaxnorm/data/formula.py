@@ -1,0 +1,81 @@
+"""What a normalizer subtracts and divides by, given statistics: ours, and those of other files."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+# The smallest deviation or width that is divided by, unless a caller names another.
+FLOOR = 1e-6
+
+
+class Formula(NamedTuple):
+    """How statistics become a center and a divisor: ``y = (x - center) / divisor``.
+
+    In mode "standard" the center is the mean, and the divisor is the deviation
+    ``sqrt(var + inside) + added``, which is then clipped to ``[max(least, relative * |mean|),
+    most]``. In the modes with a range, from low to high, the result is
+    ``2 * (x - low) / width - 1`` with ``width = max(high - low + range_added, range_least)``, so low becomes -1.
+
+    Attributes:
+      inside: added to the variance.
+      added: added to the deviation.
+      least: the smallest deviation.
+      relative: the smallest deviation in units of the mean's absolute value.
+      most: the largest deviation.
+      unit: whether a deviation of 0 (but for rounding) becomes 1.
+      range_added: added to the width of a range.
+      range_least: the smallest width of a range.
+      range_zero: the width to use where it is 0, instead of ``range_least``; None for no exception.
+      constant_is_zero: whether a feature whose range has width 0 becomes 0 instead of -1.
+      clip: the largest absolute value of the result in mode "standard"; inf for all.
+      range_clip: the same in the modes with a range.
+    """
+
+    inside: float = 0.0
+    added: float = 0.0
+    least: float = 0.0
+    relative: float = 0.0
+    most: float = math.inf
+    unit: bool = False
+    range_added: float = 0.0
+    range_least: float = 0.0
+    range_zero: float | None = None
+    constant_is_zero: bool = False
+    clip: float = math.inf
+    range_clip: float = math.inf
+
+    def standard(self, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+        """Return the divisor of mode "standard"; 1 for a feature without data."""
+        deviation = np.sqrt(var + self.inside) + self.added
+        # without the condition, an infinite mean times 0 would be NaN
+        least = (
+            np.maximum(self.least, self.relative * np.abs(mean)) if self.relative else self.least
+        )
+        deviation = np.clip(deviation, least, self.most)
+        if self.unit:
+            deviation = np.where(is_rounding(count, mean, var), 1.0, deviation)
+        return np.where(count == 0, 1.0, deviation)
+
+    def ranged(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the center and the divisor of a range; 0 and 1 for a feature without data."""
+        exact = high - low
+        width = np.maximum(exact + self.range_added, self.range_least)
+        if self.range_zero is not None:
+            width = np.where(exact == 0, self.range_zero, width)
+        half = width / 2
+        center = low + (exact / 2 if self.constant_is_zero else half)
+        empty = ~(low <= high) & ~(np.isnan(low) | np.isnan(high))
+        return np.where(empty, 0.0, center), np.where(empty, 1.0, half)
+
+
+def is_rounding(count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
+    """Return whether a variance is no more than the rounding of its float64 sums.
+
+    The bound is that of scikit-learn's StandardScaler: ``n * eps * var + (n * mean * eps)^2``.
+    """
+    eps = np.finfo(np.float64).eps
+    return var <= count * eps * var + (count * mean * eps) ** 2
+
+
+OURS = Formula(least=FLOOR, range_least=FLOOR, constant_is_zero=True)
