@@ -22,12 +22,19 @@ class FitNormalizer(beam.CombineFn):
     in :class:`jaxnorm.data.Normalizer`. ``where`` takes a batch and returns its masks.
     """
 
-    def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
+    def __init__(
+        self,
+        axes: Axes | Mapping = 0,
+        *,
+        where: Callable | None = None,
+        quantiles: Sequence[float] | None = None,
+        **sizes: int,
+    ):
         super().__init__()
-        self.axes, self.where, self.sizes = axes, where, sizes
+        self.axes, self.where, self.quantiles, self.sizes = axes, where, quantiles, sizes
 
     def create_accumulator(self, *args, **kwargs) -> Normalizer:
-        return Normalizer(self.axes, **self.sizes)
+        return Normalizer(self.axes, quantiles=self.quantiles, **self.sizes)
 
     def add_input(self, mutable_accumulator: Normalizer, element, *args, **kwargs) -> Normalizer:
         where = None if self.where is None else self.where(element)

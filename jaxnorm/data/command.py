@@ -180,7 +180,7 @@ def _with_masks(
             f"--where must name what is fitted: got {', '.join(map(repr, unknown))}, fitted are "
             f"{', '.join(map(repr, axes))}."
         )
-    empty = Normalizer(axes, **empty.sizes)
+    empty = Normalizer(axes, quantiles=empty.ranks or None, **empty.sizes)
     # read together with its mask, a leaf may be cut along another axis
     for _ in range(2):
         found = sources.pieces(options.files, masking.with_masks(axes, where, along), empty.sizes)

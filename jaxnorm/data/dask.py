@@ -18,7 +18,12 @@ MERGED = 8
 
 
 def fit(
-    collection, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int
+    collection,
+    axes: Axes | Mapping = 0,
+    *,
+    where: Callable | None = None,
+    quantiles: Sequence[float] | None = None,
+    **sizes: int,
 ) -> Normalizer:
     """Fit a Normalizer to a collection, with the scheduler that Dask is configured for.
 
@@ -28,9 +33,10 @@ def fit(
         along their first reduction axis.
       axes: the reduction axes, as in :class:`jaxnorm.data.Normalizer`.
       where: a function from a batch, as a worker receives it, to its masks.
+      quantiles: ranks, as in :class:`jaxnorm.data.Normalizer`.
       **sizes: sizes of split axes in patterns.
     """
-    empty = Normalizer(axes, **sizes)
+    empty = Normalizer(axes, quantiles=quantiles, **sizes)
     # pure=False names tasks without hashing their batches
     fit_one = dask.delayed(_fit_one, pure=False)
     parts = [fit_one(empty, batch, where) for batch in _batches(collection, empty)]
@@ -47,7 +53,7 @@ def _fit_one(empty: Normalizer, batch, where: Callable | None) -> Normalizer:
     # partitions of data frames have columns, whose names are the leaves
     if hasattr(batch, "columns"):
         batch = {str(name): batch[name].to_numpy() for name in batch.columns}
-    new = Normalizer(empty.axes, **empty.sizes)
+    new = empty.without_data()
     # one thread, since Dask runs many tasks at a time
     return new.update(batch, where=None if where is None else where(batch), threads=1)
 

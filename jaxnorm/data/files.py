@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from jaxnorm.data.fitted import Fitted
+from jaxnorm.data.host import sketch
+from jaxnorm.data.host.sketch import Sketch
 from jaxnorm.data.host.statistics import Moments, Summary
 
-FORMAT = 1
+# The newest format, and the one of files that older versions understand.
+FORMAT, FIRST = 2, 1
 FIELDS = ("count", "mean", "var", "min", "max")
 # Low part of the mean, which older files lack.
 LOW = "low_mean"
+# The parts of a sketch, quantiles that were given, and features that stay as they are.
+SKETCH, GIVEN, MASK = "quantiles", "quantile", "mask"
 SUFFIXES = (".safetensors", ".json")
 
 
@@ -28,13 +34,14 @@ def write(path: str | os.PathLike, metadata: dict, arrays: dict[str, np.ndarray]
     """Write a file in one step, so that a reader finds either the old or the new one whole."""
     writable(path)
     path = Path(path)
-    metadata = {"format": FORMAT} | metadata
+    metadata = {"format": FIRST} | metadata
     if known(path) == ".json":
         coded = {
             name: {
                 "shape": list(array.shape),
                 "values": [_coded(v) for v in array.ravel().tolist()],
             }
+            | ({} if array.dtype == np.float64 else {"dtype": str(array.dtype)})
             for name, array in arrays.items()
         }
         content = {"jaxnorm": metadata, "arrays": coded}
@@ -91,17 +98,46 @@ def read(path: str | os.PathLike) -> tuple[dict, dict[str, np.ndarray]]:
     return metadata, arrays
 
 
-def named_arrays(summaries: dict[str, Summary]) -> dict[str, np.ndarray]:
+def named_arrays(leaves: Mapping[str, Fitted]) -> dict[str, np.ndarray]:
     """Return the arrays of all leaves, named by the leaf's path and the field."""
-    return {
-        _named(leaf, field): array
-        for leaf, (moments, low, high) in summaries.items()
-        for field, array in (vars(moments) | {"min": low, "max": high}).items()
+    named: dict[str, np.ndarray] = {}
+    for leaf, (summary, sampled, given, mask, _) in leaves.items():
+        fields = vars(summary.moments) | {"min": summary.min, "max": summary.max}
+        if sampled is not None:
+            fields |= {f"{SKETCH}/{name}": array for name, array in sampled.arrays().items()}
+        fields |= {f"{GIVEN}/{rank!r}": array for rank, array in given.items()}
+        if mask is not None:
+            fields[MASK] = mask.astype(np.float64)
+        named |= {_named(leaf, field): array for field, array in fields.items()}
+    return named
+
+
+def fitted(arrays: dict[str, np.ndarray], leaf: str, unknown: Iterable[str] = ()) -> Fitted:
+    """Return the statistics of a leaf from the arrays of a file."""
+    summary = _summary(arrays, leaf)
+    shape = summary.min.shape
+    sampled = {
+        name: arrays[full]
+        for name in sketch.FIELDS
+        if (full := _named(leaf, f"{SKETCH}/{name}")) in arrays
     }
+    start = _named(leaf, f"{GIVEN}/")
+    given = {float(name[len(start) :]): a for name, a in arrays.items() if name.startswith(start)}
+    mask = arrays.get(_named(leaf, MASK))
+    if shapes := {a.shape for a in (*given.values(), *([] if mask is None else [mask]))} - {shape}:
+        raise _ContentError(
+            f"the arrays of {leaf!r} have different shapes: {shape} and {shapes.pop()}"
+        )
+    return Fitted(
+        summary,
+        Sketch.of_arrays(shape, sampled) if sampled else None,
+        given,
+        None if mask is None else mask.astype(bool),
+        frozenset(unknown),
+    )
 
 
-def summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
-    """Return the summary of a leaf from the arrays of a file."""
+def _summary(arrays: dict[str, np.ndarray], leaf: str) -> Summary:
     if missing := [_named(leaf, field) for field in FIELDS if _named(leaf, field) not in arrays]:
         raise _ContentError(f"it does not hold {missing[0]!r}")
     found = [arrays[_named(leaf, field)] for field in FIELDS]
@@ -176,7 +212,9 @@ def _from_json(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         raise _ContentError("it holds other JSON")
     # float also reads the strings "inf" and "nan" that _coded writes
     arrays = {
-        name: np.array([float(v) for v in a["values"]], np.float64).reshape(a["shape"])
+        name: np.array([float(v) for v in a["values"]], a.get("dtype", np.float64)).reshape(
+            a["shape"]
+        )
         for name, a in read["arrays"].items()
     }
     return read["jaxnorm"], arrays

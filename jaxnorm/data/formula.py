@@ -15,7 +15,8 @@ class Formula(NamedTuple):
     In mode "standard" the center is the mean, and the divisor is the deviation
     ``sqrt(var + inside) + added``, which is then clipped to ``[max(least, relative * |mean|),
     most]``. In the modes with a range, from low to high, the result is
-    ``2 * (x - low) / width - 1`` with ``width = max(high - low + range_added, range_least)``, so low becomes -1.
+    ``2 * (x - low) / width - 1`` with ``width = max(high - low + range_added, range_least)``, so
+    that low becomes -1.
 
     Attributes:
       inside: added to the variance.
@@ -57,16 +58,21 @@ class Formula(NamedTuple):
             deviation = np.where(is_rounding(count, mean, var), 1.0, deviation)
         return np.where(count == 0, 1.0, deviation)
 
-    def ranged(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the center and the divisor of a range; 0 and 1 for a feature without data."""
-        exact = high - low
+    def ranged(
+        self, low: np.ndarray, high: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return two numbers whose sum is the center of a range, and the divisor.
+
+        A feature without data has the range from inf to -inf; its center is 0 and its divisor 1.
+        """
+        empty = np.isposinf(low) & np.isneginf(high)
+        low, high = np.where(empty, -1.0, low), np.where(empty, 1.0, high)
+        with np.errstate(invalid="ignore"):
+            exact = high - low
         width = np.maximum(exact + self.range_added, self.range_least)
         if self.range_zero is not None:
             width = np.where(exact == 0, self.range_zero, width)
-        half = width / 2
-        center = low + (exact / 2 if self.constant_is_zero else half)
-        empty = ~(low <= high) & ~(np.isnan(low) | np.isnan(high))
-        return np.where(empty, 0.0, center), np.where(empty, 1.0, half)
+        return low, (exact if self.constant_is_zero else width) / 2, width / 2
 
 
 def is_rounding(count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:

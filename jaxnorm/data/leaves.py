@@ -1,23 +1,29 @@
-"""Single leaves of a batch: summaries, floors of deviations, and errors that name the leaf."""
+"""Single leaves of a batch: checks of their elements, and errors that name the leaf."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnorm.arguments.axes import Axes, resolve
+from jaxnorm.arguments.axes import Axes, Reduction, resolve
 from jaxnorm.data.host.arguments import is_real_number, mask, numbers
-from jaxnorm.data.host.statistics import Summary, merge, summarize
-from jaxnorm.data.transform import Floor, nonnegative, positive
-from jaxnorm.data.trees import flatten, prefix_of, sizes_in
+from jaxnorm.data.trees import prefix_of, sizes_in
 
 
-def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) -> Summary:
-    """Return the summary of an array; booleans count as 0 and 1.
+class Elements(NamedTuple):
+    """A leaf of a batch, checked: an array, its reduction, and its mask or None."""
+
+    x: np.ndarray
+    reduction: Reduction
+    where: np.ndarray | None
+
+
+def elements(leaf, axes: Axes, sizes: Mapping[str, int], where, with_sketch: bool) -> Elements:
+    """Return a leaf of a batch for reducing; booleans count as 0 and 1.
 
     Raises:
       TypeError: the array holds no real numbers.
-      ValueError: axes or a mask that do not fit.
+      ValueError: axes or a mask that do not fit; weights, where quantiles are fitted.
     """
     # asarray would drop the mask of a masked array silently; `numbers` refuses such an array
     x = leaf if isinstance(leaf, np.ma.MaskedArray) else np.asarray(leaf)
@@ -28,8 +34,13 @@ def summarized(leaf, axes: Axes, sizes: Mapping[str, int], where, threads: int) 
     if not x.ndim:
         remedy = "Lists are trees; make one an array, np.asarray(list)."
         raise ValueError(f"an array must have an axis to reduce: got one number. {remedy}")
-    reduction = resolve(axes, x.shape, sizes_in(axes, dict(sizes)))
-    return summarize(x, reduction, mask(where, x.shape), threads=threads)
+    reduction, where = resolve(axes, x.shape, sizes_in(axes, dict(sizes))), mask(where, x.shape)
+    if with_sketch and where is not None and not np.isin(where, (0, 1)).all():
+        raise ValueError(
+            "quantiles need a mask, of elements that count or do not: got weights other than 0 "
+            "and 1. Fit the quantiles without them."
+        )
+    return Elements(x, reduction, where)
 
 
 def with_remedy(error: Exception, leaves: Mapping[str, Any], path: str) -> Exception:
@@ -50,14 +61,6 @@ def with_remedy(error: Exception, leaves: Mapping[str, Any], path: str) -> Excep
     return TypeError(f"{text}{cast}: name the leaves to fit, axes={{{given}}}.")
 
 
-def merge_summaries(old: Summary | None, new: Summary) -> Summary:
-    """Merge two summaries into one."""
-    if old is None:
-        return new
-    moments = merge(old.moments, new.moments)
-    return Summary(moments, np.minimum(old.min, new.min), np.maximum(old.max, new.max))
-
-
 def check_leaves(
     leaves: Mapping[str, Any], axes: Mapping[str, Axes], before: Mapping[str, Any]
 ) -> None:
@@ -75,10 +78,10 @@ def check_leaves(
         raise ValueError(f"axes must name leaves of the batch: {missing} {are} not among them.")
 
 
-def check_shape(path: str, old: Summary | None, new: Summary) -> None:
+def check_shape(path: str, old: tuple[int, ...], new: tuple[int, ...]) -> None:
     """Refuse statistics whose shape differs from the statistics so far."""
-    if old is not None and old.min.shape != new.min.shape:
-        shapes = f"statistics of shape {new.min.shape} after {old.min.shape}"
+    if old != new:
+        shapes = f"statistics of shape {new} after {old}"
         must = f"{_label(path)} must keep its shape but for the reduction axes"
         raise ValueError(f"{must}: got {shapes}.")
 
@@ -91,33 +94,6 @@ def label(shape: tuple[int, ...], feature: int) -> str:
     """
     sizes = [size for size in shape if size > 1]
     return ",".join(map(str, np.unravel_index(feature, sizes)))
-
-
-def floors(floor, floor_relative, paths: Mapping[str, Any]) -> dict[str, Floor]:
-    """Return the floor of each leaf, from one for all or a mapping from paths of leaves or trees.
-
-    >>> floors({"state": 0.01}, 0.0, ["state", "image"])["state"].absolute
-    0.01
-    """
-    absolute = _by_path("floor", floor, paths, positive)
-    relative = _by_path("floor_relative", floor_relative, paths, nonnegative)
-    usual = Floor()
-    return {
-        path: Floor(absolute.get(path, usual.absolute), relative.get(path, usual.relative))
-        for path in paths
-    }
-
-
-def _by_path(name: str, given, paths: Mapping[str, Any], check) -> dict[str, float]:
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(paths, check(name, given))
-    values = {prefix: check(f"{name} of {prefix!r}", v) for prefix, v in flatten(given).items()}
-    used = {path: prefix for path in paths if (prefix := prefix_of(values, path)) is not None}
-    if unknown := sorted(set(values) - set(used.values())):
-        raise ValueError(
-            f"{name} must name leaves that are fitted: got {unknown}, fitted are {sorted(paths)}."
-        )
-    return {path: values[prefix] for path, prefix in used.items()}
 
 
 def naming_leaf(path: str, error: Exception) -> Exception:

@@ -1,24 +1,20 @@
 """Normalizer: fits the statistics of a data set's features, merges, saves and applies them."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import files, progress, transform
+from jaxnorm.data import files, given, progress, scales, state, transform
+from jaxnorm.data.fitted import Fitted, first
+from jaxnorm.data.formula import OURS, Formula
+from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.host.statistics import Summary
-from jaxnorm.data.leaves import (
-    check_leaves,
-    check_shape,
-    floors,
-    merge_summaries,
-    naming_leaf,
-    summarized,
-    with_remedy,
-)
+from jaxnorm.data.leaves import check_leaves, check_shape, elements, naming_leaf, with_remedy
+from jaxnorm.data.state import EMPTY, State
 from jaxnorm.data.trees import (
     axes_by_path,
     flatten,
@@ -29,15 +25,6 @@ from jaxnorm.data.trees import (
     prefix_of,
     sizes_in,
 )
-
-
-class _State(NamedTuple):
-    """Everything that a batch changes, replaced as one, so that an interrupt cannot split it."""
-
-    summaries: dict[str, Summary]
-    # the tree of a batch, whose leaves are their paths, or None where a leaf is not fitted
-    structure: Any
-    batches: int
 
 
 class Normalizer:
@@ -52,6 +39,9 @@ class Normalizer:
       axes: the reduction axes of every leaf (ints, or a pattern such as ``"[n h w] c"``), or a
         mapping to axes from paths of leaves, or of trees that hold leaves. Leaves that the mapping
         does not name are not fitted.
+      quantiles: ranks from 0 to 1, such as ``(0.01, 0.99)``, to fit quantiles as well, from samples
+        of 38 KiB for each feature. The rank of a quantile is right to 0.1 %, in any order of the
+        data. Masks are taken, weights are not.
       **sizes: sizes of split axes in patterns.
 
     >>> import numpy as np
@@ -66,7 +56,14 @@ class Normalizer:
     [2.0, 2.0, 2.0]
     """
 
-    def __init__(self, axes: Axes | Mapping = 0, **sizes: int):
+    def __init__(
+        self,
+        axes: Axes | Mapping = 0,
+        *,
+        quantiles: Sequence[float] | None = None,
+        **sizes: int,
+    ):
+        self.ranks = ranks(quantiles)
         self.axes = axes_by_path(axes)
         if not self.axes:
             raise ValueError(f"axes must name at least one leaf: got {axes!r}.")
@@ -77,7 +74,8 @@ class Normalizer:
                     f"{name!r} is neither an argument nor a name in a pattern of "
                     f"{self._described()}."
                 )
-        self._state = _State({}, None, 0)
+        self.formula: Formula = OURS
+        self._state: State = EMPTY
 
     # fitting -------------------------------------------------------------------------------------
 
@@ -92,6 +90,7 @@ class Normalizer:
         every: int = 100,
         show_progress: bool = False,
         threads: int | None = None,
+        quantiles: Sequence[float] | None = None,
         **sizes: int,
     ) -> "Normalizer":
         """Fit a Normalizer to all batches in one pass.
@@ -101,7 +100,7 @@ class Normalizer:
         Raises:
           ValueError: there is no batch, and no state to resume.
         """
-        new = cls(axes, **sizes)
+        new = cls(axes, quantiles=quantiles, **sizes)
         new.extend(
             batches,
             where=where,
@@ -193,17 +192,25 @@ class Normalizer:
             for path, leaf in flatten(batch).items()
             if prefix_of(self.axes, path) is not None
         }
-        check_leaves(leaves, self.axes, self._state.summaries)
+        check_leaves(leaves, self.axes, self._state.leaves)
         masks = masks_by_path(where, leaves)
         threads = os.cpu_count() or 1 if threads is None else threads
-        new = {path: self._summarized(path, leaves, masks.get(path), threads) for path in leaves}
-        structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
+        new = {path: self._with(path, leaves, masks.get(path), threads) for path in leaves}
+        structure = self._state.structure
+        if structure is None:
+            structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
         # assigned once all leaves are reduced, so that an error before leaves the state as it was
-        self._state = self._merged(_State(new, structure, 1))
+        self._state = State(new or self._state.leaves, structure, self._state.batches + 1)
         return self
 
     def merge(self, other: "Normalizer") -> "Normalizer":
-        """Return a Normalizer of the data of both; a Normalizer without data is the identity."""
+        """Return a Normalizer of the data of both; a Normalizer without data is the identity.
+
+        Raises:
+          TypeError: the other is no Normalizer.
+          ValueError: axes, leaves or shapes differ; one has statistics without counts, or
+            quantiles without the samples that they were read from.
+        """
         if not isinstance(other, Normalizer):
             raise TypeError(f"merge takes a Normalizer: got {type(other).__name__}.")
         if (self.axes, self.sizes) != (other.axes, other.sizes):
@@ -211,11 +218,7 @@ class Normalizer:
                 f"merged Normalizers must have the same axes: got {self._described()} and "
                 f"{other._described()}."
             )
-        if self._state.summaries and other._state.summaries:
-            check_leaves(other._state.summaries, self.axes, self._state.summaries)
-            for path, summary in other._state.summaries.items():
-                check_shape(path, self._state.summaries[path], summary)
-        return self._with(self._merged(other._state))
+        return self._copy(self._state.merge(other._state, self.axes))
 
     # results -------------------------------------------------------------------------------------
 
@@ -227,7 +230,7 @@ class Normalizer:
     @property
     def summaries(self) -> Mapping[str, Summary]:
         """The Moments and extremes of each fitted leaf, by its path."""
-        return dict(self._state.summaries)
+        return {path: leaf.summary for path, leaf in self._state.leaves.items()}
 
     @property
     def moments(self) -> Any:
@@ -235,27 +238,48 @@ class Normalizer:
 
         Named tuples and dataclasses of the batch are dicts in this tree.
         """
-        return self._tree(lambda summary: summary.moments)
+        return self._tree_of(lambda leaf: leaf.summary.moments)
 
     @property
     def mean(self) -> Any:
         """The mean of each feature, in a tree like ``moments``."""
-        return self._tree(lambda summary: summary.moments.mean)
+        return self._tree_of(lambda leaf: leaf.summary.moments.mean)
 
     @property
     def std(self) -> Any:
         """The deviation of each feature, in a tree like ``moments``."""
-        return self._tree(lambda summary: np.sqrt(summary.moments.var))
+        return self._tree_of(lambda leaf: np.sqrt(leaf.summary.moments.var))
 
     @property
     def min(self) -> Any:
         """The smallest element of each feature, in a tree like ``moments``."""
-        return self._tree(lambda summary: summary.min)
+        return self._tree_of(lambda leaf: leaf.summary.min)
 
     @property
     def max(self) -> Any:
         """The largest element of each feature, in a tree like ``moments``."""
-        return self._tree(lambda summary: summary.max)
+        return self._tree_of(lambda leaf: leaf.summary.max)
+
+    @property
+    def quantiles(self) -> dict[float, Any]:
+        """The quantiles of each feature, in trees like ``moments``, by their rank."""
+        return {rank: self.quantile(rank) for rank in self._ranks()}
+
+    def quantile(self, rank: float) -> Any:
+        """Return the quantile of a rank from 0 to 1 of each feature, in a tree like ``moments``.
+
+        Raises:
+          ValueError: the rank is not known, as the Normalizer was fitted without quantiles or
+            comes from statistics without this one.
+
+        >>> import numpy as np
+        >>> from jaxnorm.data import Normalizer
+        >>> fitted = Normalizer.fit([np.arange(101.0)[:, None]], quantiles=(0.01, 0.99))
+        >>> fitted.quantile(0.25).tolist()
+        [[25.0]]
+        """
+        (rank,) = ranks((rank,))
+        return self._tree_of(lambda leaf: leaf.quantile(rank))
 
     # applying ------------------------------------------------------------------------------------
 
@@ -263,48 +287,68 @@ class Normalizer:
         self,
         tree,
         *,
-        clip: float | None = None,
-        floor: float | Mapping = 1e-6,
-        floor_relative: float | Mapping = 0.0,
+        mode: str | Mapping = "standard",
+        clip: float | Mapping | None = None,
+        floor: float | Mapping | None = None,
+        floor_relative: float | Mapping | None = None,
+        mask=None,
+        ranks: tuple[float, float] | None = None,
         dtype=None,
     ) -> Any:
         """Normalize each fitted leaf of a tree, and leave the others unchanged.
 
-        The result is ``(x - mean) / max(deviation, floor, floor_relative * |mean|)``. The function
-        is pure. JAX arrays come back as JAX arrays, also within ``jit`` and ``grad``, and NumPy
-        arrays as NumPy arrays.
+        In mode "standard" the result is ``(x - mean) / max(deviation, floor, floor_relative *
+        |mean|)``. In modes "min_max" and "quantile" it is ``2 * (x - low) / max(high - low, floor)
+        - 1``, from -1 at the minimum or lower quantile to 1 at the maximum or upper quantile; a
+        constant feature becomes 0. Statistics that were loaded from a file of another library are
+        used by the formula of that library instead (:attr:`formula`). The function is pure. JAX
+        arrays come back as JAX arrays, also within ``jit`` and ``grad``, and NumPy arrays as NumPy
+        arrays.
 
         Args:
           tree: a batch or a part of one, or a single example without its leading reduction axes.
-          clip: the largest absolute value of the result.
-          floor: the smallest deviation to divide by, since a constant feature has deviation 0. A
-            mapping from paths of leaves, or of trees that hold leaves, gives each its own floor;
-            leaves that it does not name have 1e-6.
-          floor_relative: a floor in units of the mean's absolute value. Leaves that a mapping does
-            not name have 0. With 1e-6, float32 rounding of a constant of any size is no signal.
+          mode: "standard", "min_max" or "quantile", or a mapping from paths of leaves, or of trees
+            that hold leaves, to modes. Leaves that it does not name have "standard".
+          clip: the largest absolute value of the result, or a mapping.
+          floor: the smallest deviation or width to divide by, since a constant feature has
+            deviation 0; by default 1e-6. A mapping gives each leaf its own floor; leaves that it
+            does not name have the default.
+          floor_relative: a floor of the deviation in units of the mean's absolute value, or a
+            mapping; by default 0. With 1e-6, float32 rounding of a constant of any size is no
+            signal.
+          mask: booleans that broadcast to the statistics, or a mapping to them: features where it
+            is False stay as they are.
+          ranks: the ranks of the quantiles that become -1 and 1 in mode "quantile"; by default the
+            lowest and the highest that were fitted.
           dtype: the dtype of the result. By default it is the leaf's dtype; for integers it is
             float32, computed from all of their digits.
+
+        Raises:
+          TypeError: a dtype that is no number.
+          ValueError: statistics that a mode needs are unknown; shapes that do not fit.
         """
-        clip = clip if clip is None else transform.positive("clip", clip)
-        return self._map_fitted(
-            transform.normalize, tree, floor, floor_relative, clip=clip, dtype=dtype
-        )
+        chosen = self._scales(mode, clip, floor, floor_relative, mask, ranks)
+        return self._map_fitted(transform.normalize, tree, chosen, dtype)
 
     def denormalize(
         self,
         tree,
         *,
-        floor: float | Mapping = 1e-6,
-        floor_relative: float | Mapping = 0.0,
+        mode: str | Mapping = "standard",
+        floor: float | Mapping | None = None,
+        floor_relative: float | Mapping | None = None,
+        mask=None,
+        ranks: tuple[float, float] | None = None,
         dtype=None,
     ) -> Any:
         """Denormalize each fitted leaf of a tree, and leave the others unchanged.
 
-        The result is ``y * max(deviation, floor, floor_relative * |mean|) + mean``. This undoes
-        :meth:`normalize` with the same floors, but for clipping. With an integer ``dtype`` the
-        result is rounded to the nearest integer.
+        This undoes :meth:`normalize` with the same mode, floors, mask and ranks, but for clipping.
+        In mode "standard" it is ``y * max(deviation, floor, floor_relative * |mean|) + mean``. With
+        an integer ``dtype`` the result is rounded to the nearest integer.
         """
-        return self._map_fitted(transform.denormalize, tree, floor, floor_relative, dtype=dtype)
+        chosen = self._scales(mode, None, floor, floor_relative, mask, ranks)
+        return self._map_fitted(transform.denormalize, tree, chosen, dtype)
 
     # files ---------------------------------------------------------------------------------------
 
@@ -322,90 +366,161 @@ class Normalizer:
         """
         with files.parsed(path):
             metadata, arrays = files.read(path)
-            new = cls(files.decode(metadata["axes"]), **metadata["sizes"])
-            structure = files.decode(metadata["structure"])
-            summaries = {leaf: files.summary(arrays, leaf) for leaf in flatten(structure).values()}
-            new._state = _State(summaries, structure, metadata["batches"])
+            kept = metadata.get("quantiles") or None
+            new = cls(files.decode(metadata["axes"]), quantiles=kept, **metadata["sizes"])
+            new._state, new.formula = state.of_file(metadata, arrays)
         return new
+
+    @classmethod
+    def from_statistics(
+        cls,
+        *,
+        mean=None,
+        std=None,
+        var=None,
+        count=None,
+        min=None,
+        max=None,
+        quantiles: Mapping[float, Any] | None = None,
+        mask=None,
+        axes: Axes | Mapping = 0,
+        **sizes: int,
+    ) -> "Normalizer":
+        """Return a Normalizer of statistics that are known already.
+
+        Each argument is an array, or a tree of arrays with the leaves of the first that is given.
+        What is left out is unknown: mode "standard" needs a mean and a deviation, "min_max" the
+        extremes, "quantile" two quantiles; merging needs counts.
+
+        Args:
+          mean: the mean of each feature.
+          std: the biased deviation of each feature, or
+          var: the biased variance.
+          count: how many elements each feature had: an array, a tree, or one number for all.
+          min: the smallest element of each feature.
+          max: the largest element of each feature.
+          quantiles: a mapping from ranks to the quantiles of each feature.
+          mask: booleans, False for features that :meth:`normalize` leaves as they are.
+          axes: the reduction axes. With integers, arrays without the leading reduction axes get
+            them, with size 1; otherwise these axes are there, with size 1.
+          **sizes: sizes of split axes in patterns.
+
+        Raises:
+          TypeError: both or neither of ``std`` and ``var`` come with ``mean``.
+          ValueError: a deviation, variance or count is negative, a minimum is above a maximum, or
+            shapes or leaves differ.
+
+        >>> import numpy as np
+        >>> from jaxnorm.data import Normalizer
+        >>> known = Normalizer.from_statistics(mean=np.array([1.0, 2.0]), std=np.array([2.0, 4.0]))
+        >>> known.normalize(np.array([3.0, 2.0])).tolist()
+        [1.0, 0.0]
+        """
+        new = cls(axes, quantiles=None, **sizes)
+        columns = {"mean": mean, "std": std, "var": var, "count": count, "min": min, "max": max}
+        new._state = given.state(columns, quantiles, mask, new.axes)
+        return new
+
+    def pad(self, sizes: int | Mapping[str, int]) -> "Normalizer":
+        """Return a Normalizer whose leaves have more features, which stay as they are.
+
+        Actions of robots are padded to a common size: the new features have mean 0, deviation 1 and
+        the range from -1 to 1. The result can be saved and applied, but not fitted further.
+
+        Args:
+          sizes: the size of the last axis, or a mapping to sizes from paths of leaves, or of trees
+            that hold leaves.
+
+        Raises:
+          ValueError: a leaf has more features already.
+        """
+        self._check_fitted()
+        return self._copy(given.padded(self._state, sizes, self._ranks()))
 
     def __repr__(self) -> str:
         return (
             f"Normalizer({self._described()}: {self.batches} batches, "
-            f"leaves {sorted(self._state.summaries)})"
+            f"leaves {sorted(self._state.leaves)})"
         )
 
     # internals -----------------------------------------------------------------------------------
 
-    def _with(self, state: _State) -> "Normalizer":
-        new = Normalizer(self.axes, **self.sizes)
-        new._state = state
+    def without_data(self) -> "Normalizer":
+        """Return a Normalizer of the same axes and ranks, which has taken in no batch."""
+        return self._copy(EMPTY)
+
+    def _copy(self, state: State) -> "Normalizer":
+        new = Normalizer(self.axes, quantiles=self.ranks or None, **self.sizes)
+        new.formula, new._state = self.formula, state
         return new
 
     def _saved(self) -> tuple[dict, dict[str, np.ndarray]]:
         """Return the metadata and arrays to write to a file."""
-        metadata = {
-            "axes": files.encode(self.axes),
-            "sizes": self.sizes,
-            "batches": self.batches,
-            "structure": files.encode(self._state.structure),
-        }
-        return metadata, files.named_arrays(self._state.summaries)
+        metadata, arrays = state.to_file(self._state, self.formula)
+        own = {"axes": files.encode(self.axes), "sizes": self.sizes}
+        return own | ({"quantiles": self.ranks} if self.ranks else {}) | metadata, arrays
 
     def _described(self) -> str:
         # axes for all leaves have the path of the whole tree, which a caller did not write
         axes = self.axes[""] if list(self.axes) == [""] else self.axes
         return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
 
-    def _summarized(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Summary:
+    def _with(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Fitted:
+        """Return the statistics of a leaf with those of the next batch."""
         axes = self.axes[str(prefix_of(self.axes, path))]
+        before = self._state.leaves.get(path)
         try:
-            new = summarized(leaves[path], axes, self.sizes, where, threads)
+            new = elements(leaves[path], axes, self.sizes, where, bool(self.ranks))
+            if before is None:
+                return first(*new, threads=threads, with_sketch=bool(self.ranks))
+            check_shape(path, before.shape, new.reduction.stats_shape)
+            return before.updated(*new, threads=threads)
         except TypeError as error:
             raise naming_leaf(path, with_remedy(error, leaves, path)) from None
         except ValueError as error:
             raise naming_leaf(path, error) from None
-        check_shape(path, self._state.summaries.get(path), new)
-        return new
 
-    def _merged(self, new: _State) -> _State:
-        old = self._state
-        both = {
-            path: merge_summaries(old.summaries.get(path), summary)
-            for path, summary in new.summaries.items()
-        }
-        structure = new.structure if old.structure is None else old.structure
-        # `both` is empty if `new` is, and merging with nothing keeps the old summaries
-        return _State(both or old.summaries, structure, old.batches + new.batches)
+    def _ranks(self) -> list[float]:
+        known = [set(leaf.given) for leaf in self._state.leaves.values() if leaf.given]
+        return sorted(set(self.ranks).union(*known))
 
-    def _tree(self, function: Callable[[Summary], Any]) -> Any:
+    def _tree_of(self, function: Callable[[Fitted], Any]) -> Any:
         self._check_fitted()
-        return map_leaves(
-            lambda _, path: function(self._state.summaries[path]), self._state.structure
-        )
+        return map_leaves(lambda _, path: self._of_leaf(path, function), self._state.structure)
+
+    def _of_leaf(self, path: str, function: Callable[[Fitted], Any]) -> Any:
+        try:
+            return function(self._state.leaves[path])
+        except ValueError as error:
+            raise naming_leaf(path, error) from None
 
     def _check_fitted(self) -> None:
-        if not self._state.summaries:
+        if not self._state.leaves:
             raise ValueError(
                 "a Normalizer must have been fitted: no batch was taken in. Use fit or update."
             )
 
-    def _map_fitted(self, function: Callable, tree, floor, floor_relative, **options) -> Any:
+    def _scales(self, mode, clip, floor, floor_relative, mask, pair) -> Callable[[str], Any]:
+        """Return a function from the path of a leaf to its scale."""
         self._check_fitted()
-        summaries = self._state.summaries
-        least = floors(floor, floor_relative, summaries)
-        if not any(path in summaries for path in flatten(tree)):
+        if pair is None and len(self._ranks()) > 1:
+            pair = self._ranks()[0], self._ranks()[-1]
+        chosen = scales.choices(self._state.leaves, mode, clip, floor, floor_relative, mask, pair)
+        return lambda path: scales.scale(self._state.leaves[path], self.formula, chosen[path])
+
+    def _map_fitted(self, function: Callable, tree, chosen: Callable, dtype) -> Any:
+        if not any(path in self._state.leaves for path in flatten(tree)):
             raise ValueError(
                 f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted "
-                f"{sorted(summaries)}."
+                f"{sorted(self._state.leaves)}."
             )
 
         def leaf(path: str, x) -> Any:
-            if path not in summaries:
+            if path not in self._state.leaves:
                 return x
             axes = self.axes[str(prefix_of(self.axes, path))]
-            sizes = sizes_in(axes, self.sizes)
             try:
-                return function(x, summaries[path], axes, sizes, floor=least[path], **options)
+                return function(x, chosen(path), axes, sizes_in(axes, self.sizes), dtype=dtype)
             except (TypeError, ValueError) as error:
                 raise naming_leaf(path, error) from None
 
@@ -413,6 +528,11 @@ class Normalizer:
 
     def _resume(self, state, begun: int) -> None:
         saved = Normalizer.load(state)
+        if bool(saved.ranks) != bool(self.ranks):
+            raise ValueError(
+                f"the state to go on with must have been fitted with quantiles, too, or without "
+                f"them: {state} has {saved.ranks or 'none'}, not {self.ranks or 'none'}."
+            )
         if (saved.axes, saved.sizes) != (self.axes, self.sizes):
             raise ValueError(
                 f"the state to go on with must have the same axes: {state} has "

@@ -118,7 +118,9 @@ def parse_where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     return dict(given)
 
 
-def empty_normalizer(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Normalizer:
+def empty_normalizer(
+    axes: Axes | dict[str, Axes], sizes: dict[str, int], quantiles: Sequence[float] | None = None
+) -> Normalizer:
     """Return a Normalizer without data; refuse a ``--size`` that no pattern names."""
     patterns = list(axes.values()) if isinstance(axes, dict) else [axes] if axes else []
     names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
@@ -128,7 +130,7 @@ def empty_normalizer(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> Nor
             f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
             f"patterns {given}."
         )
-    return Normalizer(axes, **sizes)
+    return Normalizer(axes, quantiles=quantiles, **sizes)
 
 
 def check_out(path: Path) -> None:

@@ -21,7 +21,7 @@ def fit_piece(piece: Any, empty: Normalizer) -> Part:
     """
     try:
         batch = piece.read()
-        new = Normalizer(empty.axes, **empty.sizes)
+        new = empty.without_data()
         # one thread, since an engine fits many pieces at a time
         return new.update(batch, where=masks(batch), threads=1)
     except SourceError as error:

@@ -25,7 +25,14 @@ class FitNormalizer(AggregateFn):
     masks.
     """
 
-    def __init__(self, axes: Axes | Mapping = 0, *, where: Callable | None = None, **sizes: int):
+    def __init__(
+        self,
+        axes: Axes | Mapping = 0,
+        *,
+        where: Callable | None = None,
+        quantiles: Sequence[float] | None = None,
+        **sizes: int,
+    ):
         def accumulate(fitted: Normalizer, block) -> Normalizer:
             batch = BlockAccessor.for_block(block).to_batch_format("numpy")
             # Ray also passes blocks without rows
@@ -34,7 +41,7 @@ class FitNormalizer(AggregateFn):
             return fitted.update(batch, where=None if where is None else where(batch), threads=1)
 
         super().__init__(
-            init=lambda _: Normalizer(axes, **sizes),
+            init=lambda _: Normalizer(axes, quantiles=quantiles, **sizes),
             merge=Normalizer.merge,
             accumulate_block=accumulate,
             finalize=lambda fitted: fitted,
@@ -47,15 +54,16 @@ def fit(
     axes: Axes | Mapping = 0,
     *,
     where: Callable | None = None,
+    quantiles: Sequence[float] | None = None,
     **sizes: int,
 ) -> Normalizer:
     """Fit a Normalizer to a data set, whose columns are the leaves.
 
     Only columns that ``axes`` name are fitted. A data set without rows gives an empty Normalizer.
     """
-    found = dataset.aggregate(FitNormalizer(axes, where=where, **sizes))
+    found = dataset.aggregate(FitNormalizer(axes, where=where, quantiles=quantiles, **sizes))
     # Ray gives None for a data set without rows
-    return Normalizer(axes, **sizes) if found is None else found[NAME]
+    return Normalizer(axes, quantiles=quantiles, **sizes) if found is None else found[NAME]
 
 
 def fit_pieces(pieces: Sequence[Piece], empty: Normalizer) -> Normalizer:

@@ -1,72 +1,56 @@
 """Normalization of NumPy or JAX arrays, also within jit, by statistics in float64."""
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.host.arguments import is_extended
-from jaxnorm.data.host.statistics import Summary
+from jaxnorm.data.scales import Scale
 
 
 class Fit(NamedTuple):
-    """The statistics of one leaf, in a shape that broadcasts against the leaf.
+    """A scale in a shape that broadcasts against the array, whose divisor has its dtype.
 
     Attributes:
-      mean: the high part of the mean, in float64.
-      low: the low part, which the mean loses by rounding.
-      deviation: the deviation, at least the floor, and so above 0.
+      center: the high part of what is subtracted, in float64.
+      low: the low part, which the center loses by rounding.
+      divisor: what is divided by, above 0.
     """
 
-    mean: np.ndarray
+    center: np.ndarray
     low: np.ndarray
-    deviation: np.ndarray
+    divisor: np.ndarray
 
 
-class Floor(NamedTuple):
-    """The smallest deviation to divide by: ``max(absolute, relative * |mean|)``."""
-
-    absolute: float = 1e-6
-    relative: float = 0.0
-
-
-def normalize(
-    x,
-    summary: Summary,
-    axes: Axes,
-    sizes: dict[str, int],
-    *,
-    clip: float | None,
-    floor: Floor,
-    dtype,
-) -> Any:
-    """Normalize an array: ``(x - mean) / max(deviation, floor)``."""
+def normalize(x, scale: Scale, axes: Axes, sizes: dict[str, int], *, dtype) -> Any:
+    """Normalize an array: ``(x - center) / divisor``, clipped to the bound of the scale."""
     xp, x, compute_dtype, output_dtype = _with_dtypes(x, dtype)
     if output_dtype.kind in "iu":
         raise TypeError(f"dtype must be floating point: got {output_dtype}.")
-    fit, shape = _fit(summary, x.shape, axes, sizes, floor, compute_dtype)
-    y = _centered(xp, x.reshape(shape), fit, compute_dtype) / fit.deviation
-    if clip is not None:
-        y = xp.clip(y, -clip, clip)
+    shape, fitted = _shapes(scale.center.shape, x.shape, axes, sizes)
+    fit = _fit(scale, fitted, compute_dtype)
+    y = _centered(xp, x.reshape(shape), fit, compute_dtype) / fit.divisor
+    if scale.bound is not None:
+        bound = scale.bound.reshape(fitted).astype(compute_dtype)
+        y = xp.clip(y, -bound, bound)
     return y.reshape(x.shape).astype(output_dtype)
 
 
-def denormalize(
-    y, summary: Summary, axes: Axes, sizes: dict[str, int], *, floor: Floor, dtype
-) -> Any:
-    """Denormalize an array: ``y * max(deviation, floor) + mean``.
+def denormalize(y, scale: Scale, axes: Axes, sizes: dict[str, int], *, dtype) -> Any:
+    """Denormalize an array: ``y * divisor + center``.
 
     With an integer dtype, return the nearest number that it can hold.
     """
     xp, y, compute_dtype, output_dtype = _with_dtypes(y, dtype)
-    fit, shape = _fit(summary, y.shape, axes, sizes, floor, compute_dtype)
-    scaled = y.astype(compute_dtype).reshape(shape) * fit.deviation
+    shape, fitted = _shapes(scale.center.shape, y.shape, axes, sizes)
+    fit = _fit(scale, fitted, compute_dtype)
+    scaled = y.astype(compute_dtype).reshape(shape) * fit.divisor
     if output_dtype.kind in "iu":
         return _to_integers(xp, scaled, fit, compute_dtype, output_dtype).reshape(y.shape)
-    mean, low = _mean_parts(fit, compute_dtype)
-    # the low part goes first: added to the mean itself, it would be lost in rounding
-    return ((scaled + _behind_barrier(xp, low)) + mean).reshape(y.shape).astype(output_dtype)
+    center, low = _center_parts(fit, compute_dtype)
+    # the low part goes first: added to the center itself, it would be lost in rounding
+    return ((scaled + _behind_barrier(xp, low)) + center).reshape(y.shape).astype(output_dtype)
 
 
 def _with_dtypes(x, dtype) -> tuple[Any, Any, np.dtype, np.dtype]:
@@ -104,15 +88,15 @@ def _widest(xp) -> np.dtype:
     return np.dtype(np.float64) if xp is np else np.dtype(xp.zeros((), float).dtype)
 
 
-def _mean_parts(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the high and the low part of the mean: float32 alone holds 1e6 + 0.3 only to 0.03."""
-    high = fit.mean.astype(dtype)
-    left = fit.mean - np.where(np.isfinite(high), high, 0).astype(np.float64)
+def _center_parts(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the center in two parts: a float32 alone holds 1e6 + 0.3 only to 0.03."""
+    high = fit.center.astype(dtype)
+    left = fit.center - np.where(np.isfinite(high), high, 0).astype(np.float64)
     return high, (left + fit.low).astype(dtype)
 
 
 def _behind_barrier(xp, low: np.ndarray) -> Any:
-    """Return the low part of a mean; for JAX, behind a barrier.
+    """Return the low part of a center; for JAX, behind a barrier.
 
     Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants, and the
     low part is lost: 1e7 and 1e7 + 1 in float32 gave 0 and 2 instead of -1 and 1.
@@ -125,31 +109,31 @@ def _behind_barrier(xp, low: np.ndarray) -> Any:
     return prevent_folding(xp.asarray(low))
 
 
-# An infinite mean gives NaN, as it should.
+# An infinite center gives NaN, as it should.
 @np.errstate(invalid="ignore")
 def _centered(xp, x, fit: Fit, compute_dtype: np.dtype) -> Any:
-    """Return ``x - mean``, without rounding long integers before the difference."""
+    """Return ``x - center``, without rounding long integers before the difference."""
     if x.dtype.kind not in "iu" or x.dtype.itemsize < 4:
-        high, low = _mean_parts(fit, compute_dtype)
+        high, low = _center_parts(fit, compute_dtype)
         return (x.astype(compute_dtype) - high) - _behind_barrier(xp, low)
-    # Integers may have more digits than a float. So x and the whole part of the mean are split into
-    # halves, x = above * 2**bits + below, whose differences a float holds.
+    # Integers may have more digits than a float. So x and the whole part of the center are split
+    # into halves, x = above * 2**bits + below, whose differences a float holds.
     bits = 4 * x.dtype.itemsize
-    whole, low_whole = np.floor(fit.mean), np.rint(fit.low)
+    whole, low_whole = np.floor(fit.center), np.rint(fit.low)
     high = np.floor(whole / 2**bits)
     low = (whole - high * 2**bits) + low_whole
     digits = [(x >> x.dtype.type(bits), high), (x & x.dtype.type(2**bits - 1), low)]
     above, below = (part.astype(compute_dtype) - of.astype(compute_dtype) for part, of in digits)
-    rest = ((fit.mean - whole) + (fit.low - low_whole)).astype(compute_dtype)
+    rest = ((fit.center - whole) + (fit.low - low_whole)).astype(compute_dtype)
     return (above * compute_dtype.type(2**bits) + below) - _behind_barrier(xp, rest)
 
 
 @np.errstate(over="ignore")
 def _to_integers(xp, scaled, fit: Fit, compute_dtype: np.dtype, output_dtype: np.dtype) -> Any:
-    """Return ``scaled + mean`` rounded to integers and clipped to the range of the dtype."""
-    # the whole part of the mean is added as an integer, since a float may not hold its digits
+    """Return ``scaled + center`` rounded to integers and clipped to the range of the dtype."""
+    # the whole part of the center is added as an integer, since a float may not hold its digits
     info = np.iinfo(output_dtype)
-    nearest, low_nearest = np.nan_to_num(np.rint(fit.mean)), np.rint(fit.low)
+    nearest, low_nearest = np.nan_to_num(np.rint(fit.center)), np.rint(fit.low)
     wholes = [
         int(value) + int(low)
         for value, low in zip(nearest.ravel(), low_nearest.ravel(), strict=True)
@@ -158,7 +142,7 @@ def _to_integers(xp, scaled, fit: Fit, compute_dtype: np.dtype, output_dtype: np
     base = np.array([min(max(value, info.min), info.max) for value in wholes], object).reshape(
         nearest.shape
     )
-    rest = ((fit.mean - nearest) + (fit.low - low_nearest)) + (exact - base).astype(np.float64)
+    rest = ((fit.center - nearest) + (fit.low - low_nearest)) + (exact - base).astype(np.float64)
     low, high = (_rounded_to_zero(bound - base, compute_dtype) for bound in (info.min, info.max))
     steps = xp.clip(xp.round(scaled + rest.astype(compute_dtype)), low, high)
     # unsigned sums are modulo 2**bits: they are right even where a step does not fit the dtype
@@ -179,46 +163,35 @@ def _rounded_to_zero(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
     )
 
 
-def _fit(
-    summary: Summary,
-    shape: tuple[int, ...],
-    axes: Axes,
-    sizes: dict[str, int],
-    floor: Floor,
-    dtype: np.dtype,
-) -> tuple[Fit, tuple[int, ...]]:
-    """Return the statistics for an array of this shape, and the shape that the array must take."""
-    count, mean, var, low = vars(summary.moments).values()
-    # without the condition, an infinite mean times 0 would be NaN
-    least = (
-        np.maximum(floor.absolute, floor.relative * np.abs(mean))
-        if floor.relative
-        else floor.absolute
-    )
-    # a feature without data has mean 0, and deviation 1 leaves it unchanged
-    deviation = np.where(count > 0, np.maximum(np.sqrt(var), least), 1)
-    missing = mean.ndim - len(shape)
+def _fit(scale: Scale, shape: tuple[int, ...], dtype: np.dtype) -> Fit:
+    # the cast may round a small floor to 0
+    divisor = np.maximum(scale.divisor.astype(dtype), np.finfo(dtype).tiny)
+    return Fit(*(leaf.reshape(shape) for leaf in (scale.center, scale.low, divisor)))
+
+
+def _shapes(
+    stats: tuple[int, ...], shape: tuple[int, ...], axes: Axes, sizes: dict[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes to give an array and statistics, so that they broadcast."""
+    missing = len(stats) - len(shape)
     if isinstance(axes, str) and "(" in axes:
         # a single example lacks the leading reduction axes
-        if missing > 0 and set(mean.shape[:missing]) == {1}:
+        if missing > 0 and set(stats[:missing]) == {1}:
             shape = (1,) * missing + shape
         reduction = resolve(axes, shape, sizes)
-        if reduction.stats_shape != mean.shape:
-            raise _misfit(mean.shape, shape)
-        shape, fitted = reduction.split_shape, reduction.split_stats_shape
-    else:
-        # a single example lacks the leading reduction axes, which have size 1 here
-        fitted = mean.shape
-        while len(fitted) > len(shape) and fitted[0] == 1:
-            fitted = fitted[1:]
-        fitted = (1,) * (len(shape) - len(fitted)) + fitted
-        if len(fitted) != len(shape) or any(
-            own not in (1, size) for own, size in zip(fitted, shape, strict=True)
-        ):
-            raise _misfit(mean.shape, shape)
-    # the cast may round a small floor to 0
-    deviation = np.maximum(deviation.astype(dtype), np.finfo(dtype).tiny)
-    return Fit(*(leaf.reshape(fitted) for leaf in (mean, low, deviation))), shape
+        if reduction.stats_shape != stats:
+            raise _misfit(stats, shape)
+        return reduction.split_shape, reduction.split_stats_shape
+    # a single example lacks the leading reduction axes, which have size 1 here
+    fitted = stats
+    while len(fitted) > len(shape) and fitted[0] == 1:
+        fitted = fitted[1:]
+    fitted = (1,) * (len(shape) - len(fitted)) + fitted
+    if len(fitted) != len(shape) or any(
+        own not in (1, size) for own, size in zip(fitted, shape, strict=True)
+    ):
+        raise _misfit(stats, shape)
+    return shape, fitted
 
 
 def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
@@ -226,22 +199,3 @@ def _misfit(fitted: tuple[int, ...], shape: tuple[int, ...]) -> ValueError:
         f"the statistics must broadcast against x without growing it: they have shape {fitted}, x "
         f"has shape {tuple(shape)}."
     )
-
-
-def positive(name: str, value) -> float:
-    """Return a number after checking that it is finite and above 0."""
-    if not _is_finite(value) or value <= 0:
-        raise ValueError(f"{name} must be a finite number > 0: got {value!r}.")
-    return float(value)
-
-
-def nonnegative(name: str, value) -> float:
-    """Return a number after checking that it is finite and not negative."""
-    if not _is_finite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number >= 0: got {value!r}.")
-    return float(value)
-
-
-def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_number and abs(value) < math.inf

@@ -1,0 +1,140 @@
+"""Statistics that are known already: checked, brought to one shape, and padded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxnorm.arguments.axes import Axes
+from jaxnorm.data.fitted import Fitted
+from jaxnorm.data.host.sketch import ranks
+from jaxnorm.data.host.statistics import Moments, Summary
+from jaxnorm.data.leaves import naming_leaf
+from jaxnorm.data.state import State
+from jaxnorm.data.trees import flatten, map_leaves, plain, prefix_of
+
+# What a feature that is added by padding has: it stays as it is in every mode.
+PADDING = {"mean": 0.0, "var": 1.0, "count": 0.0, "min": -1.0, "max": 1.0}
+
+
+def state(
+    columns: Mapping[str, Any],
+    quantiles: Mapping[float, Any] | None,
+    mask,
+    axes: Mapping[str, Axes],
+) -> State:
+    """Return the state of a Normalizer from trees of statistics, by their names."""
+    trees = {name: tree for name, tree in columns.items() if tree is not None}
+    trees |= {f"the quantile {rank}": tree for rank, tree in (quantiles or {}).items()}
+    if not trees.keys() - {"count"}:
+        raise TypeError("from_statistics needs a statistic: pass mean= and std=, or min= and max=.")
+    if "mean" in trees and ("std" in trees) == ("var" in trees):
+        raise TypeError("with a mean, from_statistics needs either std= or var=.")
+    leading = next(tree for name, tree in trees.items() if name != "count")
+    by_path = {name: _arrays(name, tree, leading) for name, tree in trees.items()}
+    masks = {} if mask is None else _arrays("mask", mask, leading)
+    asked = dict(zip(map(str, quantiles or {}), ranks(tuple(quantiles or ())), strict=True))
+    leaves = {}
+    for path in flatten(leading):
+        own = {name: arrays[path] for name, arrays in by_path.items()}
+        try:
+            leaves[path] = fitted(own, asked, masks.get(path), _leading(axes, path))
+        except ValueError as error:
+            raise naming_leaf(path, error) from None
+    return State(leaves, map_leaves(lambda path, _: path, plain(leading)), 0)
+
+
+def _arrays(name: str, tree, leading) -> dict[str, np.ndarray]:
+    """Return the arrays of a tree by their paths; one number stands for all leaves."""
+    paths = list(flatten(leading))
+    if np.ndim(tree) == 0 and not isinstance(tree, Mapping | list | tuple):
+        return dict.fromkeys(paths, np.asarray(tree))
+    found = flatten(tree)
+    if differing := sorted(set(found) ^ set(paths)):
+        raise ValueError(
+            f"all statistics must have the same leaves: {name} differs in "
+            f"{', '.join(map(repr, differing))}."
+        )
+    return {path: np.asarray(leaf) for path, leaf in found.items()}
+
+
+def _leading(axes: Mapping[str, Axes], path: str) -> int:
+    """Return how many leading axes are reduced, if integers say so."""
+    own = axes.get(str(prefix_of(axes, path)), 0)
+    numbers = () if isinstance(own, str) else (own,) if isinstance(own, int) else tuple(own)
+    if sorted(numbers) != list(range(len(numbers))):
+        return 0
+    return len(numbers)
+
+
+def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, leading: int) -> Fitted:
+    """Return the statistics of one leaf from those that are known, by their names."""
+    widest = np.broadcast_shapes(*(array.shape for array in own.values()))
+    rank = max(array.ndim for array in own.values())
+    # without the reduced axes: (features,) becomes (1, features)
+    missing = leading if widest[:leading] != (1,) * leading or rank <= leading else 0
+    shape = (1,) * missing + widest
+    known = {}
+    for name, array in own.items():
+        values = np.asarray(array, np.float64)
+        known[name] = np.broadcast_to(values, widest).reshape(shape).copy()
+    var = known["var"] if "var" in known else known.get("std", np.array(np.nan)) ** 2
+    _check(known, var)
+    unknown = {name for name in ("mean", "count", "min", "max") if name not in known}
+    unknown |= set() if {"var", "std"} & set(known) else {"var"}
+    missed = lambda name: known.get(name, np.full(shape, np.nan))
+    moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape).copy())
+    given = {rank: known[f"the quantile {name}"] for name, rank in asked.items()}
+    if mask is not None:
+        if mask.dtype != bool:
+            raise ValueError(f"mask must hold booleans: got {mask.dtype}.")
+        mask = np.broadcast_to(mask, widest).reshape(shape).copy()
+    summary = Summary(moments, missed("min"), missed("max"))
+    return Fitted(summary, None, given, mask, frozenset(unknown))
+
+
+def _check(known: Mapping[str, np.ndarray], var: np.ndarray) -> None:
+    if (var < 0).any() or (known.get("std", var) < 0).any():
+        raise ValueError(f"deviations and variances must be >= 0: got {np.nanmin(var)}.")
+    if (known.get("count", np.zeros(1)) < 0).any():
+        raise ValueError(f"counts must be >= 0: got {known['count'].min()}.")
+    if "min" in known and "max" in known:
+        empty = np.isposinf(known["min"]) & np.isneginf(known["max"])
+        if (wrong := (known["min"] > known["max"]) & ~empty).any():
+            ends = known["min"][wrong][0], known["max"][wrong][0]
+            raise ValueError(f"a minimum must not be above its maximum: got {ends[0]}, {ends[1]}.")
+
+
+def padded(old: State, sizes: int | Mapping[str, int], kept: list[float]) -> State:
+    """Return a state whose leaves have more features along the last axis."""
+    wanted = flatten(sizes) if isinstance(sizes, Mapping) else dict.fromkeys(old.leaves, sizes)
+    used = {path: prefix_of(wanted, path) for path in old.leaves}
+    if unknown := sorted(set(wanted) - set(used.values())):
+        raise ValueError(
+            f"sizes must name leaves that are fitted: got {unknown}, fitted are "
+            f"{sorted(old.leaves)}."
+        )
+    leaves = {}
+    for path, leaf in old.leaves.items():
+        prefix = used[path]
+        leaves[path] = leaf if prefix is None else _padded(path, leaf, wanted[prefix], kept)
+    return old._replace(leaves=leaves)
+
+
+def _padded(path: str, leaf: Fitted, size: int, kept: list[float]) -> Fitted:
+    last = leaf.shape[-1] if leaf.shape else 1
+    if isinstance(size, bool) or not isinstance(size, int) or size < last:
+        must = f"the size to pad to must be an integer of at least {last}, the features there are"
+        raise naming_leaf(path, ValueError(f"{must}: got {size!r}."))
+    widths = [*[(0, 0)] * (len(leaf.shape) - 1), (0, size - last)]
+    more = lambda array, value: np.pad(array, widths, constant_values=value)
+    (count, mean, var, low), least, most = vars(leaf.summary.moments).values(), *leaf.summary[1:]
+    moments = Moments(
+        more(count, PADDING["count"]), more(mean, 0.0), more(var, PADDING["var"]), more(low, 0.0)
+    )
+    summary = Summary(moments, more(least, PADDING["min"]), more(most, PADDING["max"]))
+    mask = np.ones(leaf.shape, bool) if leaf.mask is None else leaf.mask
+    given = {}
+    if leaf.sketch is not None or leaf.given:
+        given = {rank: more(leaf.quantile(rank), 2 * rank - 1) for rank in kept}
+    return Fitted(summary, None, given, more(mask, False), leaf.unknown)
