@@ -86,6 +86,29 @@ def masked(
     return [MaskedPiece(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
 
 
+def fitted(first: Piece, axes: Mapping[str, Axes], where: Mapping[str, str]) -> dict[str, Axes]:
+    """Return the axes of the leaves to fit; masks are among them only if the axes name them.
+
+    Raises:
+      PatternError: ``where`` names other leaves than those of the first piece.
+    """
+    leaves = dict(first.along)
+    if "" in leaves:
+        raise PatternError(
+            f"where must name an array of the files: {first.path} holds one array, which has no "
+            "name."
+        )
+    # one pattern for all leaves now holds for each leaf that is no mask
+    if "" in axes:
+        axes = {leaf: axes[""] for leaf in leaves if leaf not in where.values()}
+    if unknown := sorted(set(where) - set(leaves)):
+        raise PatternError(
+            f"where must name what is fitted: got {', '.join(map(repr, unknown))}, fitted are "
+            f"{', '.join(map(repr, axes))}."
+        )
+    return dict(axes)
+
+
 def with_masks(
     axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]
 ) -> dict[str, Axes]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,15 @@ class Normalizer:
                 "batches must hold one batch at least: there was none. Was a generator used before?"
             )
         return new
+
+    @classmethod
+    def fit_files(cls, paths, axes: Axes | Mapping = 0, **options) -> "Normalizer":
+        """Fit a Normalizer to data in files.
+
+        The arguments are those of :func:`jaxnorm.data.fit_files.fit_files`.
+        """
+        # by its name, as that module imports this one
+        return import_module("jaxnorm.data.fit_files").fit_files(paths, axes, **options)
 
     def extend(
         self,

@@ -7,10 +7,7 @@ from pathlib import Path
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files
-from jaxnorm.data.normalizer import Normalizer
-
-# Engines, and the module that each one needs.
-ENGINES = {"local": None, "dask": "dask", "beam": "apache_beam", "ray": "ray"}
+from jaxnorm.data.fit_files import ENGINES
 
 
 class UsageError(ValueError):
@@ -118,10 +115,8 @@ def parse_where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     return dict(given)
 
 
-def empty_normalizer(
-    axes: Axes | dict[str, Axes], sizes: dict[str, int], quantiles: Sequence[float] | None = None
-) -> Normalizer:
-    """Return a Normalizer without data; refuse a ``--size`` that no pattern names."""
+def check_sizes(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> None:
+    """Refuse a ``--size`` that no pattern names."""
     patterns = list(axes.values()) if isinstance(axes, dict) else [axes] if axes else []
     names = {name for pattern in patterns for name in re.findall(r"\w+", str(pattern))}
     if unknown := [f"{name}={size}" for name, size in sizes.items() if name not in names]:
@@ -130,7 +125,6 @@ def empty_normalizer(
             f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
             f"patterns {given}."
         )
-    return Normalizer(axes, quantiles=quantiles, **sizes)
 
 
 def check_out(path: Path) -> None:

@@ -13,19 +13,21 @@ from jaxnorm.data.sources import SourceError, fingerprint
 class Unfinished:
     """The file of a state, and its contents.
 
-    The file's name depends on the files and options of the fit, so different fits do not collide.
-    The file holds fingerprints of the data files, so that a fit does not resume with a file that
-    was replaced. It holds the number of fitted pieces, so that a state is only replaced by one with
-    more pieces.
+    The file holds a hash of the arguments and fingerprints of the data files, so that a fit does
+    not resume with other options, or with a file that was replaced. It holds the number of fitted
+    pieces, so that a state is only replaced by one with more pieces.
 
     Args:
-      out: the file of the statistics. The state lies in its folder.
+      path: the file of the state.
       arguments: the files, patterns and options of the fit, in types that JSON can hold.
       pieces: the pieces of the files.
+      again: what to do, in words, if the fit cannot go on with the state.
     """
 
-    def __init__(self, out: Path, arguments: Sequence, pieces: Sequence):
-        self.path = out.with_name(f".{out.stem}.{_hash(arguments)}{out.suffix}")
+    def __init__(
+        self, path: Path, arguments: Sequence, pieces: Sequence, again: str = "Leave --resume out"
+    ):
+        self.path, self.fit, self.again = path, _hash(arguments), again
         self.total = len(pieces)
         self.files = {
             path: fingerprint(path) for path in dict.fromkeys(piece.path for piece in pieces)
@@ -42,13 +44,19 @@ class Unfinished:
         Raises:
           SourceError: there is no state, or the files have changed since.
         """
-        again = "Leave --resume out"
+        again = self.again
         if not self.path.exists():
             must = "there must be an interrupted fit of these files and patterns to go on with"
             raise SourceError(f"{must}: {self.path} is not there. {again}.")
         with files.parsed(self.path):
             metadata, _ = files.read(self.path)
-            before, cuts = metadata["files"], metadata["pieces"]
+        if "fit" not in metadata:
+            must = "it holds statistics without the files that they are of"
+            raise ValueError(f"{self.path} must be a state of fit_files: {must}. {again}.")
+        before, cuts = metadata["files"], metadata["pieces"]
+        if metadata["fit"] != self.fit:
+            must = "a state must be of the same files, axes and options"
+            raise SourceError(f"{must}: {self.path} is of others. {again}.")
         for path, now in self.files.items():
             if before.get(path) != now:
                 must = "files must be as they were when the fit was interrupted"
@@ -67,8 +75,9 @@ class Unfinished:
         # a fit that began again must not replace the state of one that came further
         if fitted.batches > self.held:
             metadata, arrays = fitted._saved()
-            # Normalizer.load ignores these two keys, so it reads a state like any file
-            files.write(self.path, metadata | {"files": self.files, "pieces": self.cuts}, arrays)
+            # Normalizer.load ignores these keys, so it reads a state like any file
+            own = {"fit": self.fit, "files": self.files, "pieces": self.cuts}
+            files.write(self.path, metadata | own, arrays)
             self.held = fitted.batches
 
     def remove(self) -> None:
@@ -81,6 +90,14 @@ class Unfinished:
         except (SourceError, ValueError, OSError):
             # a state that cannot be resumed may be replaced
             return 0
+
+
+def hidden(out: Path, arguments: Sequence) -> Path:
+    """Return the file of a state beside a file of statistics.
+
+    Its name depends on the arguments, so different fits do not collide.
+    """
+    return out.with_name(f".{out.stem}.{_hash(arguments)}{out.suffix}")
 
 
 def _hash(values: Sequence) -> str:
