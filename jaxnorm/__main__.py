@@ -11,11 +11,12 @@ from jaxnorm.experiments import interrupts
 
 # module -> package
 NEEDED = {"optax": "optax", "sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
-COMMANDS = ("fit", "show", "norms", "check", "compare", "explain", "axes")
+COMMANDS = ("fit", "show", "convert", "norms", "check", "compare", "explain", "axes")
 HELP = """usage: jaxnorm COMMAND ...
 
   fit      fit the statistics of a data set in files
-  show     print the statistics that fit found
+  show     print a file of statistics, ours or another library's
+  convert  write statistics in the format of another library
   norms    list the norms by name
   check    compare a Flax model with Flax's norms and with jaxnorm's
 
@@ -28,7 +29,7 @@ def main() -> int:
         print(f"jaxnorm {__version__}")
         return 0
     # need nothing of what the experiments do; some not even JAX
-    alone = {"fit": _fit, "show": _show, "norms": _norms, "check": _check}
+    alone = {"fit": _fit, "show": _show, "convert": _convert, "norms": _norms, "check": _check}
     if sys.argv[1:2] and sys.argv[1] in alone:
         return interrupts.command(alone[sys.argv[1]])
     if sys.argv[1:] and (word := sys.argv[1]) not in COMMANDS and not word.startswith("-"):
@@ -62,6 +63,12 @@ def _fit() -> int:
 
 def _show() -> int:
     from jaxnorm.data.show import main
+
+    return main(sys.argv[2:])
+
+
+def _convert() -> int:
+    from jaxnorm.data.convert import main
 
     return main(sys.argv[2:])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxnorm.data import files, fit_files, sources
 from jaxnorm.data.leaves import label
-from jaxnorm.data.normalizer import Normalizer
+from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
     UsageError,
     check_out,
@@ -59,22 +59,25 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         raise UsageError("FILES must be names: got ''.")
     axes, where, sizes = parse_axes(options.pattern), parse_where(options.where), dict(options.size)
     check_sizes(axes, sizes)
-    check_out(options.out)
-    task = fit_files.planned(options.files, axes, where=where, skip_nan=options.skip_nan, **sizes)
+    check_out(options.out, options.format)
+    given = {"where": where, "skip_nan": options.skip_nan, "quantiles": options.quantiles}
+    task = fit_files.planned(options.files, axes, **given, **sizes)
     for name, held in task.left_out.items():
         why = f"no numbers: {held}" if held != sources.COORDINATE else f"{held} of the others"
         print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    # a long fit should not end in an error of its output
-    files.writable(options.out)
     arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]
-    state = Unfinished(hidden(options.out, arguments), arguments, task.pieces)
+    arguments += [options.quantiles] if options.quantiles else []
+    kept = options.out if options.format == OWN else options.out.with_suffix(files.SUFFIXES[0])
+    # a long fit should not end in an error of its output
+    files.writable(kept)
+    state = Unfinished(hidden(kept, arguments), arguments, task.pieces)
     try:
         begun = state.resumed() if options.resume else task.empty
         if state.exists() and not options.resume:
             _announce(state, resume_command)
         fitted = fit_files.run(task, state, begun, options.engine, find_spec("rich") is not None)
-        fitted.save(options.out)
+        fitted.save(options.out, options.format)
     except (KeyboardInterrupt, OSError) as error:
         error.add_note(_how_to_resume(state, resume_command))
         raise

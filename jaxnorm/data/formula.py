@@ -74,6 +74,44 @@ class Formula(NamedTuple):
             width = np.where(exact == 0, self.range_zero, width)
         return low, (exact if self.constant_is_zero else width) / 2, width / 2
 
+    def standard_in_words(self) -> str:
+        """Return the formula of mode "standard".
+
+        >>> Formula(added=1e-6).standard_in_words()
+        '(x - mean) / (deviation + 1e-06)'
+        """
+        deviation = f"sqrt(variance + {self.inside:g})" if self.inside else "deviation"
+        if self.added:
+            deviation = f"({deviation} + {self.added:g})"
+        least = [f"{self.least:g}"] if self.least else []
+        least += [f"{self.relative:g} |mean|"] if self.relative else []
+        if least:
+            deviation = f"max({', '.join([deviation, *least])})"
+        if self.most < math.inf:
+            deviation = f"min({deviation}, {self.most:g})"
+        unit = ", by 1 where the variance is rounding" if self.unit else ""
+        return f"(x - mean) / {deviation}{unit}{_clipped(self.clip)}"
+
+    def range_in_words(self) -> str:
+        """Return the formula of the modes with a range.
+
+        >>> Formula(range_added=1e-6).range_in_words()
+        '2 (x - low) / (high - low + 1e-06) - 1'
+        """
+        added = f" + {self.range_added:g}" if self.range_added else ""
+        width = f"(high - low{added})"
+        if self.range_least:
+            width = f"max{width[:-1]}, {self.range_least:g})"
+        zero = ""
+        if self.range_zero is not None:
+            zero = f", by {self.range_zero:g} where low = high"
+        constant = ", 0 where low = high" if self.constant_is_zero else ""
+        return f"2 (x - low) / {width} - 1{zero}{constant}{_clipped(self.range_clip)}"
+
+
+def _clipped(bound: float) -> str:
+    return f", clipped to [-{bound:g}, {bound:g}]" if bound < math.inf else ""
+
 
 def is_rounding(count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
     """Return whether a variance is no more than the rounding of its float64 sums.

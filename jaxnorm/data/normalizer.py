@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import files, given, progress, scales, state, transform
+from jaxnorm.data import exchange, files, formats, given, progress, scales, state, transform
 from jaxnorm.data.fitted import Fitted, first
 from jaxnorm.data.formula import OURS, Formula
 from jaxnorm.data.host.sketch import ranks
@@ -26,6 +26,9 @@ from jaxnorm.data.trees import (
     prefix_of,
     sizes_in,
 )
+
+# The name of our own format.
+OWN = "jaxnorm"
 
 
 class Normalizer:
@@ -76,6 +79,7 @@ class Normalizer:
                     f"{self._described()}."
                 )
         self.formula: Formula = OURS
+        self.notes: tuple[str, ...] = ()
         self._state: State = EMPTY
 
     # fitting -------------------------------------------------------------------------------------
@@ -362,18 +366,49 @@ class Normalizer:
 
     # files ---------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a ``.safetensors`` or ``.json`` file; an existing file is replaced in one step."""
-        files.write(path, *self._saved())
+    def save(self, path: str | os.PathLike, format: str | None = None) -> None:
+        """Write the statistics to a file; an existing file is replaced in one step.
+
+        Args:
+          path: the file, or the folder where the format has one.
+          format: the name of another library's format, such as "openpi" or "lerobot": the keys of
+            :data:`jaxnorm.data.formats.FORMATS`. By default the file is ours, ``.safetensors`` or
+            ``.json`` by its suffix, and keeps everything to the bit.
+
+        Raises:
+          ValueError: the format is unknown, or cannot say what is known, or needs what is not.
+        """
+        if format in (None, OWN):
+            files.write(path, *self._saved())
+            return
+        self._check_fitted()
+        held = exchange.to_statistics(self._state, self._ranks())
+        formats.write(Path(path), held, str(format))
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> "Normalizer":
-        """Load a Normalizer that :meth:`save` wrote, equal to the bit.
+    def load(cls, path: str | os.PathLike, format: str | None = None) -> "Normalizer":
+        """Load the statistics of a file: one of ours, equal to the bit, or of another library.
+
+        Args:
+          path: the file, or the folder where the format has one.
+          format: the name of the format: "jaxnorm", or a key of
+            :data:`jaxnorm.data.formats.FORMATS`. By default the file tells. Nothing is unpickled.
+
+        Returns:
+          A Normalizer, whose :attr:`formula` is that of the other library and whose ``notes`` say
+          what to know of the file.
 
         Raises:
           FileNotFoundError: the file does not exist.
           ValueError: the file holds something else, or is damaged.
         """
+        name = formats.recognize(Path(path)) if format is None else format
+        if name not in (None, OWN):
+            contents = formats.read(Path(path), name)
+            new = cls()
+            new._state, new.formula = exchange.to_state(contents), contents.formula
+            new.notes = contents.notes
+            return new
         with files.parsed(path):
             metadata, arrays = files.read(path)
             kept = metadata.get("quantiles") or None
@@ -461,7 +496,7 @@ class Normalizer:
 
     def _copy(self, state: State) -> "Normalizer":
         new = Normalizer(self.axes, quantiles=self.ranks or None, **self.sizes)
-        new.formula, new._state = self.formula, state
+        new.formula, new.notes, new._state = self.formula, self.notes, state
         return new
 
     def _saved(self) -> tuple[dict, dict[str, np.ndarray]]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files
 from jaxnorm.data.fit_files import ENGINES
+from jaxnorm.data.formats import FORMATS
+from jaxnorm.data.host.sketch import ranks
+from jaxnorm.data.normalizer import OWN
 
 
 class UsageError(ValueError):
@@ -19,8 +22,8 @@ def parser() -> argparse.ArgumentParser:
     new = argparse.ArgumentParser(
         prog="jaxnorm fit",
         description=(
-            "Fits mean, standard deviation, minimum and maximum of the features of a data set "
-            "larger than memory, in one pass."
+            "Fits mean, standard deviation, minimum, maximum and quantiles of the features of a "
+            "data set larger than memory, in one pass."
         ),
         epilog=(
             "Example: jaxnorm fit data/*.npz --pattern 'image=[n h w] c' --pattern 'state=[n t] f' "
@@ -59,6 +62,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=MASK_KEY",
         help=help_where,
     )
+    add(
+        "--quantiles",
+        type=_ranks,
+        metavar="RANKS",
+        help="ranks from 0 to 1 of quantiles to fit as well, such as 0.01,0.99",
+    )
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
     help_engine = (
         "where to compute: in this process (local, the default), or with Dask, Beam or Ray"
@@ -70,6 +79,13 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="file to write the statistics to, .safetensors or .json; stats.safetensors by default",
+    )
+    add(
+        "--format",
+        default=OWN,
+        choices=[OWN, *FORMATS],
+        metavar="NAME",
+        help=f"format of the file, of another library: {', '.join(FORMATS)}",
     )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
     return new
@@ -127,8 +143,19 @@ def check_sizes(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> None:
         )
 
 
-def check_out(path: Path) -> None:
+def _ranks(text: str) -> tuple[float, ...]:
+    try:
+        return ranks([float(part) for part in text.split(",")])
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be ranks from 0 to 1, such as 0.01,0.99: got {text!r}."
+        ) from None
+
+
+def check_out(path: Path, format: str) -> None:
     """Refuse a file of statistics whose suffix names no format."""
+    if format != OWN:
+        return
     try:
         files.known(path)
     except ValueError as error:

@@ -4,22 +4,30 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxnorm.data import files
+from jaxnorm.data.fitted import Fitted
+from jaxnorm.data.formats import FORMATS
+from jaxnorm.data.formula import OURS
 from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import label
-from jaxnorm.data.normalizer import Normalizer
+from jaxnorm.data.normalizer import OWN, Normalizer
 
 # Features that are shown of one leaf. A leaf with more shows its ends, and at most this many that
 # are not finite.
 SHOWN = 20
 # Features at each end.
 ENDS = 3
+# The key of the formula in JSON, which is no name of a leaf.
+FORMULA = "(formula)"
+# Labels of features and their cells.
+Rows = Iterator[tuple[str, list[str]]]
 COLUMNS = ("count", "mean", "deviation", "min", "max")
 
 
@@ -30,21 +38,11 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        files.known(options.stats)
-    except ValueError as error:
-        return _failed(str(error), 2)
-    except ModuleNotFoundError as error:
-        return _failed(str(error), 1)
-    try:
-        summaries = Normalizer.load(options.stats).summaries
-    except FileNotFoundError:
-        return _failed(f"{options.stats} must exist: there is no such file.", 1)
-    except OSError as error:
-        return _failed(f"{options.stats} cannot be read: {error.strerror}.", 1)
-    except ValueError as error:
-        return _failed(str(error), 1)
+        fitted = loaded(options.stats, options.format)
+    except CannotLoad as error:
+        return _failed(str(error), error.status)
     if options.json:
-        print(json.dumps({leaf: _plain(summary) for leaf, summary in summaries.items()}, indent=1))
+        print(json.dumps(_plain(fitted), indent=1))
     elif find_spec("rich") is None:
         return _failed(
             "the table needs rich, which is not installed: pip install 'jaxnorm[data]', or give "
@@ -52,41 +50,103 @@ def main(arguments: list[str]) -> int:
             1,
         )
     else:
-        _print_table(options.stats, dict(summaries))
+        _print_table(options.stats, fitted)
     return 0
 
 
-def _print_table(path: Path, summaries: dict[str, Summary]) -> None:
-    from rich import box
+class CannotLoad(Exception):  # noqa: N818  # what it says is the message
+    """A file of statistics that cannot be loaded, in one sentence, with the exit status."""
+
+    def __init__(self, text: str, status: int = 1):
+        super().__init__(text)
+        self.status = status
+
+
+def loaded(path: Path, format: str | None) -> Normalizer:
+    """Load statistics of any format, and turn every error into one sentence."""
+    try:
+        return Normalizer.load(path, format=format)
+    except FileNotFoundError:
+        raise CannotLoad(f"{path} must exist: there is no such file.") from None
+    except OSError as error:
+        raise CannotLoad(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ModuleNotFoundError as error:
+        raise CannotLoad(str(error)) from None
+    except ValueError as error:
+        # a suffix that no format has is a mistake of usage
+        known = path.suffix in files.SUFFIXES or path.is_dir() or format
+        raise CannotLoad(str(error), 1 if known else 2) from None
+
+
+def _print_table(path: Path, fitted: Normalizer) -> None:
     from rich.console import Console
+
+    ranks = fitted._ranks()
+    console = Console()
+    console.print(_table(fitted, COLUMNS, _rows))
+    if ranks and fitted._state.leaves:
+        heads = tuple(f"{100 * rank:g} %" for rank in ranks)
+        console.print(_table(fitted, heads, lambda leaf: _quantile_rows(leaf, ranks)))
+    if fitted.formula != OURS:
+        console.print(f"standard: {fitted.formula.standard_in_words()}", highlight=False)
+        console.print(f"range:    {fitted.formula.range_in_words()}", highlight=False)
+    for note in fitted.notes:
+        console.print(f"Note: {note}", highlight=False)
+
+
+def _table(fitted: Normalizer, heads: Iterable[str], rows: Callable[[Fitted], Rows]) -> Any:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("leaf, feature", overflow="fold")
-    for column in COLUMNS:
+    for column in heads:
         table.add_column(column, justify="right", no_wrap=True)
-    for leaf, summary in summaries.items():
-        name = Text(f"{leaf or 'the array'} ", "bold").append(_shape(summary.min.shape), "dim")
-        for number, (feature, values) in enumerate(_rows(summary)):
+    for leaf, statistics in fitted._state.leaves.items():
+        name = Text(f"{leaf or 'the array'} ", "bold").append(_shape(statistics.shape), "dim")
+        for number, (feature, values) in enumerate(rows(statistics)):
             if feature and number == 0:
                 table.add_row(name)
             table.add_row(Text(f"  {feature}") if feature else name, *map(Text, values))
         table.add_section()
-    if not summaries:
+    if not fitted._state.leaves:
         table.add_row("nothing was fitted")
-    Console().print(table)
+    return table
 
 
-def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+def _rows(fitted: Fitted) -> Rows:
     """Yield a label and the numbers of each feature to show, and then of all features together.
 
-    A single feature has no label.
+    A single feature has no label. What is unknown is an empty cell.
     """
-    columns = [np.ravel(leaf) for leaf in _columns(summary)]
-    features = columns[0].size
-    if features == 1:
-        yield "", _numbers(columns, 0)
+    columns = [np.ravel(leaf) for leaf in _columns(fitted.summary)]
+    known = [name not in _unknown(fitted) for name in COLUMNS]
+    yield from _features(
+        fitted,
+        [c for c, held in zip(columns, known, strict=True) if held],
+        lambda feature: _numbers(columns, feature, known),
+    )
+    if columns[0].size > 1 and not fitted.unknown:
+        pooled = [np.ravel(column) for column in _columns(_pooled(fitted.summary))]
+        yield "all", _numbers(pooled, 0, known)
+
+
+def _quantile_rows(fitted: Fitted, ranks: list[float]) -> Rows:
+    columns = [np.ravel(leaf) for leaf in _quantiles(fitted, ranks)]
+    deviations = np.ravel(np.sqrt(fitted.summary.moments.var))
+
+    def cells(feature: int) -> list[str]:
+        return [_number(float(column[feature]), float(deviations[feature])) for column in columns]
+
+    yield from _features(fitted, columns, cells)
+
+
+def _features(fitted: Fitted, columns: list, cells: Callable[[int], list[str]]) -> Rows:
+    """Yield a label and the cells of each feature to show."""
+    size = math.prod(fitted.shape)
+    if size == 1:
+        yield "", cells(0)
         return
     broken = ~np.all(np.isfinite(columns), axis=0)
     before = -1
@@ -94,10 +154,26 @@ def _rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         if between := feature - before - 1:
             lost = int(broken[before + 1 : feature].sum())
             yield f"… {between} more" + (f", {lost} not finite" if lost else ""), []
-        yield label(summary.min.shape, feature), _numbers(columns, feature)
+        alone = fitted.mask is not None and not fitted.mask.ravel()[feature]
+        name = label(fitted.shape, feature) + (", left as it is" if alone else "")
+        yield name, cells(feature)
         before = feature
-    if features:
-        yield "all", _numbers([np.ravel(column) for column in _columns(_pooled(summary))], 0)
+
+
+def _quantiles(fitted: Fitted, ranks: list[float]) -> list[np.ndarray]:
+    """Return the quantiles of the ranks; NaN for those that this leaf does not have."""
+    found = []
+    for rank in ranks:
+        try:
+            found.append(fitted.quantile(rank))
+        except ValueError:
+            found.append(np.full(fitted.shape, np.nan))
+    return found
+
+
+def _unknown(fitted: Fitted) -> set[str]:
+    """Return the columns that are not known."""
+    return {"deviation" if name == "var" else name for name in fitted.unknown}
 
 
 def _shown(broken: np.ndarray) -> list[int]:
@@ -123,14 +199,17 @@ def _columns(summary: Summary) -> tuple[np.ndarray, ...]:
     return moments.count, moments.mean, np.sqrt(moments.var), summary.min, summary.max
 
 
-def _numbers(columns: list[np.ndarray], feature: int) -> list[str]:
+def _numbers(columns: list[np.ndarray], feature: int, known: list[bool]) -> list[str]:
     count, *others = (float(column[feature]) for column in columns)
     deviation = others[1]
-    return [_count(count), *(_number(value, deviation) for value in others)]
+    cells = [_count(count), *(_number(value, deviation) for value in others)]
+    return [cell if held else "" for cell, held in zip(cells, known, strict=True)]
 
 
 def _count(value: float) -> str:
     # a count of weights may be a fraction
+    if not math.isfinite(value):
+        return str(value)
     return str(int(value)) if value.is_integer() else f"{value:.9g}"
 
 
@@ -156,11 +235,25 @@ def _shape(shape: tuple[int, ...]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 
-def _plain(summary: Summary) -> dict:
-    arrays = dict(zip(COLUMNS, _columns(summary), strict=True))
-    return {"shape": list(summary.min.shape)} | {
-        name: _coded(array.tolist()) for name, array in arrays.items()
+def _plain(fitted: Normalizer) -> dict:
+    ranks = fitted._ranks()
+    plain = {leaf: _plain_leaf(found, ranks) for leaf, found in fitted._state.leaves.items()}
+    if fitted.formula != OURS:
+        words = fitted.formula.standard_in_words(), fitted.formula.range_in_words()
+        plain[FORMULA] = dict(zip(("standard", "range"), words, strict=True))
+    return plain
+
+
+def _plain_leaf(fitted: Fitted, ranks: list[float]) -> dict:
+    arrays = dict(zip(COLUMNS, _columns(fitted.summary), strict=True))
+    plain: dict[str, Any] = {"shape": list(fitted.shape)} | {
+        name: None if name in _unknown(fitted) else _coded(array.tolist())
+        for name, array in arrays.items()
     }
+    if ranks:
+        pairs = zip(ranks, _quantiles(fitted, ranks), strict=True)
+        plain["quantiles"] = {str(rank): _coded(array.tolist()) for rank, array in pairs}
+    return plain if fitted.mask is None else plain | {"mask": fitted.mask.tolist()}
 
 
 def _coded(values):
@@ -178,13 +271,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jaxnorm show",
         description=(
-            "Prints count, mean, deviation, minimum and maximum of each leaf in a file of "
-            "statistics, for its features (of more than 20, the first, the last, and those that "
-            "are not finite) and for all of them together."
+            "Prints count, mean, deviation, minimum, maximum and quantiles of each leaf in a file "
+            "of statistics, of ours or another library, for its features (of more than 20, the "
+            "first, the last, and those that are not finite) and for all of them together."
         ),
     )
     parser.add_argument(
-        "stats", type=Path, metavar="STATS", help="what `jaxnorm fit` or Normalizer.save wrote"
+        "stats",
+        type=Path,
+        metavar="STATS",
+        help="what `jaxnorm fit` or Normalizer.save wrote, or statistics of another library",
+    )
+    parser.add_argument(
+        "--format",
+        choices=[OWN, *FORMATS],
+        metavar="NAME",
+        help=f"the format, where the file does not tell: {', '.join([OWN, *FORMATS])}",
     )
     parser.add_argument(
         "--json",

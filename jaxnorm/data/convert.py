@@ -1,0 +1,89 @@
+"""The command ``jaxnorm convert``, which writes statistics in the format of another library."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from jaxnorm.data.formats import FORMATS
+from jaxnorm.data.normalizer import OWN, Normalizer
+from jaxnorm.data.show import CannotLoad, loaded
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command, and return its exit status.
+
+    The status is 0 for success, 1 for a file that cannot be read or written, or whose statistics
+    the format cannot say, 2 for wrong usage.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        fitted = loaded(options.source, options.source_format)
+        fitted.save(options.target, options.target_format)
+        written = Normalizer.load(options.target, options.target_format)
+    except CannotLoad as error:
+        return _failed(str(error), error.status)
+    except (ValueError, ModuleNotFoundError, OSError) as error:
+        return _failed(str(error), 1)
+    leaves = ", ".join(
+        f"{leaf or 'an array'} {found.shape}" for leaf, found in written._state.leaves.items()
+    )
+    print(f"Written: {options.target}, in the format {options.target_format}, of {leaves}")
+    for note in (*fitted.notes, *_lost(fitted, written), *_formulas(fitted, written)):
+        print(f"Note: {note}")
+    return 0
+
+
+def _lost(before: Normalizer, after: Normalizer) -> list[str]:
+    """Return what the new file does not hold."""
+    lost: list[str] = []
+    for leaf, old in before._state.leaves.items():
+        new = after._state.leaves.get(leaf)
+        if new is None:
+            lost.append(f"the file does not hold {leaf!r}.")
+            continue
+        missing = sorted(new.unknown - old.unknown)
+        if new.sketch is None:
+            missing += [f"the quantile {rank}" for rank in before._ranks() if rank not in new.given]
+        missing += ["the mask"] if old.mask is not None and new.mask is None else []
+        if missing:
+            lost.append(f"the file does not hold {', '.join(missing)} of {leaf or 'the array'}.")
+    return lost
+
+
+def _formulas(before: Normalizer, after: Normalizer) -> list[str]:
+    if before.formula == after.formula:
+        return []
+    old, new = before.formula.standard_in_words(), after.formula.standard_in_words()
+    return [f"who reads this file computes {new}; who read the other, {old}."] * (old != new)
+
+
+def _failed(text: str, status: int) -> int:
+    print(f"jaxnorm: {text}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = ", ".join([OWN, *FORMATS])
+    parser = argparse.ArgumentParser(
+        prog="jaxnorm convert",
+        description="Writes a file of statistics in the format of another library.",
+        epilog="Example: jaxnorm convert stats.safetensors norm_stats.json --to openpi",
+    )
+    parser.add_argument("source", type=Path, metavar="FILE", help="statistics of any format")
+    parser.add_argument("target", type=Path, metavar="NEW", help="the file to write")
+    parser.add_argument(
+        "--from",
+        dest="source_format",
+        choices=[OWN, *FORMATS],
+        metavar="NAME",
+        help=f"the format of FILE, where it does not tell: {names}",
+    )
+    parser.add_argument(
+        "--to",
+        dest="target_format",
+        default=OWN,
+        choices=[OWN, *FORMATS],
+        metavar="NAME",
+        help=f"the format of NEW, {OWN} by default: {names}",
+    )
+    return parser

@@ -1,0 +1,72 @@
+"""Between a Normalizer's state and the contents of other libraries' files."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxnorm.data import given
+from jaxnorm.data.fitted import Fitted
+from jaxnorm.data.formats.contents import Contents, Statistics
+from jaxnorm.data.leaves import naming_leaf
+from jaxnorm.data.state import State
+
+FIELDS = ("mean", "var", "count", "min", "max")
+
+
+def to_state(contents: Contents) -> State:
+    """Return the state of a Normalizer of a file's statistics, whose first axis is reduced.
+
+    A ``/`` in the name of a leaf separates the keys of a tree.
+    """
+    leaves = {}
+    for path, statistics in contents.leaves.items():
+        known = {name: getattr(statistics, name) for name in FIELDS}
+        own = {name: np.asarray(array) for name, array in known.items() if array is not None}
+        asked = {}
+        for rank, array in (statistics.quantiles or {}).items():
+            own[f"the quantile {rank}"] = np.asarray(array)
+            asked[str(rank)] = float(rank)
+        mask = None if statistics.mask is None else np.asarray(statistics.mask)
+        try:
+            leaves[path] = given.fitted(own, asked, mask, leading=1)
+        except ValueError as error:
+            raise naming_leaf(path, error) from None
+    return State(leaves, _tree(list(leaves)), 0)
+
+
+def _tree(paths: list[str]) -> Any:
+    """Return a tree whose leaves are their paths."""
+    if paths == [""]:
+        return ""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        *outer, last = path.split("/")
+        inner = tree
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"{path!r} must not lie within a leaf, which {key!r} is.")
+        if last in inner:
+            raise ValueError(f"{path!r} must not be a leaf and a tree of leaves.")
+        inner[last] = path
+    return tree
+
+
+def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:
+    """Return the statistics of each leaf, without leading axes of size 1."""
+    return {path: _statistics(leaf, ranks) for path, leaf in state.leaves.items()}
+
+
+def _statistics(leaf: Fitted, ranks: list[float]) -> Statistics:
+    leading = 0
+    while leading < len(leaf.shape) - 1 and leaf.shape[leading] == 1:
+        leading += 1
+    bare = lambda array: None if array is None else array.reshape(leaf.shape[leading:])
+    moments, low, high = leaf.summary
+    fields = {"mean": moments.mean, "var": moments.var, "count": moments.count}
+    fields |= {"min": low, "max": high}
+    known = {name: bare(array) for name, array in fields.items() if name not in leaf.unknown}
+    if leaf.sketch is not None or leaf.given:
+        held = ranks if leaf.sketch is not None else sorted(leaf.given)
+        known["quantiles"] = {rank: bare(leaf.quantile(rank)) for rank in held}
+    return Statistics(**known, mask=bare(leaf.mask))
