@@ -53,22 +53,30 @@ def write(path: str | os.PathLike, metadata: dict, arrays: dict[str, np.ndarray]
             {name: np.ascontiguousarray(array) for name, array in arrays.items()},
             {"jaxnorm": json.dumps(metadata)},
         )
+    replace({path: data})
+
+
+def replace(contents: Mapping[Path, bytes]) -> None:
+    """Write files, each in one step: all are written whole before the first old one is replaced."""
     # in the folder of the file, since a rename to another file system is not one step
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in contents}
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            # a full disk shows here, before the old file is replaced
-            os.fsync(file.fileno())
-        partial.replace(path)
+        for path, data in contents.items():
+            with partial[path].open("wb") as file:
+                file.write(data)
+                file.flush()
+                # a full disk shows here, before the old file is replaced
+                os.fsync(file.fileno())
+        for path in contents:
+            partial[path].replace(path)
     except OSError as error:
         reason = f"{path} must be written: {error.strerror or error}"
         remedy = "Make room there, or name a file elsewhere. What was there before is as it was"
         raise OSError(error.errno, f"{reason}. {remedy}.") from error
     finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        for one in partial.values():
+            with suppress(OSError):
+                one.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -156,8 +164,13 @@ def _named(leaf: str, field: str) -> str:
 
 def writable(path: str | os.PathLike) -> None:
     """Refuse a path that cannot be written to, before a long fit begins."""
+    known(Path(path))
+    placeable(path)
+
+
+def placeable(path: str | os.PathLike) -> None:
+    """Refuse a path where no file can be made."""
     path = Path(path)
-    known(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"{path} must lie in a folder that exists: {path.parent} is none. Make it first."
