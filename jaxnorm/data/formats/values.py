@@ -113,7 +113,7 @@ def writable(
         if not np.all(has_data := _has_data(statistics)):
             raise FormatError(
                 f"{title} must hold features with data: the count of {called} is "
-                f"{_broken(statistics.count, has_data)}. Fit on more data."
+                f"{_broken(np.asarray(statistics.count), has_data)}. Fit on more data."
             )
         for name in FIELDS:
             array = getattr(statistics, name)
