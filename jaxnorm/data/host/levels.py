@@ -58,8 +58,6 @@ class Levels(NamedTuple):
 
     def extended(self, new: np.ndarray) -> "Levels":
         """Return the levels with new elements, a matrix of (rows, elements)."""
-        # one zero, since the order of two zeros is not defined
-        new = new + new.dtype.type(0)
         blocks, halvings = [list(level) for level in self.blocks], list(self.halvings)
         most, level = LARGE * top(new.dtype), 0
         if new.shape[1] > most:
@@ -122,7 +120,8 @@ def capacities(levels: int, most: int) -> list[int]:
 
 def _append(blocks: list, halvings: list[int], level: int, block: np.ndarray) -> None:
     while len(blocks) <= level:
-        blocks.append([block[:, :0]])
+        # no view, which would keep all of the block in memory
+        blocks.append([np.empty((len(block), 0), block.dtype)])
         halvings.append(0)
     if block.shape[1]:
         blocks[level] = [kept for kept in blocks[level] if kept.shape[1]] + [block]
