@@ -72,7 +72,9 @@ class Formula(NamedTuple):
         width = np.maximum(exact + self.range_added, self.range_least)
         if self.range_zero is not None:
             width = np.where(exact == 0, self.range_zero, width)
-        return low, (exact if self.constant_is_zero else width) / 2, width / 2
+        # only a width that was replaced has its center moved: what is added keeps low at -1
+        constant = self.constant_is_zero & (exact <= self.range_least)
+        return low, np.where(constant, exact, width) / 2, width / 2
 
     def standard_in_words(self) -> str:
         """Return the formula of mode "standard".
