@@ -9,7 +9,13 @@ from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
 __all__ = ["FORMATS", "Contents", "FormatError", "Statistics", "read", "recognize", "write"]
 
 # The module of each format, which has recognizes(path), read(path) and write(path, leaves).
-FORMATS = {"openpi": "openpi", "lerobot": "lerobot", "brax": "brax"}
+FORMATS = {
+    "openpi": "openpi",
+    "octo": "octo",
+    "openvla": "openvla",
+    "lerobot": "lerobot",
+    "brax": "brax",
+}
 
 
 def recognize(path: Path) -> str | None:
