@@ -15,6 +15,8 @@ FORMATS = {
     "openvla": "openvla",
     "lerobot": "lerobot",
     "brax": "brax",
+    "graphcast": "graphcast",
+    "makani": "makani",
 }
 
 

@@ -1,0 +1,205 @@
+"""Test the statistics of weather models: GraphCast's NetCDF and Makani's .npy files."""
+
+import numpy as np
+import pytest
+
+from jaxnorm.data import Normalizer, formats
+from jaxnorm.data.formats import FormatError, Statistics, graphcast, makani
+
+LEVELS = [500, 850, 1000]
+
+
+def by_level(folder, name, levels=LEVELS, **variables):
+    xarray = pytest.importorskip("xarray")
+    held = {
+        key: ((), value) if np.ndim(value) == 0 else ("level", np.float32(value))
+        for key, value in variables.items()
+    }
+    coordinates = {} if levels is None else {"level": levels}
+    dataset = xarray.Dataset(held, coordinates)
+    dataset.to_netcdf(folder / f"{name}.nc", engine="scipy")
+    return dataset
+
+
+def weather(folder):
+    mean = by_level(folder, "mean_by_level", t=[250.0, 280, 288], sst=285.0)
+    std = by_level(folder, "stddev_by_level", t=[10.0, 12, 16], sst=8.0)
+    return mean, std
+
+
+def test_variables_by_level_are_read(tmp_path):
+    weather(tmp_path)
+    by_level(tmp_path, "min_by_level", sst=271.25)
+    for path in (tmp_path, tmp_path / "mean_by_level.nc", tmp_path / "stddev_by_level.nc"):
+        assert formats.recognize(path) == "graphcast"
+        read = formats.read(path, "graphcast")
+        np.testing.assert_array_equal(read.leaves["t"].mean, [250, 280, 288])
+        np.testing.assert_array_equal(read.leaves["t"].var, [100, 144, 256])
+        assert (read.leaves["sst"].var, read.leaves["sst"].min) == (64, 271.25)
+        assert read.leaves["t"].min is None
+        assert any("the 3 levels 500, 850, 1000 along the last axis" in note for note in read.notes)
+
+
+def test_netcdf_4_is_read_by_h5netcdf(tmp_path):
+    pytest.importorskip("h5netcdf")
+    for dataset, name in zip(weather(tmp_path), ("mean", "stddev"), strict=True):
+        dataset.to_netcdf(tmp_path / f"{name}_by_level.nc", engine="h5netcdf")
+    np.testing.assert_array_equal(graphcast.read(tmp_path).leaves["t"].mean, [250, 280, 288])
+
+
+def test_differences_have_no_mean(tmp_path):
+    weather(tmp_path)
+    by_level(tmp_path, "diffs_stddev_by_level", t=[1.0, 2, 4])
+    read = formats.read(tmp_path / "diffs_stddev_by_level.nc", "graphcast")
+    np.testing.assert_array_equal(read.leaves["t"].mean, [0, 0, 0])
+    np.testing.assert_array_equal(read.leaves["t"].var, [1, 4, 16])
+    assert read.notes[0] == graphcast.NO_MEAN
+
+
+def graphcast_normalize(values, mean, std):
+    """What GraphCast's normalize does, in xarray: statistics in the dtype of the values."""
+    own = {name: statistics.astype(values[name].dtype) for name, statistics in mean.items()}
+    scales = {name: statistics.astype(values[name].dtype) for name, statistics in std.items()}
+    return {name: (values[name] - own[name]) / scales[name] for name in own}
+
+
+def test_the_formula_is_that_of_graphcast(tmp_path, rng):
+    xarray = pytest.importorskip("xarray")
+    mean, std = weather(tmp_path)
+    t = rng.standard_normal((2, 3, 4)) * 10 + 270
+    values = xarray.Dataset(
+        {"t": (("time", "level", "lat"), t), "sst": (("time", "lat"), t[:, 0])}, {"level": LEVELS}
+    )
+    true = graphcast_normalize(values, mean, std)
+    known = Normalizer.load(tmp_path)
+    found = known.normalize({"t": np.moveaxis(t, 1, -1), "sst": t[:, 0]})
+    np.testing.assert_allclose(np.moveaxis(found["t"], -1, 1), true["t"].values, rtol=1e-14)
+    np.testing.assert_allclose(found["sst"], true["sst"].values, rtol=1e-14)
+
+
+def test_what_one_file_alone_names_is_noted(tmp_path):
+    by_level(tmp_path, "mean_by_level", a=1.0, b=2.0)
+    by_level(tmp_path, "stddev_by_level", b=2.0, c=3.0)
+    read = graphcast.read(tmp_path)
+    assert list(read.leaves) == ["a", "b", "c"]
+    assert (read.leaves["a"].var, read.leaves["c"].mean) == (None, None)
+    assert "'a' has no std: GraphCast only subtracts its mean." in read.notes
+    assert "'c' has no mean: GraphCast only divides by its deviation." in read.notes
+
+
+def test_files_of_variables_are_written(tmp_path, rng):
+    pytest.importorskip("xarray")
+    t = Statistics(mean=rng.standard_normal(3), var=np.array([4.0, 2, 1]))
+    q = Statistics(
+        mean=t.mean.reshape(3, 1, 1), var=t.var.reshape(3, 1, 1), count=np.ones((3, 1, 1))
+    )
+    sst = Statistics(mean=np.ones(1), var=np.ones(1))
+    formats.write(tmp_path, {"2m_temperature": sst, "t": t, "q": q}, "graphcast")
+    read = graphcast.read(tmp_path).leaves
+    np.testing.assert_array_equal(read["t"].mean, t.mean)
+    np.testing.assert_array_equal(read["q"].mean, t.mean)
+    assert read["2m_temperature"].mean.shape == ()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(before) == ["mean_by_level.nc", "stddev_by_level.nc"]
+    graphcast.write(tmp_path, read)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("leaves", "said"),
+    [
+        ({"a": (3,), "b": (4,)}, "one number of levels for all variables: got 3, 4"),
+        ({"a": (3, 2)}, r"by level, or one for all: 'a' has shape \(3, 2\)"),
+        ({"": (3,)}, "variables with names, without '/': got ''"),
+        ({"a/b": (3,)}, "without '/': got 'a/b'"),
+    ],
+)
+def test_what_variables_cannot_say_is_refused(tmp_path, leaves, said):
+    held = {name: Statistics(np.ones(shape), np.ones(shape)) for name, shape in leaves.items()}
+    with pytest.raises(FormatError, match=said):
+        graphcast.write(tmp_path, held)
+    with pytest.raises(FileNotFoundError, match="must be a folder: there is none"):
+        graphcast.write(tmp_path / "none", {"a": Statistics(np.ones(1), np.ones(1))})
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_and_damaged_folders_are_refused(tmp_path):
+    by_level(tmp_path, "mean_by_level", t=[1.0, 2, 3])
+    assert formats.recognize(tmp_path) is None
+    with pytest.raises(FormatError, match=r"it has no stddev_by_level\.nc"):
+        graphcast.read(tmp_path)
+    by_level(tmp_path, "stddev_by_level", levels=[1, 2, 3], t=[1.0, 2, 3])
+    with pytest.raises(FormatError, match="must have the same levels in all files"):
+        graphcast.read(tmp_path)
+    by_level(tmp_path, "stddev_by_level", t=[1.0, -2, 3])
+    with pytest.raises(FormatError, match="must hold std >= 0 of 't': got -2"):
+        graphcast.read(tmp_path)
+    path = tmp_path / "stddev_by_level.nc"
+    for damaged in (b"", b"no NetCDF", path.read_bytes()[:40]):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"stddev_by_level\.nc must hold NetCDF"):
+            graphcast.read(tmp_path)
+
+
+def channels(folder, **arrays):
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", np.float32(values).reshape(1, -1, 1, 1))
+
+
+def test_channels_are_read(tmp_path, rng):
+    channels(tmp_path, global_means=[1.0, 280], global_stds=[2.0, 10], mins=[0.0, 200])
+    channels(tmp_path, maxs=[9.0, 320], time_diff_means_dt6=[0.0, 1], time_diff_stds_dt6=[1.0, 3])
+    for path in (tmp_path, tmp_path / "global_stds.npy", tmp_path / "mins.npy"):
+        assert formats.recognize(path) == "makani"
+        leaf = formats.read(path, "makani").leaves[""]
+        np.testing.assert_array_equal(leaf.mean, [[[1]], [[280]]])
+        np.testing.assert_array_equal(leaf.max, [[[9]], [[320]]])
+        assert leaf.count is None
+    x = rng.standard_normal((2, 2, 3, 4)) + 280
+    true = (x - np.load(tmp_path / "global_means.npy")) / np.load(tmp_path / "global_stds.npy")
+    np.testing.assert_allclose(Normalizer.load(tmp_path).normalize(x), true, rtol=1e-14)
+    differences = makani.read(tmp_path / "time_diff_stds_dt6.npy").leaves[""]
+    np.testing.assert_array_equal(differences.var.ravel(), [1, 9])
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1, 1)])
+def test_channels_are_written_in_float32(tmp_path, shape):
+    whole = lambda *values: np.reshape(values, shape).astype(float)
+    leaf = Statistics(whole(0.1, 2), whole(4, 0.25), None, whole(-1, 0), whole(1, 9))
+    formats.write(tmp_path, {"fields": leaf}, "makani")
+    stored = {path.name: np.load(path) for path in tmp_path.iterdir()}
+    assert set(stored) == {"global_means.npy", "global_stds.npy", "mins.npy", "maxs.npy"}
+    assert {(array.shape, array.dtype.name) for array in stored.values()} == {
+        ((1, 2, 1, 1), "float32")
+    }
+    np.testing.assert_array_equal(stored["global_stds.npy"].ravel(), [2, 0.5])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    makani.write(tmp_path, makani.read(tmp_path).leaves)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(FormatError, match=r"must not keep the old mins\.npy"):
+        makani.write(tmp_path, {"": Statistics(leaf.mean, leaf.var)})
+
+
+def test_what_is_no_channel_is_refused(tmp_path):
+    channels(tmp_path, global_means=[1.0])
+    with pytest.raises(FormatError, match=r"no global_stds\.npy"):
+        makani.read(tmp_path)
+    for array, said in [
+        (np.ones((1, 2, 3, 1)), r"one number for each channel, .* it has \(1, 2, 3, 1\)"),
+        (np.array(["a"]), "must hold numbers in its array"),
+        (np.array([None], object), "must hold an array of numbers"),
+    ]:
+        np.save(tmp_path / "global_stds.npy", array)
+        with pytest.raises(FormatError, match=said):
+            makani.read(tmp_path)
+    (tmp_path / "global_stds.npy").write_bytes(b"\x93NUMPY\x01")
+    with pytest.raises(FormatError, match="numbers: it is damaged"):
+        makani.read(tmp_path)
+    ones, wide = Statistics(np.ones(2), np.ones(2)), Statistics(np.ones((2, 3)), np.ones((2, 3)))
+    for leaves, said in [
+        ({"a": ones, "b": ones}, "one leaf, all channels: got 'a', 'b'"),
+        ({"a": wide}, r"one number for each channel: 'a' has shape \(2, 3\)"),
+        ({"a": Statistics(np.full(2, 1e39), np.ones(2))}, "float32 can"),
+    ]:
+        with pytest.raises(FormatError, match=said):
+            makani.write(tmp_path, leaves)
