@@ -17,6 +17,7 @@ FORMATS = {
     "brax": "brax",
     "graphcast": "graphcast",
     "makani": "makani",
+    "sklearn": "sklearn",
 }
 
 
