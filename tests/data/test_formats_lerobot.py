@@ -251,3 +251,43 @@ def test_damaged_parquet_is_refused(tmp_path):
         lerobot.read(tmp_path)
     with pytest.raises(FormatError, match="must hold LeRobot's statistics"):
         lerobot.read(tmp_path / "meta" / "episodes" / "chunk-000")
+
+
+def policy(folder, **config):
+    numpy = pytest.importorskip("safetensors.numpy")
+    name = "policy_preprocessor_step_3_normalizer_processor"
+    arrays = {f"action.{key}": np.float32(value) for key, value in FIRST.items()}
+    numpy.save_file(arrays, folder / f"{name}.safetensors")
+    step = {"registry_name": "normalizer_processor", "config": config}
+    steps = [{"registry_name": "device_processor"}, step | {"state_file": f"{name}.safetensors"}]
+    path = folder / "policy_preprocessor.json"
+    path.write_text(json.dumps({"name": "policy_preprocessor", "steps": steps}))
+    return folder / f"{name}.safetensors"
+
+
+def test_the_statistics_of_a_policy_are_read(tmp_path):
+    path = policy(
+        tmp_path,
+        eps=1e-5,
+        features={"action": {"type": "ACTION", "shape": [2]}},
+        norm_map={"ACTION": "MIN_MAX"},
+    )
+    for given in (path, tmp_path, tmp_path / "policy_preprocessor.json"):
+        assert formats.recognize(given) == "lerobot_policy"
+        known = Normalizer.load(given)
+        np.testing.assert_array_equal(known.mean["action"], [FIRST["mean"]])
+        assert (known.formula.added, known.formula.range_zero) == (1e-5, 1e-5)
+        assert "The policy normalizes ACTION by MIN_MAX, where ACTION is action." in known.notes
+    with pytest.raises(FormatError, match="must be written by LeRobot, with the policy"):
+        known.save(tmp_path / "new", format="lerobot_policy")
+
+
+def test_damaged_policies_are_refused(tmp_path):
+    path = policy(tmp_path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(FormatError, match="must be a safetensors file: it is none, or cut off"):
+        formats.read(tmp_path, "lerobot_policy")
+    config = tmp_path / "policy_preprocessor.json"
+    config.write_text('{"steps": [{"registry_name": "normalizer_processor", "state_file": 3}]}')
+    with pytest.raises(FormatError, match="must name the file of a normalizer"):
+        formats.read(tmp_path, "lerobot_policy")

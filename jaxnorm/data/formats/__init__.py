@@ -14,6 +14,7 @@ FORMATS = {
     "octo": "octo",
     "openvla": "openvla",
     "lerobot": "lerobot",
+    "lerobot_policy": "lerobot_policy",
     "brax": "brax",
     "graphcast": "graphcast",
     "makani": "makani",

@@ -30,8 +30,8 @@ QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 FORMULA = Formula(added=1e-8, range_zero=1e-8)
 NOTES = (
     "LeRobot divides by the deviation + 1e-8, but undoes that by the deviation alone.",
-    "LeRobot up to its data format 2.1 adds 1e-8 to every width max - min; later it replaces a "
-    "width of 0 by 1e-8.",
+    "LeRobot replaces a width of 0 by 1e-8, as here; older versions add 1e-8 to every width.",
+    "LeRobot counts images, not pixels, of those that it sampled.",
 )
 QUANTILE_NOTE = (
     "Quantiles of episodes do not give those of all data. As in LeRobot they are bounds: the "
@@ -62,7 +62,7 @@ def read(path: Path) -> Contents:
         held = documents.load(path)
         if not isinstance(held, dict) or not held:
             raise FormatError(f"{path} must hold statistics of features: it holds none.")
-        leaves = {leaf: _leaf(path, leaf, entry) for leaf, entry in _features(held).items()}
+        leaves = {leaf: leaf_of(path, leaf, entry) for leaf, entry in _features(held).items()}
     else:
         leaves = merged(path, _lines(path) if path.suffix == ".jsonl" else _rows(path))
     bounds = (QUANTILE_NOTE,) if any(leaf.quantiles for leaf in leaves.values()) else ()
@@ -90,6 +90,22 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
     if path.is_dir():
         path = path / STATS if path.name == "meta" else path / "meta" / STATS
     documents.save(path, entries, indent=4)
+
+
+def leaf_of(path: Path, leaf: str, entry: Any) -> Statistics:
+    """Return the statistics of a feature from a dict of its arrays."""
+    if not isinstance(entry, dict) or not {"mean", "std"} <= set(entry):
+        raise FormatError(f"{path} must hold 'mean' and 'std' of {leaf!r}: it lacks them.")
+    arrays, quantiles = {}, {}
+    for key, value in entry.items():
+        rank = _rank(key)
+        if key in FIELDS or rank is not None:
+            array = numbers(path, f"{key!r} of {leaf!r}", value)
+            if rank is None:
+                arrays[key] = array
+            else:
+                quantiles[rank] = array
+    return assembled(path, leaf, arrays, quantiles)
 
 
 def _shaped(leaf: str, array: np.ndarray) -> np.ndarray:
@@ -159,22 +175,6 @@ def _features(held: Mapping, path: str = "") -> dict[str, Any]:
     return found
 
 
-def _leaf(path: Path, leaf: str, entry: Any) -> Statistics:
-    """Return the statistics of a feature from a dict of its arrays."""
-    if not isinstance(entry, dict) or not {"mean", "std"} <= set(entry):
-        raise FormatError(f"{path} must hold 'mean' and 'std' of {leaf!r}: it lacks them.")
-    arrays, quantiles = {}, {}
-    for key, value in entry.items():
-        rank = _rank(key)
-        if key in FIELDS or rank is not None:
-            array = numbers(path, f"{key!r} of {leaf!r}", value)
-            if rank is None:
-                arrays[key] = array
-            else:
-                quantiles[rank] = array
-    return assembled(path, leaf, arrays, quantiles)
-
-
 def _rank(key: str) -> float | None:
     """Return the rank of a quantile from its key: q01 is 0.01."""
     return int(key[1:]) / 100 if re.fullmatch(r"q\d\d", key) else None
@@ -192,7 +192,7 @@ def _lines(path: Path) -> Iterator[dict[str, Statistics]]:
         stats = held.get("stats") if isinstance(held, dict) else None
         if not isinstance(stats, dict):
             raise FormatError(f"{path}, line {number}, must hold 'stats': it holds none.")
-        yield {leaf: _leaf(path, leaf, entry) for leaf, entry in _features(stats).items()}
+        yield {leaf: leaf_of(path, leaf, entry) for leaf, entry in _features(stats).items()}
 
 
 def _episodes(path: Path) -> list[Path]:
@@ -218,4 +218,4 @@ def _rows(path: Path) -> Iterator[dict[str, Statistics]]:
                 # null: an episode without this feature
                 if value is not None:
                     entries.setdefault(leaf, {})[key] = value
-            yield {leaf: _leaf(one, leaf, entry) for leaf, entry in entries.items()}
+            yield {leaf: leaf_of(one, leaf, entry) for leaf, entry in entries.items()}
