@@ -210,9 +210,15 @@ def test_pickles_are_refused_unread(tmp_path):
         with pytest.raises(ValueError, match="must be no pickle, which can run any program"):
             Normalizer.load(path)
     np.savez(tmp_path / "x.npz", mean=np.array([None], object), var=[1.0], count=1)
-    assert formats.recognize(tmp_path / "x.npz") is None
     with pytest.raises(FormatError, match="must be an archive of arrays of numbers"):
         sklearn.read(tmp_path / "x.npz")
+    whole = (tmp_path / "x.npz").read_bytes()
+    np.save(tmp_path / "x.npy", np.ones(3))
+    for damaged in (b"", b"none", whole[:-30], (tmp_path / "x.npy").read_bytes()):
+        (tmp_path / "x.npz").write_bytes(damaged)
+        assert formats.recognize(tmp_path / "x.npz") is None
+        with pytest.raises(FormatError, match="must be an archive of arrays of numbers"):
+            sklearn.read(tmp_path / "x.npz")
 
 
 def test_what_a_scaler_cannot_say_is_refused(tmp_path):

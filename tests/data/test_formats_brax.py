@@ -156,6 +156,7 @@ def test_checkpoints_of_orbax_are_read(tmp_path, rest):
     read = formats.read(path, "brax")
     np.testing.assert_allclose(deviation(read), EMA["std"], rtol=1e-6)
     assert brax.INFERRED.format("'ema'") in read.notes
+    assert formats.recognize(tmp_path) == "brax"
     with pytest.raises(FormatError, match=r"it is none. Name one of its steps: 000000000010"):
         brax.read(tmp_path)
     metadata = path / "_METADATA"

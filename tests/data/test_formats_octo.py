@@ -87,6 +87,13 @@ def test_data_sets_have_leaves_of_their_own(tmp_path):
     assert json.loads((tmp_path / "new.json").read_text())["b"]["num_transitions"] == 5
 
 
+def test_the_configuration_of_an_openvla_model_is_read(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "openvla", "norm_stats": OPENVLA}))
+    assert formats.recognize(path) == "openvla"
+    assert list(Normalizer.load(path).mean["bridge"]) == ["action"]
+
+
 def test_what_octo_combines_has_no_quantiles(tmp_path):
     short = {key: value for key, value in OCTO["action"].items() if key[0] != "p"}
     path = stored(tmp_path, OCTO | {"action": short})

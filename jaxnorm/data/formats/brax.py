@@ -95,7 +95,9 @@ def state(leaves: dict[str, Statistics], *, std_eps: float = 0.0) -> dict[str, A
 
 def recognizes(path: Path) -> bool:
     """Return whether a path is an Orbax checkpoint that holds running statistics."""
-    return orbax.mentions(path, b"summed_variance")
+    # a folder of steps too, so that reading it can say to name one
+    steps = [step for step in Path(path).glob("*") if step.is_dir()] if Path(path).is_dir() else []
+    return any(orbax.mentions(one, b"summed_variance") for one in (path, *steps))
 
 
 def read(path: Path) -> Contents:

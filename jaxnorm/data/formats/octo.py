@@ -22,6 +22,8 @@ NAME = "octo"
 QUANTILES = {"p01": 0.01, "p99": 0.99}
 LEAVES = ("action", "proprio")
 COUNT = "num_transitions"
+# where the config.json of an OpenVLA model holds them
+MODEL = "norm_stats"
 # (x - mean) / (std + 1e-8), and clip(2 * (x - p01) / (p99 - p01 + 1e-8) - 1, -1, 1)
 FORMULA = Formula(added=1e-8, range_added=1e-8, range_clip=1.0)
 NOTES = (
@@ -125,6 +127,7 @@ def _entries(held: Any) -> Iterator[tuple[str, Mapping, Any]]:
     """Yield each leaf's name, the data set that it is of, and its entry."""
     if not isinstance(held, dict):
         return
+    held = held[MODEL] if isinstance(held.get(MODEL), dict) else held
     if any(leaf in held for leaf in LEAVES):
         yield from ((leaf, held, held[leaf]) for leaf in LEAVES if leaf in held)
         return

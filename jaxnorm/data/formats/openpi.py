@@ -5,6 +5,7 @@ The format is that of ``openpi.shared.normalize``, the formula that of ``openpi.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ NULLS = "openpi writes NaN and Inf as null, which is read as NaN."
 
 def recognizes(path: Path) -> bool:
     """Return whether a path is a norm_stats.json, or a folder that holds one."""
-    return documents.matches(_file(path), lambda held: isinstance(held, dict) and _KEY in held)
+    return documents.matches(_file(path), _suits)
 
 
 def read(path: Path) -> Contents:
@@ -57,6 +58,14 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
             key: None if array is None else np.atleast_1d(array) for key, array in arrays.items()
         }
     documents.save(_file(path), {_KEY: entries}, indent=2)
+
+
+def _suits(held: Any) -> bool:
+    # OpenVLA's config.json has the same key, with data sets in it
+    entries = held.get(_KEY) if isinstance(held, dict) else None
+    return isinstance(entries, dict) and all(
+        isinstance(entry, dict) and "mean" in entry for entry in entries.values()
+    )
 
 
 def _file(path: Path) -> Path:

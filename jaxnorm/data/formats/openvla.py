@@ -1,7 +1,8 @@
 """dataset_statistics.json of OpenVLA: Octo's, with q01 and q99 as the names of quantiles.
 
 The file is that of ``prismatic.vla.datasets.rlds.utils.data_utils``
-(https://github.com/openvla/openvla), which holds the entries of each data set by its name.
+(https://github.com/openvla/openvla), which holds the entries of each data set by its name. The
+config.json of a model holds them as well, under ``norm_stats``.
 """
 
 from pathlib import Path

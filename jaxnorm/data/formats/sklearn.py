@@ -12,7 +12,9 @@ Gymnasium are read as well.
 
 import io
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +101,23 @@ def _seen(count: np.ndarray) -> Any:
 
 def _names(path: Path) -> list[str]:
     if path.suffix == ".npz":
-        return list(_archive(path))
+        with _opened(path) as archive:
+            return list(archive.files)
     held = documents.load(path) if path.suffix == ".json" else None
     return list(held) if isinstance(held, dict) else []
 
 
 def _archive(path: Path) -> dict[str, Any]:
+    with _opened(path) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open an archive, and refuse one that is damaged, when it is opened or read."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError):
+        # np.load would leave a damaged file open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            yield archive
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
         raise FormatError(f"{path} must be an archive of arrays of numbers: it is none.") from None
