@@ -20,6 +20,12 @@ def write_zarr(path, x):
     pytest.importorskip("zarr").open_group(path, mode="w").create_array("x", data=x, chunks=(37, 2))
 
 
+def write_hdf5(path, x):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, chunks=(37, 2), compression="gzip")
+
+
 WRITE = {
     "npy": np.save,
     "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
@@ -27,6 +33,7 @@ WRITE = {
     "packed.npz": lambda path, x: np.savez_compressed(path, x=x),
     "parquet": write_parquet,
     "zarr": write_zarr,
+    "h5": write_hdf5,
 }
 
 

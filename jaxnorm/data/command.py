@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from jaxnorm.data import files, fit_files, sources
+from jaxnorm.data import files, fit_files
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
@@ -63,7 +63,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     given = {"where": where, "skip_nan": options.skip_nan, "quantiles": options.quantiles}
     task = fit_files.planned(options.files, axes, **given, **sizes)
     for name, held in task.left_out.items():
-        why = f"no numbers: {held}" if held != sources.COORDINATE else f"{held} of the others"
+        # what holds numbers, in another arrangement, is told as a phrase
+        why = held if re.match("(a|arrays|one|the) ", held) else f"no numbers: {held}"
         print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]

@@ -57,7 +57,7 @@ def fit_files(
       paths: files or folders of one format with the same arrays or columns, local or at addresses
         that fsspec knows; also with ``*``.
       axes: the reduction axes, as in :class:`jaxnorm.data.Normalizer`. The leaves are named as in
-        the files.
+        the files; ``tree/*`` stands for all leaves of a tree.
       where: the names of masks, by leaf: ``{"state": "valid"}`` masks the array ``state`` by the
         array ``valid`` of the same files, booleans or float weights. The axes of a mask are the
         first axes of the leaf.
@@ -200,6 +200,9 @@ def _fit_in_rounds(
 
 
 def _empty(axes: Axes | Mapping, quantiles: Any, sizes: Mapping[str, int]) -> Normalizer:
+    if isinstance(axes, Mapping):
+        # all members of a tree are the tree
+        axes = {str(key).removesuffix("/*"): value for key, value in axes.items()}
     return Normalizer(axes, quantiles=quantiles, **sizes)
 
 

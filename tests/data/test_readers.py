@@ -182,7 +182,7 @@ def test_numpy_files_need_no_other_library(monkeypatch):
 def test_nothing_is_imported_before_a_file_needs_it():
     code = (
         "import sys, jaxnorm.data.command, jaxnorm.data.parts;"
-        "print(*{'pyarrow', 'zarr', 'xarray', 'fsspec', 'pandas'} & sys.modules.keys())"
+        "print(*{'pyarrow', 'zarr', 'xarray', 'h5py', 'fsspec', 'pandas'} & sys.modules.keys())"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "\n"

@@ -1,4 +1,4 @@
-"""Data sets in NumPy, Parquet and Zarr files, local or at an address, read piece by piece."""
+"""Data sets in files of many formats, local or at an address, read piece by piece."""
 
 import os
 import re
@@ -45,7 +45,7 @@ __all__ = [
     "pieces",
 ]
 
-COORDINATE = "a coordinate"
+COORDINATE = "a coordinate of the others"
 # Approximate bytes of a piece.
 PIECE = 64 << 20
 READERS = {
@@ -54,6 +54,8 @@ READERS = {
     ".parquet": "parquet.Parquet",
     ".pq": "parquet.Parquet",
     ".zarr": "zarr_stores.Zarr",
+    ".h5": "hdf5.Hdf5",
+    ".hdf5": "hdf5.Hdf5",
 }
 
 
@@ -99,7 +101,7 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
         found = {
             name: leaf.unsupported or COORDINATE
             for name, leaf in leaves.items()
-            if name not in axes and prefix_of(axes, name) is not None
+            if name not in axes and prefix_of(axes, name) is not None and not leaf.part_of
             if leaf.unsupported or leaf.is_coordinate
         }
     return found
@@ -147,6 +149,12 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
     named = {name: leaf for name, leaf in leaves.items() if prefix_of(axes, name) is not None}
+    # a part of a longer leaf is named by itself, or is fitted with the longer one
+    named = {
+        name: leaf
+        for name, leaf in named.items()
+        if name in axes or not leaf.part_of or prefix_of(axes, leaf.part_of) is None
+    }
     fitted = {
         name: leaf
         for name, leaf in named.items()
@@ -157,7 +165,8 @@ def _named(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
             way = f"give --pattern {axes[missing[0]]!r} without '{missing[0]}='"
             raise PatternError(f"{path} holds one array, which has no name: {way}.")
         wanted = ", ".join(map(repr, missing))
-        raise PatternError(f"{path} must hold {wanted}: it holds {', '.join(map(repr, leaves))}.")
+        held = ", ".join(repr(name) for name, leaf in leaves.items() if not leaf.part_of)
+        raise PatternError(f"{path} must hold {wanted}: it holds {held}.")
     for prefix in axes:
         if (prefix in named and prefix not in fitted) or not _names(prefix, fitted):
             name = prefix if prefix in named else next(filter(_within(prefix), named))

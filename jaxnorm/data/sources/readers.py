@@ -53,18 +53,23 @@ class Leaf(NamedTuple):
       is_number: whether the dtype is one of numbers.
       is_coordinate: whether the array holds positions of other leaves. It is fitted only if a path
         names it.
+      part_of: the longer leaf that this one is a part of, or "". A part is fitted only if a path
+        names it or its tree, and not the longer leaf as well.
+      obstacle: why numbers cannot be fitted: their arrangement in words, or "".
     """
 
     shape: tuple[int, ...]
     dtype: str
     is_number: bool = True
     is_coordinate: bool = False
+    part_of: str = ""
+    obstacle: str = ""
 
     @property
     def unsupported(self) -> str:
         """Return why the leaf cannot be fitted: its contents in words, or "" if it can."""
-        if not self.is_number:
-            return self.dtype
+        if self.obstacle or not self.is_number:
+            return self.obstacle or self.dtype
         return "" if self.shape else "one number"
 
 
