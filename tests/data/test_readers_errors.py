@@ -78,7 +78,8 @@ INTACT = {  # files that are whole, and the exact words
         "a is a folder without .parquet files and no Zarr store. For .npy or .npz write a/*.npz."
     ),
     ("text", lambda: wrong("a.txt")): (
-        "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, .h5, .hdf5, by its suffix."
+        "a.txt must be one of .npy, .npz, .parquet, .pq, .zarr, .h5, .hdf5, .nc, .nc4, by its "
+        "suffix."
     ),
     ("protocol", lambda: "nosuch://a.npy"): (
         "nosuch://a.npy must be an address that fsspec knows: Protocol not known: nosuch."

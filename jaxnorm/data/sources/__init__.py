@@ -56,6 +56,8 @@ READERS = {
     ".zarr": "zarr_stores.Zarr",
     ".h5": "hdf5.Hdf5",
     ".hdf5": "hdf5.Hdf5",
+    ".nc": "netcdf.NetCdf",
+    ".nc4": "netcdf.NetCdf",
 }
 
 
@@ -280,8 +282,11 @@ def _guarded(path: str, read: Callable[[Reader], Any]) -> Any:
     except (SourceError, MemoryError):
         raise
     except ModuleNotFoundError as error:
-        said = f"{path} needs {str(error.name).partition('.')[0]}, which is not installed"
-        raise SourceError(f"{said}: pip install 'jaxnorm[formats]'.") from None
+        name = str(error.name).partition(".")[0]
+        # the extra has all libraries but this one, whose work others do for most files
+        package = name if name == "netCDF4" else "'jaxnorm[formats]'"
+        said = f"{path} needs {name}, which is not installed"
+        raise SourceError(f"{said}: pip install {package}.") from None
     except OSError as error:
         if error.errno is not None:
             said = os.strerror(error.errno)

@@ -1,6 +1,6 @@
 """Packed numbers and missing elements by the Climate and Forecast (CF) conventions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,30 @@ MISSING = ("_FillValue", "missing_value")
 def attributes(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that say how numbers are packed and which elements are missing."""
     return {name: given[name] for name in PACKED + MISSING if given.get(name) is not None}
+
+
+def coordinates(
+    dims: Mapping[str, Sequence[str]], attributes: Mapping[str, Mapping[str, Any]]
+) -> set[str]:
+    """Return the names of the arrays that hold positions of others.
+
+    These are arrays along the dimension of their own name, and those that others name as their
+    coordinates or bounds. The arguments are the dimensions and attributes of all arrays by name.
+
+    >>> sorted(
+    ...     coordinates(
+    ...         {"t": ["time", "x"], "time": ["time"], "span": ["time", "two"]},
+    ...         {"t": {}, "time": {"bounds": "span"}, "span": {}},
+    ...     )
+    ... )
+    ['span', 'time']
+    """
+    named = {name for name, own in dims.items() if list(own) == [name.rpartition("/")[2]]}
+    for name, given in attributes.items():
+        group = name[: name.rfind("/") + 1]
+        for attribute in ("coordinates", "bounds", "climatology"):
+            named |= {f"{group}{other}" for other in str(given.get(attribute, "")).split()}
+    return named & dims.keys()
 
 
 class Decoded(Chunked):

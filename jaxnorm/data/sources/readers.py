@@ -56,6 +56,7 @@ class Leaf(NamedTuple):
       part_of: the longer leaf that this one is a part of, or "". A part is fitted only if a path
         names it or its tree, and not the longer leaf as well.
       obstacle: why numbers cannot be fitted: their arrangement in words, or "".
+      dims: the names of the axes; none if the file has no names.
     """
 
     shape: tuple[int, ...]
@@ -64,6 +65,7 @@ class Leaf(NamedTuple):
     is_coordinate: bool = False
     part_of: str = ""
     obstacle: str = ""
+    dims: tuple[str, ...] = ()
 
     @property
     def unsupported(self) -> str:

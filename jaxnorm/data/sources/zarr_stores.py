@@ -22,20 +22,21 @@ class Zarr(ChunkedReader):
             name: Decoded(array, array.chunks, _attributes(array)) for name, array in found.items()
         }
         self.arrays = arrays
+        dims = {name: _dimensions(array) for name, array in found.items()}
+        coordinates = decoding.coordinates(
+            dims, {name: array.attrs.asdict() for name, array in found.items()}
+        )
         self.leaves = {
-            name: array.leaf._replace(is_coordinate=_dimensions(array.array) == [_last(name)])
+            name: array.leaf._replace(is_coordinate=name in coordinates, dims=dims[name])
             for name, array in arrays.items()
         }
 
 
-def _dimensions(array) -> list[str]:
+def _dimensions(array) -> tuple[str, ...]:
     """Return the names of an array's axes, as xarray writes them."""
     format_3 = getattr(array.metadata, "dimension_names", None)
-    return list(format_3 or array.attrs.get("_ARRAY_DIMENSIONS", ()))
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
+    names = tuple(format_3 or array.attrs.get("_ARRAY_DIMENSIONS", ()))
+    return names if None not in names else ()
 
 
 def _attributes(array) -> dict[str, Any]:
