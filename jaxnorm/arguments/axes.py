@@ -135,6 +135,20 @@ def resolve(
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
+def names(pattern: str, rank: int) -> list[list[str]]:
+    """Return the names of each axis of an array of this rank: several where an axis is split.
+
+    Axes that ``...`` stands for have no names.
+
+    >>> names("n ... [(g c)]", 4)
+    [['n'], [], [], ['g', 'c']]
+    """
+    # sizes count for nothing here, so the report shows none
+    report = partial(_error, pattern, (1,) * rank)
+    found = _expand_ellipsis(_parse(pattern, report), rank, report)
+    return [[item.name for item in items if "." not in item.name] for items in found]
+
+
 def whole(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the reduction axes of a norm that splits no axis."""
     if isinstance(axes, str) and "(" in axes:

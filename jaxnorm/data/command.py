@@ -60,15 +60,16 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     axes, where, sizes = parse_axes(options.pattern), parse_where(options.where), dict(options.size)
     check_sizes(axes, sizes)
     check_out(options.out, options.format)
-    given = {"where": where, "skip_nan": options.skip_nan, "quantiles": options.quantiles}
-    task = fit_files.planned(options.files, axes, **given, **sizes)
+    given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan", "quantiles")}
+    task = fit_files.planned(options.files, axes, sizes, where=where, **given)
     for name, held in task.left_out.items():
         # what holds numbers, in another arrangement, is told as a phrase
-        why = held if re.match("(a|arrays|one|the) ", held) else f"no numbers: {held}"
+        why = held if re.match("(a|arrays|no|one|the) ", held) else f"no numbers: {held}"
         print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]
-    arguments += [options.quantiles] if options.quantiles else []
+    added = {name: given[name] for name in ("quantiles", "weights", "diff")}
+    arguments += [value for value in added.items() if value[1] not in (None, [])]
     kept = options.out if options.format == OWN else options.out.with_suffix(files.SUFFIXES[0])
     # a long fit should not end in an error of its output
     files.writable(kept)
@@ -139,7 +140,7 @@ def _with_names_of_options(text: str) -> str:
     sizes = re.search(r"pass (\w+=…(?:, \w+=…)*) by keyword", text)
     if sizes:
         text = text.replace(f"{sizes[1]} by keyword", re.sub(r", |^", " --size ", sizes[1]).strip())
-    text = re.sub(r"^where (?=must)", "--where ", text)
+    text = re.sub(r"^(where|weights|diff) (?=must)", r"--\1 ", text)
     return re.sub(r"axes=\{[^}]*\}, or (?=--pattern)", "", text)
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import files, masking, progress, sources
+from jaxnorm.data import files, masking, progress, sources, weighting
 from jaxnorm.data.normalizer import Normalizer
-from jaxnorm.data.sources import PatternError, SourceError
+from jaxnorm.data.prepared import prepared
+from jaxnorm.data.sources import PatternError, SourceError, Wanted
 from jaxnorm.data.unfinished import Unfinished
 
 # Engines, and the module that each one needs.
@@ -43,6 +44,8 @@ def fit_files(
     axes: Axes | Mapping = 0,
     *,
     where: Mapping[str, str] | None = None,
+    weights: str | Sequence[str] | None = None,
+    diff: int | str | None = None,
     skip_nan: bool = False,
     engine: str = "local",
     state: str | os.PathLike | None = None,
@@ -61,6 +64,12 @@ def fit_files(
       where: the names of masks, by leaf: ``{"state": "valid"}`` masks the array ``state`` by the
         array ``valid`` of the same files, booleans or float weights. The axes of a mask are the
         first axes of the leaf.
+      weights: an array of the files along one axis, such as layer thickness, whose values weight
+        what lies along that axis; ``"cos(latitude)"`` takes the cosine of an array in degrees. Of
+        several, the product counts. The dimensions of Zarr and NetCDF say which axis it is, and a
+        pattern in other files: the axis must have the array's name.
+      diff: an axis, by its number, by the name of a dimension or by its name in a pattern: fit the
+        differences ``x[t + 1] - x[t]`` along it, in float64. Files and episodes are not crossed.
       skip_nan: leave out elements that are NaN.
       engine: ``"local"`` fits in this process; ``"dask"``, ``"beam"`` and ``"ray"`` spread the
         pieces over their workers.
@@ -92,14 +101,14 @@ def fit_files(
     ([[1.0, 1.0, 1.0]], [[1.0, 1.0, 1.0]])
     """
     check_engine(engine)
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found = _with_local_patterns(given)
-    where = dict(where or {})
-    task = planned(found, axes, where=where, skip_nan=skip_nan, quantiles=quantiles, **sizes)
+    found = _with_local_patterns([paths] if isinstance(paths, str | os.PathLike) else list(paths))
+    given: dict[str, Any] = {"weights": weights, "diff": diff, "quantiles": quantiles}
+    given |= {"where": dict(where or {}), "skip_nan": skip_nan}
+    task = planned(found, axes, sizes, **given)
     if state is None:
         return run(task, None, task.empty, engine, show_progress, threads)
     files.writable(state)
-    arguments = [found, files.encode(task.empty.axes), sizes, where, skip_nan, quantiles]
+    arguments = [found, files.encode(task.empty.axes), sizes, given]
     kept = Unfinished(Path(state), arguments, task.pieces, "Name another state")
     begun = kept.resumed() if kept.exists() else task.empty
     return run(task, kept, begun, engine, show_progress, threads)
@@ -116,11 +125,13 @@ def check_engine(engine: str) -> None:
 def planned(
     paths: Sequence[str],
     axes: Axes | Mapping,
+    sizes: Mapping[str, int],
     *,
     where: Mapping[str, str],
-    skip_nan: bool,
+    weights: str | Sequence[str] | None = None,
+    diff: int | str | None = None,
+    skip_nan: bool = False,
     quantiles: Any = None,
-    **sizes: int,
 ) -> Task:
     """Return the task for the files, whose data are not read yet.
 
@@ -128,8 +139,12 @@ def planned(
       SourceError: as in :func:`fit_files`.
     """
     empty = _empty(axes, quantiles, sizes)
-    found = sources.pieces(paths, empty.axes, empty.sizes)
+    masks = frozenset(by for by in where.values() if by not in empty.axes)
+    wanted = Wanted(diff, weighting.parsed(weights), masks)
+    found = sources.pieces(paths, empty.axes, empty.sizes, wanted)
     left_out = _left_out(paths[0], empty.axes)
+    if diff is not None:
+        left_out |= sources.lacking(paths[0], empty.axes, wanted)
     if where:
         _check_masks(paths[0], where)
         fitted = masking.fitted(found[0], empty.axes, where)
@@ -137,9 +152,8 @@ def planned(
         # read together with its mask, a leaf may be cut along another axis
         for _ in range(2):
             reading = masking.with_masks(fitted, where, dict(found[0].along))
-            found = sources.pieces(paths, reading, empty.sizes)
-    masked = masking.masked(found, empty.axes, where, skip_nan)
-    return Task(empty, masked, left_out)
+            found = sources.pieces(paths, reading, empty.sizes, wanted)
+    return Task(empty, prepared(found, empty.axes, where, skip_nan), left_out)
 
 
 def run(

@@ -1,89 +1,68 @@
 """Masks for leaves in files, from NaN and from other leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import sources
 from jaxnorm.data.sources import Batch, PatternError, Piece
-from jaxnorm.data.sources.readers import Masked
-from jaxnorm.data.trees import prefix_of
 
 
-class MaskedPiece(NamedTuple):
-    """A piece with masks besides the mask of the elements that are missing in the file.
+class Masks(NamedTuple):
+    """Mask elements besides those that are missing in the file.
 
     Attributes:
-      piece: the part of a file.
       where: pairs of a leaf and the leaf that masks it.
       skip_nan: whether NaN is masked.
       dropped: leaves that serve as masks only, and are not fitted.
     """
 
-    piece: Piece
     where: tuple[tuple[str, str], ...]
     skip_nan: bool
     dropped: tuple[str, ...]
 
-    @property
-    def path(self) -> str:
-        return self.piece.path
-
-    def read(self) -> Any:
-        read = self.piece.read()
-        batch = read if isinstance(read, Mapping) else {"": read}
-        missing = sources.masks(read) or {}
-        masks: dict[str, Any] = dict(missing)
+    def apply(self, piece: Piece, batch: Batch) -> Batch:
+        masks: dict[str, Any] = dict(batch.masks)
         for leaf, by in self.where:
-            masks[leaf] = _combined(missing.get(leaf), self._mask(batch, missing, leaf, by))
+            mask = _mask(piece.path, batch, leaf, by)
+            masks[leaf] = _combined(batch.masks.get(leaf), mask)
         leaves = [leaf for leaf in batch if leaf not in self.dropped]
         if self.skip_nan:
             masks |= {leaf: _without_nan(batch[leaf], masks.get(leaf)) for leaf in leaves}
         masks = {leaf: masks[leaf] for leaf in leaves if masks.get(leaf) is not None}
-        if batch is read:
-            return Batch({leaf: batch[leaf] for leaf in leaves}, masks)
-        return Masked.of(np.asarray(read), masks)
-
-    def _mask(self, batch: Mapping, missing: Mapping, leaf: str, by: str) -> np.ndarray:
-        """Return leaf ``by`` as a mask over the leading axes of ``leaf``; a null in it is 0."""
-        x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
-        leading = x.shape[: mask.ndim]
-        if mask.ndim > x.ndim or any(
-            own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)
-        ):
-            must = f"{self.path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
-            raise PatternError(
-                f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}."
-            )
-        if mask.dtype.kind in "iu":
-            mask = self._of_integers(mask, by)
-        mask = mask if mask.dtype == bool else mask.astype(np.float64)
-        # an element whose mask is missing in the file does not count
-        if by in missing:
-            mask = np.where(missing[by], mask, mask.dtype.type(0))
-        return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-
-    def _of_integers(self, mask: np.ndarray, by: str) -> np.ndarray:
-        """Return booleans for integers 0 and 1; refuse other integers, which may be labels."""
-        unlike = mask[(mask != 0) & (mask != 1)]
-        if unlike.size:
-            must = f"{self.path} must hold booleans or float weights in {by!r}, as it masks"
-            raise PatternError(
-                f"{must}: it holds the integer {unlike[0]}. Write it as booleans or floats."
-            )
-        return mask.astype(bool)
+        return Batch({leaf: batch[leaf] for leaf in leaves}, masks)
 
 
-def masked(
-    found: Sequence[Piece], axes: Mapping[str, Axes], where: Mapping[str, str], skip_nan: bool
-) -> list:
-    """Return the pieces with the requested masks."""
-    if not where and not skip_nan:
-        return list(found)
-    dropped = tuple(by for by in where.values() if prefix_of(axes, by) is None)
-    return [MaskedPiece(piece, tuple(where.items()), skip_nan, dropped) for piece in found]
+def _mask(path: str, batch: Batch, leaf: str, by: str) -> np.ndarray:
+    """Return leaf ``by`` as a mask over the leading axes of ``leaf``; a null in it is 0."""
+    x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
+    leading = x.shape[: mask.ndim]
+    if mask.ndim > x.ndim or any(
+        own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)
+    ):
+        must = f"{path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
+        raise PatternError(
+            f"{must}: {leaf!r} has shape {x.shape} in this piece, {by!r} {mask.shape}."
+        )
+    if mask.dtype.kind in "iu":
+        mask = _of_integers(path, mask, by)
+    mask = mask if mask.dtype == bool else mask.astype(np.float64)
+    # an element whose mask is missing in the file does not count
+    if by in batch.masks:
+        mask = np.where(batch.masks[by], mask, mask.dtype.type(0))
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+
+
+def _of_integers(path: str, mask: np.ndarray, by: str) -> np.ndarray:
+    """Return booleans for integers 0 and 1; refuse other integers, which may be labels."""
+    unlike = mask[(mask != 0) & (mask != 1)]
+    if unlike.size:
+        must = f"{path} must hold booleans or float weights in {by!r}, as it masks"
+        raise PatternError(
+            f"{must}: it holds the integer {unlike[0]}. Write it as booleans or floats."
+        )
+    return mask.astype(bool)
 
 
 def fitted(first: Piece, axes: Mapping[str, Axes], where: Mapping[str, str]) -> dict[str, Axes]:

@@ -35,7 +35,10 @@ def parser() -> argparse.ArgumentParser:
         "files",
         nargs="+",
         metavar="FILES",
-        help=".npy, .npz, .parquet or .zarr, all of the same arrays or columns",
+        help=(
+            ".npy, .npz, .parquet, .zarr, .nc or .h5, or folders of LeRobot or Parquet, all of "
+            "the same arrays or columns"
+        ),
     )
     help_pattern = (
         "reduction axes in [ ], for all arrays; or KEY=PATTERN for one array: repeat it for each "
@@ -68,6 +71,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="RANKS",
         help="ranks from 0 to 1 of quantiles to fit as well, such as 0.01,0.99",
     )
+    help_weights = (
+        "an array of the same files along one axis, whose values weight what lies along it; "
+        "cos(KEY) takes the cosine of degrees: cos(latitude); repeat it for their product"
+    )
+    add("--weights", action="append", default=[], metavar="KEY", help=help_weights)
+    help_diff = (
+        "fit the differences from one index to the next along this axis: a dimension of the file, "
+        "a name in the pattern or a number"
+    )
+    add("--diff", type=_number_or_name, metavar="AXIS", help=help_diff)
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
     help_engine = (
         "where to compute: in this process (local, the default), or with Dask, Beam or Ray"
@@ -89,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
     return new
+
+
+def _number_or_name(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def _size(text: str) -> tuple[str, int]:

@@ -192,7 +192,7 @@ class TestArrays:
             file.create_dataset("x", data=x, chunks=(200, 10), compression="gzip")
             file.create_dataset("many", data=rng.standard_normal((600, 100)), chunks=(10, 100))
         found = opened("a.h5", size=30_000)
-        reader, touched = sources._reader("a.h5"), []
+        reader, touched = sources.opening.reader("a.h5"), []
         array = reader.arrays["x"]._part(0)
 
         class Counted:

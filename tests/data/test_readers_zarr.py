@@ -211,7 +211,7 @@ class TestSizes:
         group(**{name: arrays[name] for name in names})
         touched = {name: np.zeros(-(-5000 // arrays[name][1][0]), int) for name in names}
         pieces = opened("a.zarr", size=20_000)
-        reader = sources._reader("a.zarr")
+        reader = sources.opening.reader("a.zarr")
 
         class Counted:
             def __init__(self, name, array):

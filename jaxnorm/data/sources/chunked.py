@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, nbytes, part, rows_of
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, Reader, cuts_of, nbytes, part, rows_of
 
 # Most bytes that are unpacked at a time; a chunk that is larger is unpacked whole.
 UNPACKED = 64 << 20
@@ -96,7 +96,7 @@ class ChunkedLeaf(Protocol):
         ...
 
 
-class ChunkedReader:
+class ChunkedReader(Reader):
     """Reader of arrays in chunks, by name."""
 
     arrays: Mapping[str, ChunkedLeaf]
@@ -125,6 +125,7 @@ class ChunkedReader:
             common = by_size[max(by_size)] if short else 1
         return cuts_of(length, rows // common * common)
 
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+    def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
+        cut = cut[0], cut[1] + after
         found = {leaf: self.arrays[leaf].read(axis, cut) for leaf, axis in along.items()}
         return Batch.of(found)

@@ -14,6 +14,9 @@ from jaxnorm.data.sources.readers import Cut, Leaf, leaf_of, nbytes
 # Groups of these names are joined even if there is one only.
 SEQUENCES = re.compile(r"(demo|episode|ep|traj|trajectory|rollout)[_-]?\d+", re.IGNORECASE)
 
+# Flags of the last step of an episode, in files whose episodes are not in groups.
+ENDS = ("terminals", "timeouts")
+
 
 class Dataset(NamedTuple):
     """What is known of a dataset before it is read; ``chunks`` is None if it lies in one piece."""
@@ -34,6 +37,8 @@ class Hdf5(ChunkedReader):
     ``data/demo_1/obs/x``) also make up one leaf, ``data/demo_*/obs/x``. They are joined along their
     first axis, in the order of the numbers.
     """
+
+    arrays: dict[str, "Joined"]
 
     def __init__(self, path: str):
         import h5py
@@ -57,6 +62,20 @@ class Hdf5(ChunkedReader):
             for part in joined[name]:
                 self.leaves[part.name] = part.leaf._replace(part_of=name)
                 arrays[part.name] = Joined(self.file, [part], part.leaf)
+
+    def starts(self, leaf: str, cut: Cut | None, after: int) -> np.ndarray | None:
+        joined = self.arrays[leaf]
+        lengths = [part.rows for part in joined.parts]
+        starts = np.zeros(sum(lengths) + 1, bool)
+        starts[np.cumsum(lengths)] = True
+        if len(lengths) == 1:
+            for name in ENDS:
+                ends = self.arrays.get(name)
+                # D4RL's files tell where episodes end
+                if ends is not None and ends.leaf.shape == joined.leaf.shape[:1]:
+                    starts[1:] |= ends.read(0, (0, lengths[0]))[0] != 0
+        first, last = cut or (0, len(starts))
+        return starts[:-1][first : last + after]
 
 
 class Joined:

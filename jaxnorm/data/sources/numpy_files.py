@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from jaxnorm.data.sources.addresses import SourceError, local, opened_file
-from jaxnorm.data.sources.readers import Batch, Cut, Leaf, cuts_of, leaf_of, part, rows_of
+from jaxnorm.data.sources.readers import Batch, Cut, Leaf, Reader, cuts_of, leaf_of, part, rows_of
 
 # Bytes that are skipped or added to a checksum at a time.
 BLOCK = 1 << 20
@@ -46,7 +46,7 @@ def read_header(file: IO[bytes]) -> Header:
     return Header(*header(file))
 
 
-class Arrays:
+class Arrays(Reader):
     """Reader of the arrays in a .npy or .npz file."""
 
     def __init__(self, headers: dict[str, Header], members: Mapping[str, "Mapped | Stream"]):
@@ -64,7 +64,8 @@ class Arrays:
     def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
         return cuts_of(*rows_of(self.leaves, along, size))
 
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+    def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
+        cut = cut[0], cut[1] + after
         return Batch({leaf: self.members[leaf].read(axis, cut) for leaf, axis in along.items()})
 
 
@@ -123,13 +124,16 @@ class Checksum:
 class Stream:
     """An array that is unpacked or fetched part by part; going back restarts from its beginning.
 
-    If a part is not one stretch of bytes, the whole array is copied to a temporary file once.
+    The last row of a part is kept: the next part may begin with it. If a part is not one stretch
+    of bytes, the whole array is copied to a temporary file once.
     """
 
     def __init__(self, header: Header, open_data: Callable[[], Any]):
         # `open_data` opens the file, and returns it at the end of its header
         self.header, self.open_data = header, open_data
         self.position = 0
+        # the index of the row that was read last, and its bytes
+        self.kept: tuple[int, bytes] = (-1, b"")
         self.file: Any = None
         self.copy: np.ndarray | None = None
 
@@ -142,10 +146,19 @@ class Stream:
         # a leaf that is shorter than others of its file has no more rows
         if first == last:
             return np.empty(found, dtype)
+        row = self.header.row(axis)
+        data = self.kept[1] if self.kept[0] == first else b""
+        if (first := first + bool(data)) < last:
+            data += self._read(first, last, row)
+            self.kept = last - 1, data[-row:] if row else b""
+        if self.position == shape[axis]:
+            self.close()
+        return np.frombuffer(data, dtype).reshape(found, order="F" if fortran else "C")
+
+    def _read(self, first: int, last: int, row: int) -> bytes:
         if self.file is None or self.position > first:
             self.close()
             self.file = self.open_data()
-        row = self.header.row(axis)
         try:
             _skip(self.file, (first - self.position) * row)
             data = self.file.read((last - first) * row)
@@ -154,9 +167,7 @@ class Stream:
             self.close()
             raise
         self.position = last
-        if last == shape[axis]:
-            self.close()
-        return np.frombuffer(data, dtype).reshape(found, order="F" if fortran else "C")
+        return data
 
     def close(self) -> None:
         if self.file is not None:

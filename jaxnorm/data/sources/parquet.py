@@ -8,7 +8,10 @@ import numpy as np
 
 from jaxnorm.data.sources import columns
 from jaxnorm.data.sources.addresses import SourceError, is_folder, local, names_in, remote
-from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, Batch, Cut, Leaf, nbytes
+from jaxnorm.data.sources.readers import PARQUET_SUFFIXES, Batch, Cut, Leaf, Reader, nbytes
+
+# The column that tells episodes apart, in LeRobot's data sets.
+EPISODE = "episode_index"
 
 
 class Group(NamedTuple):
@@ -19,12 +22,14 @@ class Group(NamedTuple):
     rows: int
 
 
-class Parquet:
+class Parquet(Reader):
     """Reader of columns of numbers, and of lists or tensors of one shape; nulls are masked.
 
     Folders by key (``year=2024``) give the keys as columns. All files of a folder must have the
     same columns. Where their types differ, the wider type is used.
     """
+
+    cuts_rows_only = True
 
     def __init__(self, path: str):
         self.path = path
@@ -59,7 +64,18 @@ class Parquet:
             filled += group.rows * row
         return [*cuts, (start, len(self.groups))] if filled else cuts
 
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch:
+    def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
+        rows = sum(group.rows for group in self.groups[slice(*cut)])
+        return rows * sum(self._row(leaf, axis) for leaf, axis in along.items())
+
+    def starts(self, leaf: str, cut: Cut | None, after: int) -> np.ndarray | None:
+        if EPISODE not in self.leaves or self.leaves[EPISODE].unsupported:
+            return None
+        cut = cut or (0, len(self.groups))
+        episode = self.read({EPISODE: 0}, cut, after)[EPISODE]
+        return np.concatenate([[True], episode[1:] != episode[:-1]])
+
+    def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
         import pyarrow as pa
         import pyarrow.dataset as ds
 
@@ -68,6 +84,7 @@ class Parquet:
         for number, groups in groupby(self.groups[slice(*cut)], lambda group: group.file):
             file = self.files[number].subset(row_group_ids=[group.number for group in groups])
             parts.append(self._table(file, fields))
+        parts += self._first_rows(cut[1], fields) if after else []
         table = pa.concat_tables(parts)
         found = {name: self._values(name, table.column(name)) for name in along}
         return Batch.of(found)
@@ -85,6 +102,16 @@ class Parquet:
             raise SourceError(
                 f"{said}, which pyarrow cannot read. Write lists of any size."
             ) from None
+
+    def _first_rows(self, start: int, fields: Mapping[str, Any]) -> list:
+        """Return the first row of the row groups from ``start`` on, in a list, or an empty list."""
+        import pyarrow.dataset as ds
+
+        for group in self.groups[start:]:
+            if group.rows:
+                file = self.files[group.file].subset(row_group_ids=[group.number])
+                return [ds.Scanner.from_fragment(file, schema=self.schema, columns=fields).head(1)]
+        return []
 
     def _common_schema(self, first) -> Any:
         """Return a schema of the columns of all files and the keys of folders.

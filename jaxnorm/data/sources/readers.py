@@ -11,6 +11,8 @@ from jaxnorm.data.host.arguments import is_real_number
 PARQUET_SUFFIXES = (".parquet", ".pq")
 # Files that make a folder a Zarr store.
 ZARR_METADATA = ("zarr.json", ".zgroup", ".zarray")
+# What a leaf holds that gives the positions of others.
+COORDINATE = "a coordinate of the others"
 # The first index, and the index after the last.
 Cut = tuple[int, int]
 
@@ -89,6 +91,8 @@ class Reader(Protocol):
     """Reader of one file. It finds ``leaves`` without reading data; a bare array is the leaf ''."""
 
     leaves: dict[str, Leaf]
+    # whether cuts are between rows, the first axis of all leaves
+    cuts_rows_only: bool = False
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
         """Choose the axis to cut a leaf along from ``axes``, which are reduced as a whole."""
@@ -98,7 +102,30 @@ class Reader(Protocol):
         """Return cuts of about ``size`` bytes; ``along`` says which axis of each leaf is cut."""
         ...
 
-    def read(self, along: Mapping[str, int], cut: Cut) -> Batch: ...
+    def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
+        """Return a part of each leaf, with as many rows ``after`` the cut, if there are."""
+        ...
+
+    def starts(self, leaf: str, cut: Cut | None, after: int) -> np.ndarray | None:
+        """Return which rows of a part begin an episode, or None if there are no episodes.
+
+        ``cut`` is None for all rows.
+        """
+        return None
+
+    def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
+        """Return the bytes of a part in memory."""
+        return sum(
+            self._row(leaf, axis) * self._rows(leaf, axis, cut) for leaf, axis in along.items()
+        )
+
+    def _row(self, leaf: str, axis: int) -> int:
+        shape, dtype = self.leaves[leaf].shape, self.leaves[leaf].dtype
+        return nbytes((*shape[:axis], *shape[axis + 1 :]), dtype)
+
+    def _rows(self, leaf: str, axis: int, cut: Cut) -> int:
+        first, last = (min(row, self.leaves[leaf].shape[axis]) for row in cut)
+        return last - first
 
 
 def rows_of(leaves: Mapping[str, Leaf], along: Mapping[str, int], size: int) -> tuple[int, int]:

@@ -1,0 +1,148 @@
+"""The leaves of a file to fit, and what axes, differences and weights mean for each of them."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from jaxnorm.arguments.axes import Axes
+from jaxnorm.data.sources import dimensions
+from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded
+from jaxnorm.data.sources.opening import guarded
+from jaxnorm.data.sources.readers import COORDINATE, Leaf
+from jaxnorm.data.trees import prefix_of
+
+
+class Wanted(NamedTuple):
+    """What is fitted of leaves, besides their axes.
+
+    Attributes:
+      diff: the axis along which differences are fitted, by number or name, or None.
+      weights: pairs of a function's name and the leaf of its argument, whose values weight one
+        dimension of other leaves.
+      masks: leaves that are read as masks.
+    """
+
+    diff: int | str | None = None
+    weights: tuple[tuple[str, str], ...] = ()
+    masks: frozenset[str] = frozenset()
+
+
+def leaves_to_fit(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
+    """Return the leaves to fit: those that axes name, and the arrays of numbers in named trees."""
+    leaves = guarded(path, lambda reader: reader.leaves)
+    if not leaves:
+        raise SourceError(f"{path} must hold arrays: it holds none.")
+    named = {name: leaf for name, leaf in leaves.items() if prefix_of(axes, name) is not None}
+    # a part of a longer leaf is named by itself, or is fitted with the longer one
+    named = {
+        name: leaf
+        for name, leaf in named.items()
+        if name in axes or not leaf.part_of or prefix_of(axes, leaf.part_of) is None
+    }
+    fitted = {
+        name: leaf
+        for name, leaf in named.items()
+        if not leaf.unsupported and (name in axes or not leaf.is_coordinate)
+    }
+    if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
+        if list(leaves) == [""]:
+            way = f"give --pattern {axes[missing[0]]!r} without '{missing[0]}='"
+            raise PatternError(f"{path} holds one array, which has no name: {way}.")
+        wanted = ", ".join(map(repr, missing))
+        held = ", ".join(repr(name) for name, leaf in leaves.items() if not leaf.part_of)
+        raise PatternError(f"{path} must hold {wanted}: it holds {held}.")
+    for prefix in axes:
+        if (prefix in named and prefix not in fitted) or not _names(prefix, fitted):
+            name = prefix if prefix in named else next(filter(_within(prefix), named))
+            raise _no_number(path, name, leaves)
+    return fitted
+
+
+def _within(prefix: str) -> Callable[[str], bool]:
+    return lambda name: prefix_of({prefix: 0}, name) is not None
+
+
+def _names(prefix: str, leaves: Mapping[str, Leaf]) -> bool:
+    return any(map(_within(prefix), leaves))
+
+
+def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
+    held = f"{path} must hold numbers{f' in {name!r}' if name else ''}"
+    said = f"{held}: it holds {leaves[name].unsupported or COORDINATE}."
+    other = next((leaf for leaf in leaves if leaf and not leaves[leaf].unsupported), None)
+    if other is None:
+        return SourceError(said)
+    way = f"Name what is fitted: axes={{{other!r}: 0}}, or --pattern {f'{other}=[n]'!r}"
+    return PatternError(f"{said} {way}.")
+
+
+def lacking(path: str, axes: Mapping[str, Axes], wanted: Wanted) -> dict[str, str]:
+    """Return the leaves that :func:`pieces` leaves out for want of the axis of differences."""
+    leaves = leaves_to_fit(expanded([path])[0], axes)
+    return {
+        name: f"no axis {wanted.diff!r}"
+        for name, leaf in leaves.items()
+        if name not in wanted.masks
+        and dimensions.axis_of(wanted.diff, leaf, axes[str(prefix_of(axes, name))]) is None  # type: ignore[arg-type]
+    }
+
+
+def differenced(
+    path: str, named: Mapping[str, Leaf], own: Mapping[str, Axes], axes: Mapping, wanted: Wanted
+) -> dict[str, int]:
+    """Return the axis of the differences of each leaf that has it.
+
+    Leaves without it are not fitted, and refused if the axes name them.
+    """
+    found = {
+        leaf: dimensions.axis_of(wanted.diff, named[leaf], own[leaf])  # type: ignore[arg-type]
+        for leaf in named
+        if leaf not in wanted.masks
+    }
+    lacking = [leaf for leaf, axis in found.items() if axis is None]
+    if len(lacking) == len(found) or any(leaf in axes for leaf in lacking):
+        leaf = next(leaf for leaf in lacking if leaf in axes or len(lacking) == len(found))
+        dims = ", ".join(named[leaf].dims) or repr(own[leaf])
+        called = f" of {leaf!r}" if leaf else ""
+        raise PatternError(
+            f"diff must name an axis{called} in {path}: got {wanted.diff!r}, its axes are {dims}."
+        )
+    return {leaf: axis for leaf, axis in found.items() if axis is not None}
+
+
+def weighted(
+    path: str, named: Mapping[str, Leaf], own: Mapping[str, Axes], wanted: Wanted
+) -> tuple[tuple[str, int, str, str], ...]:
+    """Return which axes of which leaves are weighted."""
+    leaves, is_table = guarded(path, lambda reader: (reader.leaves, reader.cuts_rows_only))
+    result: list[tuple[str, int, str, str]] = []
+    for function, key in wanted.weights:
+        if key not in leaves:
+            held = ", ".join(repr(name) for name, leaf in leaves.items() if not leaf.part_of)
+            raise PatternError(f"{path} must hold the weights {key!r}: it holds {held}.")
+        if is_table:
+            must = f"{path} is a table, whose rows are weighted by masks"
+            leaf = next(leaf for leaf in named if leaf not in wanted.masks)
+            raise PatternError(f"{must}: got weights={key!r}. Give where {leaf}={key} instead.")
+        weights = leaves[key]
+        if weights.unsupported or len(weights.shape) != 1:
+            held = weights.unsupported or f"an array of shape {weights.shape}"
+            raise PatternError(f"{path} must hold one axis of numbers in {key!r}: it holds {held}.")
+        dim = weights.dims[0] if weights.dims else key.rpartition("/")[2]
+        found = [
+            (leaf, axis, function, key)
+            for leaf in named
+            if leaf not in wanted.masks
+            if (axis := dimensions.axis_of(dim, named[leaf], own[leaf])) is not None
+        ]
+        for leaf, axis, *_ in found:
+            if named[leaf].shape[axis] != weights.shape[0]:
+                must = f"{path} must hold a weight for each index of {leaf!r} along {dim!r}"
+                lengths = f"{weights.shape[0]} in {key!r} for {named[leaf].shape[axis]}"
+                raise PatternError(f"{must}: there are {lengths}.")
+        if not found:
+            must = f"weights must lie along an axis of what is fitted: those of {key!r} lie along"
+            raise PatternError(
+                f"{must} {dim!r}. Name that axis so in a pattern, or fit an array that has it."
+            )
+        result += found
+    return tuple(result)

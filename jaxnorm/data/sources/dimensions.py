@@ -1,0 +1,65 @@
+"""Axes by name: the dimensions of an array in its file, or else the names in its pattern."""
+
+import re
+from itertools import groupby
+
+from jaxnorm.arguments import axes as arguments
+from jaxnorm.arguments.axes import Axes
+from jaxnorm.data.sources.addresses import PatternError
+from jaxnorm.data.sources.readers import Leaf
+
+
+def axis_of(axis: int | str, leaf: Leaf, axes: Axes) -> int | None:
+    """Return an axis by its number or name; None if the leaf has no such axis.
+
+    >>> axis_of("time", Leaf((9, 2), "float32", dims=("time", "x")), 0)
+    0
+    >>> axis_of("time", Leaf((9, 2), "float32"), "[n] time")
+    1
+    """
+    rank = len(leaf.shape)
+    if isinstance(axis, int):
+        return axis % rank if -rank <= axis < rank else None
+    if axis in leaf.dims:
+        return leaf.dims.index(axis)
+    named = arguments.names(axes, rank) if isinstance(axes, str) else []
+    return named.index([axis]) if [axis] in named else None
+
+
+def check(path: str, name: str, leaf: Leaf, axes: Axes) -> None:
+    """Refuse a pattern that names dimensions of the file, but not in their places.
+
+    A pattern with none of their names goes by position.
+    """
+    words = re.findall(r"\w+", axes) if isinstance(axes, str) else []
+    if not set(words) & set(leaf.dims):
+        return
+    try:
+        found = arguments.names(str(axes), len(leaf.shape))
+    except ValueError:
+        found = None
+    dims = set(leaf.dims)
+    if found is None or any(
+        word in dims and word != dim
+        for dim, names in zip(leaf.dims, found, strict=True)
+        for word in names
+    ):
+        must = f"the pattern of {name!r} must name its dimensions in their order"
+        listed = ", ".join(leaf.dims)
+        raise PatternError(
+            f"{path}: {must}, {listed}: got {axes!r}.{_remedy(leaf.dims, str(axes))}"
+        )
+
+
+def _remedy(dims: tuple[str, ...], pattern: str) -> str:
+    """Return the pattern in the order of the dimensions, in a sentence.
+
+    >>> _remedy(("time", "level", "lat", "lon"), "[lat lon time]")
+    " Write '[time] level [lat lon]'."
+    """
+    if "(" in pattern or "." in pattern or not all(map(str.isidentifier, dims)):
+        return ""
+    reduced = set(re.findall(r"\w+", " ".join(re.findall(r"\[(.*?)\]", pattern))))
+    parts = [(pooled, " ".join(run)) for pooled, run in groupby(dims, reduced.__contains__)]
+    written = " ".join(f"[{run}]" if pooled else run for pooled, run in parts)
+    return f" Write {written!r}."
