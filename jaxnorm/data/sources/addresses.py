@@ -87,6 +87,22 @@ def is_folder(path: str) -> bool:
     return system.info(inside)["type"] == "directory"
 
 
+def exists(path: str) -> bool:
+    if (found := local(path)) is not None:
+        return found.exists()
+    system, inner = remote(path)
+    return system.exists(inner)
+
+
+def inside(folder: str, name: str) -> str:
+    """Return the path of a name in a folder.
+
+    >>> inside("s3://bucket/a/", "meta/info.json")
+    's3://bucket/a/meta/info.json'
+    """
+    return f"{folder.rstrip('/')}/{name}"
+
+
 def names_in(folder: str) -> list[str]:
     """Return the sorted names of all files in a folder, at any depth, relative to the folder."""
     if (found := local(folder)) is not None:

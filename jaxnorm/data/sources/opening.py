@@ -12,6 +12,8 @@ from typing import Any
 
 from jaxnorm.data.sources.addresses import (
     SourceError,
+    exists,
+    inside,
     is_empty,
     is_folder,
     names_in,
@@ -31,6 +33,8 @@ READERS = {
     ".nc4": "netcdf.NetCdf",
 }
 
+LEROBOT = "lerobot.LeRobot"
+
 
 class _Readers(threading.local):
     """The last few readers of each thread, kept open.
@@ -49,13 +53,15 @@ class _Readers(threading.local):
 # `changed` and `process` are keys of the cache: a file that has changed, or that a process opened
 # before it forked, is opened again
 def _opened(path: str, changed: Any, process: int) -> Reader:
-    kind = READERS[_suffix(path)]
-    module, name = kind.split(".")
+    module, name = READERS.get(suffix := _suffix(path), suffix).split(".")
     return getattr(import_module(f"{__package__}.{module}"), name)(path)
 
 
 def _suffix(path: str) -> str:
-    """Return the suffix that names a file's format; a folder has the suffix of its contents."""
+    """Return the suffix that names a file's format; a folder has the suffix of its contents.
+
+    LeRobot's folders have none, and get the name of their reader.
+    """
     suffix, folder = PurePath(path).suffix.lower(), is_folder(path)
     if suffix in (".npy", ".npz") and folder:
         raise SourceError(f"{path} must be a file: it is a folder.")
@@ -63,6 +69,8 @@ def _suffix(path: str) -> str:
         raise SourceError(f"{path} must hold data: it is empty.")
     if suffix in READERS:
         return suffix
+    if folder and exists(inside(path, "meta/info.json")):
+        return LEROBOT
     names = names_in(path) if folder else []
     if any(name in ZARR_METADATA for name in names):
         return ".zarr"
