@@ -165,7 +165,9 @@ def run(
     threads: int | None = None,
 ) -> Normalizer:
     """Fit the pieces after those that ``begun`` holds, and save the state on the way."""
-    with progress.shown(show_progress, len(task.pieces), begun.batches) as advance:
+    sizes = [piece.size for piece in task.pieces]
+    done = sum(sizes[: begun.batches])
+    with progress.shown(show_progress, sum(sizes), done, "bytes") as advance:
         if engine == "local":
             return _fit_local(begun, task, state, advance, threads)
         return _fit_in_rounds(begun, task, state, advance, engine)
@@ -186,7 +188,7 @@ def _fit_local(
                 raise SourceError(f"{piece.path}: {error}") from error
             # frees its memory before the next batch is read
             del batch
-            advance()
+            advance(piece.size)
             if state is not None and due():
                 state.save(fitted)
     finally:
@@ -206,8 +208,7 @@ def _fit_in_rounds(
         fitted = fitted.merge(fit_pieces(some, task.empty))
         if state is not None:
             state.save(fitted)
-        for _ in some:
-            advance()
+        advance(sum(piece.size for piece in some))
         took = (time.monotonic() - start) / progress.SECONDS
         size = size * 2 if took < 0.5 else max(1, size // 2) if took > 1 else size
     return fitted

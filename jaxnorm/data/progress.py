@@ -64,34 +64,38 @@ def after(batches: Iterable, seen: int) -> Iterator:
 
 
 @contextmanager
-def shown(show: bool, total: int | None, done: int) -> Iterator[Callable[[], None]]:
-    """Yield a function to call after each batch; a bar is drawn if standard error is a terminal."""
+def shown(
+    show: bool, total: int | None, done: int, unit: str = "batches"
+) -> Iterator[Callable[..., None]]:
+    """Yield a function that advances the bar, which is drawn if standard error is a terminal.
+
+    The function takes the number of units that were done, by default 1. For ``unit="bytes"`` the
+    bar also shows their speed.
+    """
     # elsewhere than on a terminal rich (13.7) writes an empty line
     if not (show and sys.stderr.isatty()):
-        yield lambda: None
+        yield lambda amount=1: None
         return
     if find_spec("rich") is None:
         raise ModuleNotFoundError(
             "show_progress needs rich, which is not installed: pip install 'jaxnorm[data]'.",
             name="rich",
         )
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    counts = (
+        (progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn())
+        if unit == "bytes"
+        else (progress.MofNCompleteColumn(),)
     )
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task("batches", total=total, completed=done)
-        yield lambda: bar.advance(task)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        *counts,
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task(unit if unit == "batches" else "fit", total=total, completed=done)
+        yield lambda amount=1: bar.advance(task, amount)

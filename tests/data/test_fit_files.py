@@ -1,10 +1,12 @@
 """Test ``Normalizer.fit_files``: the work of ``jaxnorm fit`` as a function."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from reading import WRITE, X, opened
 
 from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.command import main
@@ -113,6 +115,33 @@ def test_a_state_of_another_fit_is_refused_and_kept(x):
     Normalizer.fit(list(x)).save("other.json")
     with pytest.raises(ValueError, match=r"^other\.json must be a state of fit_files: "):
         Normalizer.fit_files("a.npy", state="other.json")
+
+
+def test_the_bar_counts_bytes(x, stopped, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    np.savez_compressed("a.npz", x=x, other=x)
+    Normalizer.fit_files("a.npz", {"x": 0}, show_progress=True)
+    assert "9.4/9.4 KiB" in capsys.readouterr().err  # of x alone, unpacked
+    stopped(5)
+    with pytest.raises(KeyboardInterrupt):
+        Normalizer.fit_files("a.npz", {"x": 0}, show_progress=True, state="state.json")
+    assert "4.8/9.4 KiB" in capsys.readouterr().err
+    stopped(0)
+    with pytest.raises(KeyboardInterrupt):
+        Normalizer.fit_files("a.npz", {"x": 0}, show_progress=True, state="state.json")
+    assert "4.8/9.4 KiB" in capsys.readouterr().err  # goes on where it was
+
+
+@pytest.mark.parametrize("suffix", WRITE)
+def test_sizes_of_pieces_are_those_of_their_numbers(suffix):
+    WRITE[suffix](f"a.{suffix}", X)
+    found = opened(f"a.{suffix}")
+    assert sum(piece.size for piece in found) == X.nbytes
+    for piece in found:
+        batch = piece.read()
+        assert (batch["x"] if isinstance(batch, dict) else batch).nbytes == piece.size
 
 
 def test_what_does_not_fit_is_said_in_the_words_of_the_function(x):
