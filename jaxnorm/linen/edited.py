@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import jax
 from flax import linen as nn
+from flax.core import FrozenDict, freeze
 
+Variables = TypeVar("Variables", bound=Mapping[str, Any])
 # as nn.intercept_methods takes it: call, positional and keyword arguments, context
 Interceptor = Callable[[Callable[..., Any], tuple, dict, Any], Any]
 
@@ -189,3 +191,18 @@ def with_subtree(
     new = with_subtree(below, rest[0], "/".join(rest[1:]), values) if rest else dict(values)
     others = {name: value for name, value in variables.items() if name != first}
     return {**variables, first: new} if new else others
+
+
+def frozen_like(old: Variables, new: Mapping[str, Any]) -> Variables:
+    """Return new variables that are a FrozenDict, or hold one, where the old ones do.
+
+    >>> frozen_like({"params": freeze({"a": 1})}, {"params": {"b": 2}, "batch_stats": {}})
+    {'params': FrozenDict({
+        b: 2,
+    }), 'batch_stats': {}}
+    """
+    if isinstance(old, FrozenDict):
+        return cast(Variables, freeze(dict(new)))
+    held = {name for name, value in old.items() if isinstance(value, FrozenDict)}
+    found = {name: freeze(value) if name in held else value for name, value in new.items()}
+    return cast(Variables, found)

@@ -28,9 +28,11 @@ from jaxnorm.linen.batch import BatchNorm, evaluates
 from jaxnorm.linen.edited import (
     Edit,
     Edited,
+    Variables,
     check_module,
     check_variables,
     distinct,
+    frozen_like,
     intercepting,
     path_of,
     subtree,
@@ -41,7 +43,6 @@ from jaxnorm.linen.layers import LayerNorm, RMSNorm
 
 __all__ = ["fold"]
 
-Variables = Mapping[str, Any]
 # Only of exactly these classes is known what they compute.
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Conv, nn.ConvTranspose)
 BATCH = (nn.BatchNorm, BatchNorm)
@@ -57,7 +58,7 @@ def fold(
     only: Chosen = None,
     bound: float | None = None,
     **arguments: Any,
-) -> tuple[Edited, dict[str, Any], Report]:
+) -> tuple[Edited, Variables, Report]:
     """Fold norms into the layers next to them, so that inference computes less.
 
     A batch norm that normalizes by its running statistics goes into the layer whose output it
@@ -112,8 +113,8 @@ def fold(
     check_module("fold", model)
     check_variables(variables)
     chosen, bound = choices("only", only), checked_bound(bound)
-    variables = unfreeze(dict(variables))
-    arrays, rebuilt = arrays_of((variables, inputs))
+    plain = unfreeze(dict(variables))
+    arrays, rebuilt = arrays_of((plain, inputs))
     watch = Watch()
 
     def traced(model: nn.Module | Edited, watch: Watch, build: Callable[..., Any]) -> Any:
@@ -127,11 +128,11 @@ def fold(
     graph = watch.trace(traced(model, watch, rebuilt), arrays)
     check_chosen(chosen, watch)
     folding = Folding(graph, arrays, bound)
-    folded, new = _edited(model, watch, folding), _new_variables(variables, folding)
+    folded, new = _edited(model, watch, folding), _new_variables(plain, folding)
     arrays, rebuilt = arrays_of((new, inputs))
     after = Watch(watch.numbers)
     again = after.trace(traced(folded, after, rebuilt), arrays)
-    return folded, new, folding.report(again.program, arrays)
+    return folded, frozen_like(variables, new), folding.report(again.program, arrays)
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def _edited(model: nn.Module | Edited, watch: Watch, folding: Folding) -> Edited
     return Edited(model, tuple(edits.items()))
 
 
-def _new_variables(variables: Variables, folding: Folding) -> dict[str, Any]:
+def _new_variables(variables: Mapping[str, Any], folding: Folding) -> dict[str, Any]:
     """Return variables with the new weights, and without those of folded norms."""
     new = dict(variables)
     for layer, weights in folding.weights.items():

@@ -20,11 +20,10 @@ from jaxnorm.flax_common.running import (
     restart,
 )
 from jaxnorm.linen.batch import COLLECTION
+from jaxnorm.linen.edited import Variables, frozen_like
 
-Variables = Mapping[str, Any]
 
-
-def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str, Any]:
+def accumulate(variables: Variables, when: jax.Array | bool = True) -> Variables:
     """Return variables that make the following batches microbatches of one batch.
 
     The variables have one more collection, ``batch_moments``, in which the norms merge the Moments
@@ -63,20 +62,21 @@ def accumulate(variables: Variables, when: jax.Array | bool = True) -> dict[str,
     fresh = {path: nothing(mean, var) for path, mean, var in _norms(variables)}
     if COLLECTION in variables:
         fresh = restart(when, fresh, _collected(variables[COLLECTION]))
-    return {**variables, COLLECTION: _collection(fresh)}
+    return frozen_like(variables, {**variables, COLLECTION: _collection(fresh)})
 
 
-def stop_accumulating(variables: Variables) -> dict[str, Any]:
+def stop_accumulating(variables: Variables) -> Variables:
     """Return the variables without the collection that :func:`accumulate` added.
 
     The running statistics stay as they are.
     """
-    return {name: value for name, value in variables.items() if name != COLLECTION}
+    kept = {name: value for name, value in variables.items() if name != COLLECTION}
+    return frozen_like(variables, kept)
 
 
 def population(
     model: nn.Module,
-    variables: Variables,
+    variables: Mapping[str, Any],
     batches: Iterable[Any],
     *,
     only: Only = None,
@@ -142,7 +142,7 @@ def recalibrate(
     seen: Seen | None = None,
     progress: Progress = None,
     **arguments: Any,
-) -> dict[str, Any]:
+) -> Variables:
     """Return variables whose running statistics are the statistics of the population.
 
     Use it after the weights were averaged or otherwise changed. The Moments of all batches are
@@ -185,10 +185,12 @@ def recalibrate(
         new_mean, stats[(*at, "var")] = replaced(found[path], mean, var)
         if (*at, "mean") in stats:
             stats[(*at, "mean")] = new_mean
-    return {**variables, "batch_stats": unflatten_dict(stats)}
+    return frozen_like(variables, {**variables, "batch_stats": unflatten_dict(stats)})
 
 
-def _norms(variables: Variables, only: Only = None) -> Iterator[tuple[str, jax.Array, jax.Array]]:
+def _norms(
+    variables: Mapping[str, Any], only: Only = None
+) -> Iterator[tuple[str, jax.Array, jax.Array]]:
     """Return path, mean and variance of every norm with running statistics that ``only`` names.
 
     The variance stands for the mean, whose shape it has, of a norm that keeps no mean.

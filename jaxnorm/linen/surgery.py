@@ -18,8 +18,10 @@ from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import (
     Edited,
+    Variables,
     check_module,
     check_variables,
+    frozen_like,
     intercepting,
     path_of,
     subtree,
@@ -30,7 +32,6 @@ from jaxnorm.norms import table
 
 __all__ = ["freeze", "swap", "unfreeze"]
 
-Variables = Mapping[str, Any]
 COLLECTIONS = ("params", "batch_stats")
 
 
@@ -79,7 +80,7 @@ def swap(
     only: Chosen = None,
     options: Mapping[str, Any] | None = None,
     **arguments: Any,
-) -> tuple[Edited, dict[str, Any], Report]:
+) -> tuple[Edited, Variables, Report]:
     """Replace norms by another norm, which keeps what parameters it can.
 
     Parameters and statistics of the same name and shape keep their values, such as scale and bias
@@ -136,12 +137,13 @@ def swap(
             new = with_subtree(new, collection, path, values)
         edits[path] = Replaced(norm)
         rows.append(swapped_row(path, type(module).__name__, type(norm).__name__, names, own))
-    return Edited(model, tuple(edits.items())), new, Report(tuple(rows))
+    edited = Edited(model, tuple(edits.items()))
+    return edited, frozen_like(variables, new), Report(tuple(rows))
 
 
 def freeze(
     model: nn.Module | Edited,
-    variables: Variables,
+    variables: Mapping[str, Any],
     *inputs: Any,
     only: Chosen = None,
     **arguments: Any,
@@ -207,7 +209,7 @@ def _arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
 
 def _visited(
     model: Any,
-    variables: Variables,
+    variables: Mapping[str, Any],
     inputs: tuple,
     arguments: Mapping[str, Any],
     only: Chosen,
@@ -232,7 +234,7 @@ def _visited(
             found[path] = module.clone(parent=None), shape
         return call(*given, **named)
 
-    def run(variables: Variables) -> Any:
+    def run(variables: Any) -> Any:
         with intercepting(intercept):
             return model.apply(variables, *inputs, **arguments)
 
@@ -247,7 +249,7 @@ def _visited(
     return found
 
 
-def _check_stored(path: str, module: nn.Module, variables: Variables) -> None:
+def _check_stored(path: str, module: nn.Module, variables: Mapping[str, Any]) -> None:
     """Raise ValueError if a module gets other variables than the model stores at its path."""
     for collection in COLLECTIONS:
         stored = meta.unbox(subtree(variables, collection, path))
