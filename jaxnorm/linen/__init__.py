@@ -37,6 +37,7 @@ from jaxnorm.linen import (
     diagnosis,
     evonorm,
     folding,
+    freezing,
     gated,
     ghost,
     graphs,
@@ -61,6 +62,7 @@ from jaxnorm.linen.conditional_batch import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.diagnosis import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.evonorm import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.folding import *  # noqa: F403  (its __all__)
+from jaxnorm.linen.freezing import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.gated import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.ghost import *  # noqa: F403  (its __all__)
 from jaxnorm.linen.graphs import *  # noqa: F403  (its __all__)
@@ -99,6 +101,7 @@ __all__ += conditional_batch.__all__
 __all__ += diagnosis.__all__
 __all__ += evonorm.__all__
 __all__ += folding.__all__
+__all__ += freezing.__all__
 __all__ += gated.__all__
 __all__ += ghost.__all__
 __all__ += named.__all__

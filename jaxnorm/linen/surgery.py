@@ -1,8 +1,8 @@
-"""Replace the norms of linen models, and freeze their running statistics."""
+"""Replace the norms of linen models."""
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax.core import meta
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
-from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.surgery import Report
 from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import (
@@ -30,7 +30,7 @@ from jaxnorm.linen.edited import (
 from jaxnorm.linen.folding import NORMS
 from jaxnorm.norms import table
 
-__all__ = ["freeze", "swap", "unfreeze"]
+__all__ = ["swap"]
 
 COLLECTIONS = ("params", "batch_stats")
 
@@ -43,7 +43,7 @@ class Replaced:
 
     def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
         """Return what the other module returns. It is not asked for the mode of a batch norm."""
-        arguments = _arguments(module, given, named)
+        arguments = call_arguments(module, given, named)
         takes = signature(type(self.module).__call__).parameters
         names = {name: value for name, value in arguments.items() if value is not None}
         x = names.pop(next(iter(arguments)))
@@ -53,23 +53,6 @@ class Replaced:
         new = self.module.clone(parent=module.scope.rewound() if module.scope else None)
         object.__setattr__(new, "is_edit", True)
         return new(x, **names)
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """Call a norm so that it normalizes by its running statistics."""
-
-    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
-        """Return what the norm returns in evaluation."""
-        arguments = _arguments(module, given, named)
-        arguments.pop(MODE, None)
-        x = arguments.pop(next(iter(arguments)))
-        before = getattr(module, MODE)
-        object.__setattr__(module, MODE, True)  # the model's own copy, to which linen refuses it
-        try:
-            return call(x, **arguments)
-        finally:
-            object.__setattr__(module, MODE, before)
 
 
 def swap(
@@ -119,7 +102,7 @@ def swap(
     """
     check_module("swap", model)
     row, given = target(to), dict(options or {})
-    found = _visited(model, variables, inputs, arguments, only, _is_norm)
+    found = visited(model, variables, inputs, arguments, only, _is_norm)
     new, edits, rows = core.unfreeze(dict(variables)), {}, []
     for path, (module, x) in found.items():
         make = table.maker("linen", sys.modules["jaxnorm.linen"], to)
@@ -141,73 +124,17 @@ def swap(
     return edited, frozen_like(variables, new), Report(tuple(rows))
 
 
-def freeze(
-    model: nn.Module | Edited,
-    variables: Mapping[str, Any],
-    *inputs: Any,
-    only: Chosen = None,
-    **arguments: Any,
-) -> tuple[Edited, Report]:
-    """Make norms normalize by their running statistics, and keep these, also in training.
-
-    :func:`recalibrate` and :func:`accumulate` leave the statistics of frozen norms as they are.
-    Gradients with respect to scale and bias stay.
-
-    Args:
-      model: the model, which stays as it is.
-      variables: its variables.
-      *inputs: inputs of the model, to find the norms that it calls.
-      only: the norms to freeze: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
-        all norms below it, a function of path and module, or several of these. None takes all.
-      **arguments: further arguments of ``model.apply``, such as ``train=False``.
-
-    Returns:
-      The new model, whose ``apply`` is called as the model's, and a report. :func:`unfreeze`
-      returns the model.
-
-    Raises:
-      TypeError: ``only`` is something else.
-      ValueError: ``only`` names no norm with running statistics, or the model calls none.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from jaxnorm import linen as nn
-    >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
-    >>> variables = norm.init(jax.random.key(0), x)
-    >>> frozen, report = nn.freeze(norm, variables, x, mutable=["batch_stats"])
-    >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
-    ([[1.0], [2.0]], 'frozen')
-    """
-    check_module("freeze", model)
-    found = _visited(model, variables, inputs, arguments, only, _runs)
-    edits = tuple((path, Frozen()) for path in found)
-    rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
-    return Edited(model, edits), Report(tuple(rows))
-
-
-def unfreeze(model: Any) -> Any:
-    """Return a model without what :func:`freeze` did to it."""
-    if not isinstance(model, Edited):
-        return model
-    inner = unfreeze(model.model)
-    edits = tuple(item for item in model.edits if not isinstance(item[1], Frozen))
-    return replace(model, model=inner, edits=edits) if edits else inner
-
-
 def _is_norm(module: Any) -> bool:
     return type(module) in NORMS
 
 
-def _runs(module: Any) -> bool:
-    return hasattr(module, MODE)
-
-
-def _arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
+def call_arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
     """Return the arguments of the call of a module by their names."""
     found = signature(type(module).__call__).bind(module, *given, **named).arguments
     return dict(list(found.items())[1:])
 
 
-def _visited(
+def visited(
     model: Any,
     variables: Mapping[str, Any],
     inputs: tuple,
@@ -228,7 +155,7 @@ def _visited(
         if ours:
             called[path] = None
         if ours and is_chosen(chosen, path, module):
-            x = next(iter(_arguments(module, given, named).values()))
+            x = next(iter(call_arguments(module, given, named).values()))
             shape = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
             _check_stored(path, module, variables)
             found[path] = module.clone(parent=None), shape

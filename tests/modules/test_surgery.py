@@ -217,6 +217,43 @@ class TestFreezing:
         swapped, *_ = jn.linen.swap(frozen, variables, X, to="rms", only=fnn.LayerNorm)
         assert jn.linen.unfreeze(swapped).model is model
 
+    def test_linen_in_part(self):
+        model = Linen()
+        variables = variables_of(model)
+        frozen, _ = jn.linen.freeze(model, variables, X)
+        again, _ = jn.linen.freeze(frozen, variables, X)
+        for all_frozen, only in (
+            (frozen, "Block_0"),
+            (again, "/Block_0/norm/"),
+            (frozen, jn.linen.BatchNorm),
+            (frozen, [lambda path, norm: type(norm) is jn.linen.BatchNorm and path[:1] == "B"]),
+        ):
+            part = jn.linen.unfreeze(all_frozen, only=only)
+            new = part.apply(variables, X, True, mutable=["batch_stats"])[1]["batch_stats"]
+            old = variables["batch_stats"]
+            assert (new["Block_0"]["norm"]["mean"] != old["Block_0"]["norm"]["mean"]).all()
+            np.testing.assert_array_equal(new["BatchNorm_0"]["mean"], old["BatchNorm_0"]["mean"])
+            assert jn.linen.unfreeze(part, only="BatchNorm_0") is model
+        assert jn.linen.unfreeze(model) is model
+
+    @pytest.mark.parametrize(
+        ("only", "error", "message"),
+        [
+            ("nowhere", ValueError, "name frozen norms .* got 'nowhere'; there are 'BatchNorm_0'"),
+            (["Block_0", "nowhere"], ValueError, "got 'nowhere'"),
+            (fnn.Dense, ValueError, "must have a frozen norm that only names: .* BatchNorm_0, Bl"),
+            ([None], TypeError, "only must be a class, a path"),
+        ],
+    )
+    def test_what_linen_cannot_unfreeze(self, only, error, message):
+        frozen, _ = jn.linen.freeze(Linen(), variables_of(Linen()), X)
+        with pytest.raises(error, match=message):
+            jn.linen.unfreeze(frozen, only=only)
+        with pytest.raises(error):
+            jn.linen.unfreeze(Linen(), only=only)
+        with pytest.raises(TypeError, match=r"module of flax\.linen: got int"):
+            jn.linen.unfreeze(3)
+
     def test_linen_calibration(self):
         model = Linen(jn.linen)  # Flax's collect no Moments
         variables = variables_of(model)

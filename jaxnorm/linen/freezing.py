@@ -1,0 +1,135 @@
+"""Freeze the running statistics of linen models."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flax import linen as nn
+
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.watching import MODE
+from jaxnorm.linen.edited import Edited, check_module
+from jaxnorm.linen.surgery import call_arguments, visited
+
+__all__ = ["freeze", "unfreeze"]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Call a norm so that it normalizes by its running statistics.
+
+    Attributes:
+      norm: the norm, unbound.
+    """
+
+    norm: nn.Module = field(compare=False, repr=False)
+
+    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
+        """Return what the norm returns in evaluation."""
+        arguments = call_arguments(module, given, named)
+        arguments.pop(MODE, None)
+        x = arguments.pop(next(iter(arguments)))
+        before = getattr(module, MODE)
+        object.__setattr__(module, MODE, True)  # the model's own copy, to which linen refuses it
+        try:
+            return call(x, **arguments)
+        finally:
+            object.__setattr__(module, MODE, before)
+
+
+def freeze(
+    model: nn.Module | Edited,
+    variables: Mapping[str, Any],
+    *inputs: Any,
+    only: Chosen = None,
+    **arguments: Any,
+) -> tuple[Edited, Report]:
+    """Make norms normalize by their running statistics, and keep these, also in training.
+
+    :func:`recalibrate` and :func:`accumulate` leave the statistics of frozen norms as they are.
+    Gradients with respect to scale and bias stay.
+
+    Args:
+      model: the model, which stays as it is.
+      variables: its variables.
+      *inputs: inputs of the model, to find the norms that it calls.
+      only: the norms to freeze: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
+        all norms below it, a function of path and module, or several of these. None takes all.
+      **arguments: further arguments of ``model.apply``, such as ``train=False``.
+
+    Returns:
+      The new model, whose ``apply`` is called as the model's, and a report. :func:`unfreeze`
+      returns the model.
+
+    Raises:
+      TypeError: ``only`` is something else.
+      ValueError: ``only`` names no norm with running statistics, or the model calls none.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
+    >>> variables = norm.init(jax.random.key(0), x)
+    >>> frozen, report = nn.freeze(norm, variables, x, mutable=["batch_stats"])
+    >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
+    ([[1.0], [2.0]], 'frozen')
+    """
+    check_module("freeze", model)
+    found = visited(model, variables, inputs, arguments, only, _runs)
+    edits = tuple((path, Frozen(module)) for path, (module, _) in found.items())
+    rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
+    return Edited(model, edits), Report(tuple(rows))
+
+
+def unfreeze(model: Any, *, only: Chosen = None) -> Any:
+    """Return a model without what :func:`freeze` did to it.
+
+    Args:
+      model: the model, which stays as it is.
+      only: the norms, as in :func:`freeze`. None takes all that are frozen.
+
+    Raises:
+      TypeError: the model is no linen module, or ``only`` is something else.
+      ValueError: ``only`` names no frozen norm.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxnorm import linen as nn
+    >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
+    >>> frozen, _ = nn.freeze(norm, norm.init(jax.random.key(0), x), x, mutable=["batch_stats"])
+    >>> nn.unfreeze(frozen) is norm
+    True
+    """
+    check_module("unfreeze", model)
+    chosen, frozen = choices("only", only), dict(_frozen(model))
+    check_named("only", chosen, frozen, "frozen norms")
+    thawed = {path for path, norm in frozen.items() if is_chosen(chosen, path, norm)}
+    if chosen is not None and not thawed:
+        raise ValueError(
+            "the model must have a frozen norm that only names: frozen are "
+            f"{', '.join(frozen) or 'none'}."
+        )
+    return _thawed(model, thawed)
+
+
+def _frozen(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the frozen norms of a model, with their paths."""
+    if isinstance(model, Edited):
+        yield from _frozen(model.model)
+        yield from ((path, edit.norm) for path, edit in model.edits if isinstance(edit, Frozen))
+
+
+def _thawed(model: Any, paths: Collection[str]) -> Any:
+    """Return a model in which the norms at these paths are not frozen."""
+    if not isinstance(model, Edited):
+        return model
+    inner = _thawed(model.model, paths)
+    edits = tuple(
+        (path, edit)
+        for path, edit in model.edits
+        if not (isinstance(edit, Frozen) and path in paths)
+    )
+    return replace(model, model=inner, edits=edits) if edits else inner
+
+
+def _runs(module: Any) -> bool:
+    return hasattr(module, MODE)
