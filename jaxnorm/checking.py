@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxnorm.flax_common.comparison import Comparison
+from jaxnorm.flax_common.inputs import InputsError
 
 DESCRIPTION = """Run a model with Flax's norms and with jaxnorm's, and print how they compare:
 outputs, state and gradients, errors from float64, bytes that reverse mode keeps, times, and which
@@ -130,6 +131,8 @@ def _guarded(name: str, run: Callable[[], Any], doing: str = "calling") -> Any:
     """Return the result of the user's code; its traceback is shown if it fails."""
     try:
         found = run()
+    except InputsError as error:
+        raise UsageError(f"{doing} {name} failed: {error}") from None
     except Exception as error:
         traceback.print_exc()
         kind = type(error).__name__

@@ -100,12 +100,7 @@ def measure(
       loss: function of the output; None for :func:`squared_distance`.
       rounds: how often each step is timed.
       float64: whether the step is also computed in float64.
-
-    Raises:
-      ValueError: rounds is no positive number.
     """
-    if type(rounds) is not int or rounds < 1:
-        raise ValueError(f"rounds must be a positive integer: got {rounds!r}.")
     of_params, from_params = _floats_of(params)
     of_inputs, from_inputs = _floats_of(arguments)
     of_rest, from_rest = _floats_of(rest)

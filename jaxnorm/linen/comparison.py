@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ from flax import linen as nn
 
 from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.comparison import Comparison
+from jaxnorm.flax_common.inputs import check_rounds, naming_inputs
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.linen.adoption import OURS, adopted
-from jaxnorm.linen.edited import check_module, path_of
+from jaxnorm.linen.edited import check_module, check_variables, path_of
 
 __all__ = ["compare"]
 
@@ -57,8 +59,9 @@ def compare(
       ``agrees()`` and ``to_json()``.
 
     Raises:
-      TypeError: ``model`` is no linen module; ``without`` is of a wrong kind.
-      ValueError: ``rounds`` is no positive number.
+      TypeError: ``model`` is no linen module, and ``variables`` none of its; inputs that it does
+        not take; ``without`` is of a wrong kind, or ``rounds`` no integer.
+      ValueError: ``rounds`` is not positive; variables that are parameters alone.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen
@@ -67,10 +70,14 @@ def compare(
     (True, 'LayerNorm', 'outputs')
     """
     check_module("compare", model, edited=False)
-    chosen = choices("without", without) or ()
+    if variables is not None:
+        check_variables(variables)
+    chosen, rounds = choices("without", without) or (), check_rounds(rounds)
     norms = Norms(path_of)
+    naming = partial(naming_inputs, model, method, inputs, keywords, compare.__kwdefaults__)
     if variables is None:
-        variables = _initial(model, rngs, method, inputs, keywords)
+        with naming():
+            variables = _initial(model, rngs, method, inputs, keywords)
     state = {name: value for name, value in variables.items() if name != "params"}
     names = list(state) if mutable is None else list(mutable)
 
@@ -84,7 +91,7 @@ def compare(
         def call(params: Any, rest: Any, given: tuple, named: Mapping) -> tuple[Any, Any]:
             collections = {**rest["state"], "params": params}
             # the innermost interceptor decides, so the others come first
-            with nn.intercept_methods(listen), context():
+            with naming(), nn.intercept_methods(listen), context():
                 return model.apply(
                     collections, *given, rngs=rest["rngs"], method=method, mutable=names, **named
                 )

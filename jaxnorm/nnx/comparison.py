@@ -7,6 +7,7 @@ from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen
 from jaxnorm.flax_common.comparison import Comparison
+from jaxnorm.flax_common.inputs import check_rounds, naming_inputs
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
 from jaxnorm.nnx.adoption import OURS, adopt
 from jaxnorm.nnx.calls import check_module
@@ -51,8 +52,9 @@ def compare(
       ``agrees()`` and ``to_json()``.
 
     Raises:
-      TypeError: ``model`` is no nnx module; ``without`` is of a wrong kind.
-      ValueError: ``rounds`` is no positive number; ``without`` names no norm.
+      TypeError: ``model`` is no nnx module; inputs that it does not take; ``without`` is of a
+        wrong kind, or ``rounds`` no integer.
+      ValueError: ``rounds`` is not positive; ``without`` names no norm.
 
     >>> import flax.nnx, jax.numpy as jnp
     >>> from jaxnorm import nnx
@@ -62,6 +64,7 @@ def compare(
     (True, 'LayerNorm', 'outputs')
     """
     check_module("compare", model)
+    rounds = check_rounds(rounds)
     ours = adopt(model, without=without, copy=True)
     paths: dict[int, str] = {}
     norms = Norms(lambda module: paths.get(id(module), ""))
@@ -78,7 +81,8 @@ def compare(
                 (id(node), "/".join(map(str, path))) for path, node in nnx.iter_graph(merged)
             )
             function = method if callable(method) else getattr(type(merged), method)
-            output = function(merged, *given, **named)
+            with naming_inputs(merged, function, given, named, compare.__kwdefaults__):
+                output = function(merged, *given, **named)
             return output, nnx.state(merged, nnx.Not(nnx.Param))
 
         return call

@@ -141,14 +141,79 @@ def test_options_reach_the_model():
 
 
 def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"rounds must be a positive integer: got 0\."):
-        jn.linen.compare(fnn.LayerNorm(), {}, X, rounds=0)
+    for rounds, error in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        said = rf"rounds must be a positive integer: got {rounds}"
+        with pytest.raises(error, match=said):
+            jn.linen.compare(Refusing(), None, X, rounds=rounds)
+        with pytest.raises(error, match=said):
+            jn.nnx.compare(NnxRefusing(), X, rounds=rounds)
     with pytest.raises(TypeError, match=r"must be a module of flax.linen: got NnxModel\. For nnx"):
         jn.linen.compare(NnxModel(fnx.Rngs(0)), {}, X)
     with pytest.raises(TypeError, match=r"must be a module of flax.nnx: got Model\. For linen"):
         jn.nnx.compare(Model(), X)
     with pytest.raises(ValueError, match="without must name norms"):
         jn.nnx.compare(NnxModel(fnx.Rngs(0)), X, without="head")
+
+
+class Refusing(fnn.Module):
+    """It must not run."""
+
+    def __call__(self, x):
+        raise AssertionError
+
+
+class NnxRefusing(fnx.Module):
+    def __call__(self, x):
+        raise AssertionError
+
+
+def of_linen(*inputs, **keywords):
+    return lambda: jn.linen.compare(Model(), None, *inputs, rounds=1, **keywords)
+
+
+def of_nnx(*inputs, **keywords):
+    return lambda: jn.nnx.compare(NnxModel(fnx.Rngs(0)), *inputs, rounds=1, **keywords)
+
+
+class Wrong(fnn.Module):
+    """Its own call of a layer is wrong, not the call of the model."""
+
+    @fnn.compact
+    def __call__(self, x):
+        return fnn.LayerNorm()(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (
+            of_linen(),
+            TypeError,
+            r"inputs must fit Model\.__call__\(x, train=True, shift=None\): got 0 by position, "
+            r"missing a required argument: 'x'\.$",
+        ),
+        (of_linen(X, True, None, X), TypeError, "got 4 by position, too many positional arguments"),
+        (of_linen(X, trian=True), TypeError, r"1 by position and trian by keyword, .*mean train\?"),
+        (of_linen(X, round=3), TypeError, r"keyword argument 'round'\. Did you mean rounds\?"),
+        (
+            lambda: jn.linen.compare(Model(), {"params": {}}, X, True, None, X),
+            TypeError,
+            "inputs must fit Model",
+        ),
+        (
+            lambda: jn.linen.compare(Model(), X),
+            TypeError,
+            "variables must be what init returns, .* got ndarray",
+        ),
+        (of_nnx(), TypeError, r"inputs must fit NnxModel\.__call__\(x\): got 0 by position"),
+        (of_nnx(X, X), TypeError, "got 2 by position, too many"),
+        (of_nnx(X, method=lambda model, x, y: x), TypeError, "missing a required argument: 'y'"),
+        (lambda: jn.linen.compare(Wrong(), None, X), TypeError, r"^LayerNorm\.__call__\(\) takes"),
+    ],
+)
+def test_inputs_that_the_model_does_not_take(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
 
 
 def test_float64_follows_loops_branches_and_random_bits():

@@ -26,6 +26,7 @@ def number(): return 1, x
 def options(): return M(), None, x, x
 def raises(): raise ValueError("no data")
 def unknown(): return M(), None, x, {"shifd": 1}
+def many(): return nnx.LayerNorm(8, rngs=nnx.Rngs(0)), (x, None, x)
 value = 3
 """
 
@@ -74,7 +75,11 @@ ERRORS = {
     "own_models:number": "whose first element is of builtins.int.",
     "own_models:options": "with a dict of options: got ndarray.",
     "own_models:raises": "calling own_models:raises failed: ValueError: no data",
-    "own_models:unknown": "comparing own_models:unknown failed: TypeError: ",
+    "own_models:unknown": "comparing own_models:unknown failed: inputs must fit M.__call__(x, "
+    "shift=0.0): got 1 by position and shifd by keyword, an unexpected keyword argument "
+    "'shifd'. Did you mean shift?",
+    "own_models:many": "inputs must fit LayerNorm.__call__(x, *, mask=None): got 3 by position, "
+    "too many positional arguments.",
 }
 
 
@@ -84,6 +89,8 @@ def test_what_cannot_be_compared(check, name):
     last = said.splitlines()[-1]
     assert (status, shown) == (2, "")
     assert last.startswith("jaxnorm check: ")
+    # of the user's own errors the traceback comes first
+    assert (len(said.splitlines()) == 1) == (name != "own_models:raises")
     assert ERRORS[name] in last
 
 
