@@ -104,9 +104,9 @@ def _differences(
             f"{ours.leaves[n]} {ours.shapes[n]}" for n in row.stored if n in ours.leaves
         )
         shown = ", ".join(map(str, found))
-        return [f"{target}: {said or 'the file'} gives {shown}"]
+        return [f"{target}: {said or 'its default'} gives {shown}"]
     return [
-        f"{ours.leaves[name]} {shape}: {said or 'the file'} gives {new}"
+        f"{ours.leaves[name]} {shape}: {said or 'its default'} gives {new}"
         for name, shape, new in zip(row.stored, shapes, found, strict=True)
         if shape != new
     ]

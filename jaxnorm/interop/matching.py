@@ -1,11 +1,10 @@
 """Find which layer of a file belongs to which layer of a model, and what would not fit."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import isclose
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +13,13 @@ from jaxnorm.interop.alignment import natural
 from jaxnorm.interop.fitting import entries
 from jaxnorm.interop.layers import Layer
 from jaxnorm.interop.naming import Names, rules
+from jaxnorm.interop.problems import FILE, refusal, rounded, without
 from jaxnorm.interop.search import Pair, Search, labels
 from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.table import Entry, table
-from jaxnorm.interop.trees import Tree, loses
+from jaxnorm.interop.trees import Tree
 
 Allowed = bool | str | Sequence[str]
-LISTED = 8  # problems in an error
 
 
 @dataclass(repr=False)
@@ -41,6 +40,7 @@ class Matching:
       tied: second names of arrays, with the names that are used.
       warnings: options of the model that are not those of the file.
       hint: which framework the names look like, if it is another one.
+      source: what errors call the arrays, "the file", or "like" of ``save``.
     """
 
     entries: list[Entry]
@@ -54,6 +54,7 @@ class Matching:
     tied: dict[str, str]
     warnings: list[str]
     hint: str = ""
+    source: str = FILE
 
     def __repr__(self) -> str:
         notes = [*self.notes, *self.warnings, *([self.hint] if self.hint else [])]
@@ -61,18 +62,8 @@ class Matching:
 
     def check(self) -> None:
         """Raise ValueError if anything does not fit; the first 8 problems are listed."""
-        if not self.problems:
-            return
-        more = len(self.problems) - LISTED
-        lines = self.problems[:LISTED] + ([f"and {more} more"] if more > 0 else [])
-        hint = f"{self.hint} " if self.hint else ""
-        listed = "".join(f"\n  {line}" for line in lines)
-        raise ValueError(
-            "each parameter must have one array of its shape, and each array a place: got "
-            f"{len(self.problems)} without.{listed}\nNothing was changed. {hint}Say what belongs "
-            "together by names={ours: theirs}; jaxnorm.interop.match shows it as a table. What "
-            "allow_missing and allow_unused name may be left over."
-        )
+        if self.problems:
+            raise refusal(self.problems, self.source, self.hint)
 
 
 def find(
@@ -85,6 +76,7 @@ def find(
     allow_missing: Allowed = False,
     allow_unused: Allowed = False,
     allow_rounding: bool = False,
+    source: str = FILE,
 ) -> Matching:
     """Match the leaves of a model with the arrays of a file; see :func:`jaxnorm.interop.match`."""
     shapes = {key: tuple(np.shape(array)) for key, array in stored.arrays.items()}
@@ -96,9 +88,9 @@ def find(
     leaves = {tree.paths[key]: (key, tree.shape(key)) for key in tree.leaves}
     ours = flax.layers(leaves, attention=attention)
     search = Search(ours, theirs, framework, labels(tree.hints, kinds, ours, framework))
-    search.run(rules(names, search.ours, search.theirs, framework))
+    search.run(rules(names, search.ours, search.theirs, framework, source))
     allowed = _wanted(allow_missing), _wanted(allow_unused)
-    return _result(search, tree, stored, framework, allowed, allow_rounding)
+    return _result(search, tree, stored, framework, allowed, allow_rounding, source)
 
 
 def _wanted(allowed: Allowed) -> Callable[[str], bool]:
@@ -116,23 +108,24 @@ def _result(
     framework: ModuleType,
     allowed: tuple[Callable[[str], bool], Callable[[str], bool]],
     allow_rounding: bool,
+    source: str,
 ) -> Matching:
     """Put together what was found, with everything that does not fit."""
     arrays = stored.arrays
     pairs = sorted(search.pairs, key=lambda pair: natural(pair.ours.path))
-    problems = [problem for pair in pairs for problem in pair.fit.problems]
+    found = [problem for pair in pairs for problem in pair.fit.problems]
     values: dict[str, np.ndarray] = {}
     for pair in pairs:
         if not pair.fit.problems:
-            values |= _values(pair, arrays, problems)
+            values |= _values(pair, arrays, found)
     missing, unused, tied = _left_over(search, pairs, framework, arrays)
-    problems += _rounded(values, tree, allow_rounding)
-    problems += _without(missing, unused, pairs, tree, arrays, allowed)
+    found += rounded(values, tree, allow_rounding)
+    found += without(missing, unused, pairs, tree, arrays, allowed, source)
     return Matching(
         [entry for p in pairs for entry in entries(p.fit, p.ours, p.theirs, p.by)],
         missing + sorted(search.left_out),
         unused,
-        problems,
+        found,
         stored.notes
         + _notes(pairs, framework, search, said=bool(stored.options))
         + [f"{key} is the same array as {other}" for key, other in tied.items()],
@@ -141,43 +134,8 @@ def _result(
         values,
         tied,
         _epsilons(pairs, tree, stored, framework),
+        source=source,
     )
-
-
-def _rounded(values: Mapping[str, np.ndarray], tree: Tree, allow_rounding: bool) -> Iterator[str]:
-    """Yield the leaves whose dtype cannot hold their value."""
-    for key, value in values.items():
-        if not allow_rounding and loses(value, tree.leaves[key].dtype):
-            yield (
-                f"{key}: {value.dtype} does not go into {tree.leaves[key].dtype} without rounding; "
-                "allow_rounding=True rounds"
-            )
-
-
-def _without(
-    missing: Sequence[str],
-    unused: Sequence[str],
-    pairs: Sequence[Pair],
-    tree: Tree,
-    arrays: Mapping[str, np.ndarray],
-    allowed: tuple[Callable[[str], bool], Callable[[str], bool]],
-) -> Iterator[str]:
-    """Yield the leaves without a value and the arrays without a place that are not allowed."""
-    shapes = {key: tuple(np.shape(array)) for key, array in arrays.items()}
-    may_miss, may_stay = allowed
-    running = {
-        pair.theirs.leaves[name]: "; running statistics need a place in like, as in batch_stats"
-        for pair in pairs
-        for name in pair.fit.unused
-        if (row := pair.fit.theirs.row_of(name)) and row.common in (("mean",), ("var",))
-    }
-    for key in missing:
-        if not (may_miss(key) or may_miss("/".join(tree.paths[key]))):
-            shape = tree.shape(key)
-            yield f"{key} {shape}: nothing in the file fits it{_others(shape, unused, shapes)}"
-    for key in unused:
-        if not may_stay(key):
-            yield f"{key} {shapes[key]}: the model has no parameter for it{running.get(key, '')}"
 
 
 def _left_over(
@@ -222,15 +180,8 @@ def _counted(layer: Layer, framework: ModuleType) -> list[str]:
     return [key for name, key in layer.leaves.items() if name not in ignored]
 
 
-def _others(shape: tuple[int, ...], unused: Sequence[str], shapes: Mapping[str, Any]) -> str:
-    """Name arrays without a place that have as many elements."""
-    size = np.prod(shape, dtype=int)
-    alike = [f"{key} {shapes[key]}" for key in unused if np.prod(shapes[key], dtype=int) == size]
-    return f"; as large are {', '.join(alike[:3])}" if alike else ""
-
-
 def _values(
-    pair: Pair, arrays: Mapping[str, np.ndarray], problems: list[str]
+    pair: Pair, arrays: Mapping[str, np.ndarray], found: list[str]
 ) -> dict[str, np.ndarray]:
     """Return the values of a layer's leaves, by key."""
     mine, ours = pair.fit.ours, pair.ours
@@ -243,7 +194,7 @@ def _values(
         for name in row.common
     }
     lost = [name for name in mine.droppable if name in common and name not in placed]
-    problems += [
+    found += [
         f"{'/'.join(ours.path)}: it has no place for {name}, which is not 0 in "
         f"{', '.join(pair.theirs.leaves.values())}"
         for name in lost

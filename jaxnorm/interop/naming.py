@@ -31,9 +31,13 @@ class Rule:
 
 
 def rules(
-    names: Names, ours: Sequence[Layer], theirs: Sequence[Layer], framework: ModuleType
+    names: Names,
+    ours: Sequence[Layer],
+    theirs: Sequence[Layer],
+    framework: ModuleType,
+    source: str,
 ) -> list[Rule]:
-    """Return the rules that names say, the longest names first.
+    """Return the rules that names say, the longest names first; errors call theirs ``source``.
 
     Raises:
       TypeError: names that are no dict and no function, or not of strings.
@@ -54,7 +58,7 @@ def rules(
         under = [layer for layer in ours if layer.path[: len(path)] == path]
         leaf = _leaf(ours, path)
         if under:
-            found.append(_rule(given, name, path, under, places))
+            found.append(_rule(given, name, path, under, places, source))
         elif leaf is not None and name is not None:
             single.setdefault(leaf[0].path, (leaf[0], {}))[1][leaf[1]] = name
         else:
@@ -62,7 +66,9 @@ def rules(
                 f"names must be paths of the model: got {given!r}."
                 f"{close_names(given, _modules(ours, '/'))}"
             )
-    return [_of_leaves(layer, keys, theirs, framework) for layer, keys in single.values()] + found
+    return [
+        _of_leaves(layer, keys, theirs, framework, source) for layer, keys in single.values()
+    ] + found
 
 
 def their_path(
@@ -119,7 +125,7 @@ def _expanded(
             continue
         if name is not None and name.count("*") > given.count("*"):
             raise ValueError(
-                f"each * of a file's name must stand for one of the model's: got {name!r} for "
+                f"each * of their name must stand for one of ours in names: got {name!r} for "
                 f"{given!r}."
             )
         texts = "/".join(_without_collection(_parts(given))).split("*")
@@ -166,6 +172,7 @@ def _rule(
     path: tuple[str, ...],
     under: list[Layer],
     places: Mapping[tuple[str, ...], list[tuple[Layer, int]]],
+    source: str,
 ) -> Rule:
     """Return the rule of one name for a layer or for all layers in a module."""
     if name is None:
@@ -176,7 +183,7 @@ def _rule(
     if not others:
         known = _modules([layer for layer, _ in places[()]], ".")
         raise ValueError(
-            f"names must say layers of the file: got {name!r} for {given!r}."
+            f"names must say layers of {source}: got {name!r} for {given!r}."
             f"{close_names(name, known)}"
         )
     return Rule(under, [layer for layer, _ in others], (len(path), others[0][1]))
@@ -201,7 +208,11 @@ def _leaf(ours: Sequence[Layer], path: tuple[str, ...]) -> tuple[Layer, str] | N
 
 
 def _of_leaves(
-    layer: Layer, keys: Mapping[str, str], theirs: Sequence[Layer], framework: ModuleType
+    layer: Layer,
+    keys: Mapping[str, str],
+    theirs: Sequence[Layer],
+    framework: ModuleType,
+    source: str,
 ) -> Rule:
     """Put a layer of the file together from arrays whose keys are said."""
     shapes = {key: other.shapes[name] for other in theirs for name, key in other.leaves.items()}
@@ -209,7 +220,7 @@ def _of_leaves(
         if key not in shapes:
             path = "/".join((*layer.path, ours))
             raise ValueError(
-                f"names must say arrays of the file: got {key!r} for {path!r}."
+                f"names must say arrays of {source}: got {key!r} for {path!r}."
                 f"{close_names(key, list(shapes))}"
             )
     for mine in layer.forms(flax.FORMS):

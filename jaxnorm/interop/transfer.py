@@ -12,6 +12,7 @@ import numpy as np
 from jaxnorm.arguments.keywords import known_keywords
 from jaxnorm.interop.matching import Allowed, Matching, find
 from jaxnorm.interop.naming import Names
+from jaxnorm.interop.problems import LIKE
 from jaxnorm.interop.saving import named_arrays, of_matching
 from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.trees import Tree, converted, take_apart
@@ -207,8 +208,15 @@ def save(
     arranged = getattr(module, "arranged", lambda arrays, like: arrays)
     if like is None:
         return arranged(named_arrays(tree, module, names, kinds), None)
-    stored = _stored(module, module.template, like, layers)
-    matching = find(tree, stored, module, names=names, kinds=kinds, allow_rounding=True)
+    try:
+        stored = _stored(module, module.template, like, layers)
+    except (TypeError, ValueError) as error:
+        if not str(error).startswith("source "):
+            raise
+        raise type(error)(f"like {str(error).removeprefix('source ')}") from None
+    matching = find(
+        tree, stored, module, names=names, kinds=kinds, allow_rounding=True, source=LIKE
+    )
     matching.check()
     return arranged(of_matching(matching, tree, stored.arrays), like)
 

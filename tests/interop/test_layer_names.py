@@ -92,7 +92,7 @@ def test_patterns_may_stand_for_more_layers_than_the_file_has():
 def test_patterns_that_fit_nothing_are_errors():
     with pytest.raises(ValueError, match=r"paths of the model: got 'blocks_\*/mlp'"):
         interop.load(MODEL, STATE, framework="torch", names={"blocks_*/mlp": "model.h.*.ff"})
-    with pytest.raises(ValueError, match=r"each \* of a file's name .* got 'model\.h\.\*\.\*'"):
+    with pytest.raises(ValueError, match=r"each \* of their name .* got 'model\.h\.\*\.\*'"):
         interop.load(MODEL, STATE, framework="torch", names={"layers_*/mlp": "model.h.*.*"})
     with pytest.raises(ValueError, match=r"layers of the file: got 'model\.h\.0\.mlp'"):
         interop.load(MODEL, STATE, framework="torch", names={"layers_*/mlp": "model.h.*.mlp"})
