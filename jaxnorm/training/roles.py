@@ -79,7 +79,7 @@ def labels(
       A tree of strings of :data:`ROLES`, of the structure of ``params``.
 
     Raises:
-      TypeError: a leaf that is no array.
+      TypeError: a leaf that is no array, such as a model; an array without a tree.
       ValueError: ``before_norm`` of another structure; ``offset`` that names no gain.
 
     >>> import jax.numpy as jnp, jaxnorm as jn
@@ -179,12 +179,7 @@ def _role(
     names: list[str], leaf: Any, kind: str, siblings: Mapping[str, tuple[int, ...]], dicts: bool
 ) -> str:
     """Return the role of a leaf, but for the choices that arguments make."""
-    if not hasattr(leaf, "dtype"):
-        where, got = "/".join(names), type(leaf).__name__
-        raise TypeError(
-            f"leaves of params must be arrays: got {got} at {where!r}. Of an nnx module pass "
-            "nnx.state(model, nnx.Param)."
-        )
+    _check_leaf(names, leaf)
     name, rank = names[-1] if names else "", len(leaf.shape)
     named = lambda words: any(
         name == word or (word[0] == "_" and name.endswith(word)) for word in words
@@ -205,6 +200,21 @@ def _role(
     if rank < 2 or siblings.get("scale") == leaf.shape:
         return "coefficient"
     return "weight"
+
+
+def _check_leaf(names: list[str], leaf: Any) -> None:
+    # modules have a dtype as well, but no shape, which linen says at length
+    if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+        where = f" at {'/'.join(names)!r}" if names else ""
+        raise TypeError(
+            f"leaves of params must be arrays: got {type(leaf).__name__}{where}. Of a linen model "
+            "pass the variables that init returns, of an nnx model nnx.state(model, nnx.Param)."
+        )
+    if not names:
+        raise TypeError(
+            "params must be a tree, whose names tell the roles: got one array, of shape "
+            f"{leaf.shape}. Pass the tree that it is in."
+        )
 
 
 def _folders(leaves: list) -> dict[tuple[str, ...], dict[str, tuple[int, ...]]]:
