@@ -1,17 +1,43 @@
 """What a norm passes on to the norm that replaces it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
-from typing import Any
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeVar
 
 from jaxnorm.flax_common.surgery import Row
 from jaxnorm.norms import table
 from jaxnorm.norms.rows import Norm
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 # of the constructor, where the new norm takes them
 ALWAYS = ("dtype", "param_dtype", "use_scale", "use_bias", "axis_name", "axis_index_groups")
 RUNNING = ("momentum", "use_running_average", "unbiased", "skip_constant", "axis")
 AXES = ("reduction_axes", "feature_axes")
+
+
+def asking_for_norm(swap: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make a function say what is missing if it is called without ``to``, or with inputs."""
+    kinds = [parameter.kind for parameter in signature(swap).parameters.values()]
+    takes_inputs = Parameter.VAR_POSITIONAL in kinds
+
+    @wraps(swap)
+    def asked(*given: Arguments.args, **options: Arguments.kwargs) -> Result:
+        if not takes_inputs and len(given) > 1:
+            raise TypeError(
+                f"swap of nnx takes the model alone by position: got {len(given)} arguments. Give "
+                "the new norm by to=, and no inputs, which linen needs."
+            )
+        if "to" not in options:
+            raise TypeError(
+                "to must be the name of the new norm: got none. Pass to='rms', for example; "
+                "jaxnorm.available_norms() has all names."
+            )
+        return swap(*given, **options)
+
+    return asked
 
 
 def target(to: str) -> Norm:
@@ -20,7 +46,7 @@ def target(to: str) -> Norm:
     Raises:
       ValueError: an unknown norm, or one that is not called as ``y = norm(x)``.
     """
-    row = table.find(to)
+    row = table.find(to, "to")
     if row.call != "y = norm(x)":
         raise ValueError(
             f"to must be a norm that is called as y = norm(x): {to!r} is called as {row.call}. "

@@ -14,7 +14,7 @@ from flax.core import meta
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.surgery import Report
-from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
+from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import (
     Edited,
@@ -55,6 +55,7 @@ class Replaced:
         return new(x, **names)
 
 
+@asking_for_norm
 def swap(
     model: nn.Module | Edited,
     variables: Variables,
@@ -86,7 +87,7 @@ def swap(
       report of what was kept, dropped and added.
 
     Raises:
-      TypeError: options that the class does not take, or ``only`` is something else.
+      TypeError: no ``to``; options that the class does not take; ``only`` is something else.
       ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
         axis; ``only`` names no norm, or the model calls none.
 

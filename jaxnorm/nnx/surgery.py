@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.surgery import Report, Row
-from jaxnorm.flax_common.swapping import carried, matched, swapped_row, target
+from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
 from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.flax_versions import set_value
@@ -21,6 +21,7 @@ __all__ = ["freeze", "swap", "unfreeze"]
 Model = TypeVar("Model", bound=nnx.Module)
 
 
+@asking_for_norm
 def swap(
     model: Model,
     *,
@@ -52,7 +53,7 @@ def swap(
       The new model, and a report of what was kept, dropped and added.
 
     Raises:
-      TypeError: options that the class does not take, or ``only`` is something else.
+      TypeError: no ``to``; options that the class does not take; ``only`` is something else.
       ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
         axis; ``only`` names no norm, or the model has none.
 

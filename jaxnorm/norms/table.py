@@ -148,8 +148,12 @@ def unregister_norm(name: str, /) -> None:
     del _ROWS[name]
 
 
-def find(name: str) -> Norm:
+def find(name: str, argument: str = "name") -> Norm:
     """Return the row of a norm.
+
+    Args:
+      name: the name of the norm.
+      argument: what errors call the name.
 
     Raises:
       ValueError: there is no norm of this name.
@@ -157,7 +161,7 @@ def find(name: str) -> Norm:
     if isinstance(name, str) and name in _ROWS:
         return _ROWS[name]
     hint = f" Did you mean {close!r}?" if (close := _resembling(str(name))) else ""
-    raise ValueError(f"name must be one of {', '.join(_ROWS)}: got {name!r}.{hint}")
+    raise ValueError(f"{argument} must be one of {', '.join(_ROWS)}: got {name!r}.{hint}")
 
 
 def _resembling(name: str) -> str | None:

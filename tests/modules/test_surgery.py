@@ -137,7 +137,9 @@ def both(change):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"to": "grup"}, ValueError, r"name must be one of .* Did you mean 'group'\?"),
+        ({}, TypeError, r"^to must be the name of the new norm: got none\. Pass to='rms'"),
+        ({"to": None}, ValueError, r"^to must be one of batch, .*: got None\.$"),
+        ({"to": "grup"}, ValueError, r"^to must be one of .* Did you mean 'group'\?"),
         ({"to": "film"}, ValueError, r"to must be a norm that is called as y = norm\(x\): 'film'"),
         ({"to": "group", "options": {"num_groups": 3}}, ValueError, "cannot become this norm. "),
         ({"to": "rms", "options": {"groups": 3}}, TypeError, "groups"),
@@ -154,6 +156,13 @@ def test_what_cannot_be_swapped_is_refused(given, error, message):
     for swap in both("swap"):
         with pytest.raises(error, match=message):
             swap(**given)
+
+
+def test_nnx_needs_no_inputs_for_a_swap():
+    model = Nnx(fnx.Rngs(0))
+    for given, options in (((X,), {"to": "rms"}), ((X,), {}), (("rms",), {})):
+        with pytest.raises(TypeError, match="takes the model alone by position: got 2 arguments"):
+            jn.nnx.swap(model, *given, **options)
 
 
 def test_features_must_be_the_last_axis():
