@@ -74,9 +74,13 @@ def quantize(
     Returns:
       Quantized, a pair of values and scales. The scale is 1 for a group whose elements are all 0,
       of which none counts, or that has Inf or NaN. Inf becomes the largest number, and NaN stays
-      NaN. The scale is a constant under differentiation, and JAX rounds gradients through
-      ``values`` to float8; for training take
-      ``x + lax.stop_gradient(dequantize(quantize(x)) - x)``, whose gradient is that of ``x``.
+      NaN. The scale of other groups is at least the least normal number, 1.2e-38 in float32. Where
+      the largest element is below 5.3e-36, or 6.7e-34 for float8_e5m2, the values thus do not reach
+      the largest number.
+
+      The scale is a constant under differentiation, and JAX rounds gradients through ``values`` to
+      float8; for training take ``x + lax.stop_gradient(dequantize(quantize(x)) - x)``, whose
+      gradient is that of ``x``.
 
     Raises:
       TypeError: integer or complex ``x``; a dtype that is no float8; a mask of weights.

@@ -120,6 +120,7 @@ def assert_healthy(
       jax.experimental.checkify.JaxRuntimeError: a norm that is not healthy, outside of ``jit``. A
         function that ``jit`` compiles must be made by :func:`jax.experimental.checkify.checkify`,
         and returns the error.
+      ValueError: from JAX, "not functionalized", where ``jit`` compiles it without ``checkify``.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn

@@ -86,6 +86,19 @@ def test_elements_of_any_size(size, power_of_two):
     np.testing.assert_allclose(jn.dequantize(found), x, rtol=2**-4)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "least"), [(jnp.float8_e4m3fn, 5.3e-36), (jnp.float8_e5m2, 6.75e-34)]
+)
+def test_the_least_scale_is_a_normal_number(dtype, least):
+    """Below 448 or 57344 times that, the largest element is no longer the largest number."""
+    tiny, most = float(jnp.finfo(jnp.float32).tiny), float(jnp.finfo(dtype).max)
+    reaches = jn.quantize(jnp.array([least]), dtype=dtype)
+    assert (float(reaches.values[0]), float(reaches.scale[0]) >= tiny) == (most, True)
+    less = jn.quantize(jnp.array([least / 4]), dtype=dtype)
+    assert float(less.scale[0]) == tiny
+    assert float(less.values[0]) == pytest.approx(most / 4, rel=2**-3)
+
+
 def test_half_precision_and_float64(rng, x64):
     x = rng.standard_normal((4, 64))
     for dtype in (jnp.bfloat16, jnp.float16):

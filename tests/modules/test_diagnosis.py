@@ -293,6 +293,8 @@ def test_checkify_under_jit(healthy):
     error, _ = checked(variables, ROWS * np.nan)
     with pytest.raises(checkify.JaxRuntimeError, match=r"share of 1.* of its input is NaN"):
         error.throw()
+    with pytest.raises(ValueError, match="not functionalized"):
+        jax.jit(step)(variables, ROWS)
 
 
 class Stack(nn.Module):
