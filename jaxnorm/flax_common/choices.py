@@ -1,6 +1,6 @@
 """Which norms of a model an argument means: by class, by path, or by a function."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 Choice = type | str | Callable[[str, Any], bool]
@@ -74,10 +74,22 @@ def check_named(
       what: what these norms are called.
     """
     paths = list(paths)
-    for choice in chosen or ():
-        named = (_matches(choice, path, None, object) for path in paths)
-        if isinstance(choice, str) and not any(named):
-            raise ValueError(
-                f"{name} must name {what} by their paths from the top: got {choice!r}; there are "
-                f"{', '.join(map(repr, paths)) or 'none'}."
-            )
+    for choice in unnamed(chosen, paths):
+        raise ValueError(
+            f"{name} must name {what} by their paths from the top: got {choice!r}; there are "
+            f"{', '.join(map(repr, paths)) or 'none'}."
+        )
+
+
+def unnamed(chosen: tuple[Choice, ...] | None, paths: Collection[str]) -> list[str]:
+    """Return the paths among the choices that name none of the norms at ``paths``.
+
+    >>> unnamed(("encoder", "head/norm", int), ["encoder/norm"])
+    ['head/norm']
+    """
+    return [
+        choice
+        for choice in chosen or ()
+        if isinstance(choice, str)
+        and not any(_matches(choice, path, None, object) for path in paths)
+    ]

@@ -1,6 +1,7 @@
 """Run Flax's norms as ours in any linen model, without a change of its code."""
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from inspect import getattr_static
@@ -9,7 +10,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from jaxnorm.flax_common.choices import Choice, Chosen, choices, is_chosen
+from jaxnorm.flax_common.choices import Choice, Chosen, choices, is_chosen, unnamed
 from jaxnorm.linen.batch import BatchNorm
 from jaxnorm.linen.edited import distinct, intercepted, interceptors, path_of
 from jaxnorm.linen.groups import GroupNorm, InstanceNorm
@@ -35,6 +36,9 @@ OF_WEIGHTS = (WeightNorm, SpectralNorm)
 
 # of the innermost context, which decides
 _chosen: ContextVar[tuple[Choice, ...] | None] = ContextVar("_chosen", default=None)
+# Names in without that left out a norm. A program that JAX uses again calls no module, so that a
+# context may not meet the norms that an earlier one met.
+_known: set[Choice] = set()
 
 
 @contextmanager
@@ -59,7 +63,8 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
     Args:
       without: the norms that stay Flax's: a class, a path such as ``"encoder/LayerNorm_0"``, which
         includes all norms below it, a function of path and module, or several of these. None, the
-        default, leaves out nothing.
+        default, leaves out nothing. A path that names none of the norms that were called is warned
+        of where the context ends.
 
     Raises:
       TypeError: ``without`` is something else.
@@ -74,12 +79,14 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
     ([[-1.0, 1.0]], [[-500.0, 500.0]])
     """
     chosen = choices("without", without) or ()
+    called: dict[str, None] = {}
 
     def as_ours(run: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         module = context.module
         ours = OURS.get(type(module))
         if context.method_name != "__call__" or ours is None or _chosen.get() != chosen:
             return run(*given, **named)
+        called[path_of(module)] = None
         if ours in OF_WEIGHTS and module.is_initializing():
             return run(*given, **named)
         if is_chosen(chosen, path_of(module), module, ours):
@@ -94,6 +101,22 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
     finally:
         interceptors.reset(outside)
         _chosen.reset(before)
+    _warn_of_unnamed(chosen, called)
+
+
+def _warn_of_unnamed(chosen: tuple[Choice, ...], called: Collection[str]) -> None:
+    """Warn of paths that no norm has, if a norm was called."""
+    missing = unnamed(chosen, called)
+    _known.update(set(chosen).difference(missing))
+    missing = [choice for choice in missing if choice not in _known]
+    if missing and called:
+        several = f" and {len(called) - 8} more" if len(called) > 8 else ""
+        warnings.warn(
+            "without must name norms of Flax's by their paths from the top: got "
+            f"{', '.join(map(repr, missing))}; called were "
+            f"{', '.join(map(repr, list(called)[:8]))}{several}.",
+            stacklevel=4,  # past this function, the generator and contextlib
+        )
 
 
 def _call_as(ours: type[nn.Module], module: nn.Module, given: tuple, named: dict) -> Any:

@@ -135,10 +135,39 @@ def test_which_norms_of_linen_stay():
         assert by(norm, without=without) == "Flax's"
     for without in ("norm", "/norm/", lambda path, _: path == "norm", {"norm"}):
         assert by(Wrapped(), without=without) == "Flax's"
-    for without in ("nor", "norm2", lambda _, module: isinstance(module, fnn.RMSNorm)):
-        assert by(Wrapped(), without=without) == "ours"
+    assert by(Wrapped(), without=lambda _, module: isinstance(module, fnn.RMSNorm)) == "ours"
     with pytest.raises(TypeError, match=r"without must be a class, a path, .*: got 3\."):
         by(norm, without=[3])
+
+
+def test_names_of_no_norm_are_warned_of():
+    said = r"without must name norms of Flax's by .*: got 'norm2'; called were 'norm'\."
+    for without in ("norm2", ["norm", "norm2"], (fnn.RMSNorm, "norm2")):
+        with pytest.warns(UserWarning, match=said) as seen:
+            by(Wrapped(), without=without)
+        assert [warning.filename for warning in seen] == [__file__]
+    with pytest.warns(UserWarning, match="got 'nor', 'orm'; called"):
+        assert by(Wrapped(), without=("nor", "orm")) == "ours"
+    with pytest.warns(UserWarning, match="got 'head'"):
+        jn.linen.compare(Wrapped(), None, X, rounds=1, float64=False, without="head")
+
+
+def test_what_is_no_reason_to_warn():
+    call = jax.jit(Wrapped().init_with_output)
+    with jn.linen.adopted(without="nowhere"):
+        pass  # nothing was called
+    with jn.linen.adopted(without="nowhere"):
+        fnn.Dense(2).init(KEY, X)  # no norm was
+    with pytest.raises(TypeError, match="by position"), jn.linen.adopted(without="nowhere"):
+        call(KEY, X) + jn.rms_norm(X, X)
+    with jn.linen.adopted(without=("norm", fnn.RMSNorm, lambda path, _: False)):
+        call(KEY, X)
+    for _ in range(2):  # the program of the first context has the norm
+        with jn.linen.adopted(without="norm"):
+            call(KEY, X)
+            fnn.LayerNorm().init(KEY, X)
+    with jn.linen.adopted(without="nowhere"), jn.linen.adopted():
+        Wrapped().init(KEY, X)  # the inner context decides
 
 
 def test_the_inner_context_decides():
