@@ -168,6 +168,15 @@ def writable(path: str | os.PathLike) -> None:
     placeable(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none; refuse a path where none can be made."""
+    if not path.is_dir():
+        if path.exists():
+            raise NotADirectoryError(f"{path} must be a folder: it is a file. Name another one.")
+        placeable(path)
+        path.mkdir()
+
+
 def placeable(path: str | os.PathLike) -> None:
     """Refuse a path where no file can be made."""
     path = Path(path)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import exchange, files, formats, given, progress, state
 from jaxnorm.data.fitted import Fitted, first
+from jaxnorm.data.formats.contents import Contents
 from jaxnorm.data.formula import OURS, Formula
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.leaves import check_leaves, check_shape, elements, naming_leaf, with_remedy
@@ -274,17 +275,38 @@ class Normalizer(Results):
         """
         name = formats.recognize(Path(path)) if format is None else format
         if name not in (None, OWN):
-            contents = formats.read(Path(path), name)
-            new = cls()
-            new._state, new.formula = exchange.to_state(contents), contents.formula
-            new.notes = contents.notes
-            return new
+            return cls._of(formats.read(Path(path), name))
         with files.parsed(path):
             metadata, arrays = files.read(path)
             kept = metadata.get("quantiles") or None
             new = cls(files.decode(metadata["axes"]), quantiles=kept, **metadata["sizes"])
             new._state, new.formula = state.of_file(metadata, arrays)
         return new
+
+    @classmethod
+    def from_object(cls, held: Any, *, without_prior: bool = False) -> "Normalizer":
+        """Return a Normalizer of what a fitted object of another library holds.
+
+        Its ``formula`` is that of the library, and its ``notes`` say what to know of it.
+
+        Args:
+          held: brax's ``RunningStatisticsState``, ``VecNormalize`` or ``RunningMeanStd`` of
+            Stable-Baselines3, a wrapper of Gymnasium that normalizes, scikit-learn's
+            ``StandardScaler`` or Keras's ``Normalization``; or a mapping of its attributes.
+          without_prior: take out what Stable-Baselines3 and Gymnasium begin with, a count of 1e-4
+            of mean 0 and variance 1. It squeezes features far from 0 for long: 101,325 ± 20 is
+            normalized to a deviation of 0.2 after 100 elements, and of 0.9 after 10,000.
+
+        Raises:
+          ValueError: the object is none of these, or holds something else.
+
+        >>> import numpy as np
+        >>> from jaxnorm.data import Normalizer
+        >>> seen = {"mean": np.array([2.0]), "var": np.array([4.0]), "count": 100.0001}
+        >>> Normalizer.from_object(seen, without_prior=True).moments.count.tolist()
+        [[100.0]]
+        """
+        return cls._of(formats.of_object(held, without_prior=without_prior))
 
     @classmethod
     def from_statistics(
@@ -363,6 +385,13 @@ class Normalizer(Results):
     def without_data(self) -> "Normalizer":
         """Return a Normalizer of the same axes and ranks, which has taken in no batch."""
         return self._copy(EMPTY)
+
+    @classmethod
+    def _of(cls, contents: Contents) -> "Normalizer":
+        new = cls()
+        new._state, new.formula = exchange.to_state(contents), contents.formula
+        new.notes = contents.notes
+        return new
 
     def _copy(self, state: State) -> "Normalizer":
         new = Normalizer(self.axes, quantiles=self.ranks or None, **self.sizes)

@@ -118,9 +118,13 @@ def test_what_variables_cannot_say_is_refused(tmp_path, leaves, said):
     held = {name: Statistics(np.ones(shape), np.ones(shape)) for name, shape in leaves.items()}
     with pytest.raises(FormatError, match=said):
         graphcast.write(tmp_path, held)
-    with pytest.raises(FileNotFoundError, match="must be a folder: there is none"):
-        graphcast.write(tmp_path / "none", {"a": Statistics(np.ones(1), np.ones(1))})
+    one = {"a": Statistics(np.ones(1), np.ones(1))}
+    with pytest.raises(FileNotFoundError, match="must lie in a folder that exists"):
+        graphcast.write(tmp_path / "none" / "stats", one)
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="must be a folder: it is a file"):
+        graphcast.write(tmp_path / "file", one)
 
 
 def test_half_and_damaged_folders_are_refused(tmp_path):

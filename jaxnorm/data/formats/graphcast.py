@@ -88,8 +88,7 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
             "GraphCast's files must have one number of levels for all variables: got "
             f"{', '.join(map(str, sorted(sizes)))}."
         )
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder: there is none. Make it first.")
+    files.make_folder(folder)
     files.placeable(folder / MEAN)
     files.replace(
         {

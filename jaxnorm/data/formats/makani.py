@@ -73,8 +73,7 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
                 f"{folder} must not keep the old {name}: {leaf!r} has no {key} to replace it. "
                 "Remove it, or name another folder."
             )
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} must be a folder: there is none. Make it first.")
+    files.make_folder(folder)
     files.placeable(folder / GLOBAL["mean"])
     files.replace({folder / names[key]: _dumped(leaf, array) for key, array in arrays.items()})
 

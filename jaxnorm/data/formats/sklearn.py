@@ -50,7 +50,7 @@ def read(path: Path) -> Contents:
         raise FormatError(
             f"{path} must be no pickle, which can run any program when it is loaded: it is one by "
             "its name. If you trust it, load it yourself, and pass the object to "
-            "jaxnorm.data.formats.attributes.contents."
+            "Normalizer.from_object."
         )
     held = _archive(path) if path.suffix == ".npz" else documents.load(path)
     if not isinstance(held, Mapping):

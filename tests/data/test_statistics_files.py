@@ -1,0 +1,191 @@
+"""Test files of statistics as a user meets them: load, save, show, convert, fit --format."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxnorm.__main__ import COMMANDS
+from jaxnorm.data import Normalizer
+from jaxnorm.data.command import main as fit
+from jaxnorm.data.convert import main as convert
+from jaxnorm.data.formats import FORMATS
+from jaxnorm.data.show import main as show
+from jaxnorm.data.trees import flatten
+
+# what each writer makes: a file, or a folder
+TARGETS = {
+    "openpi": "norm_stats.json",
+    "octo": "dataset_statistics.json",
+    "openvla": "dataset_statistics.json",
+    "lerobot": "stats.json",
+    "brax": "checkpoint",
+    "graphcast": "stats",
+    "makani": "stats",
+    "sklearn": "scaler.npz",
+}
+NEEDS = {"brax": "orbax.checkpoint", "graphcast": "h5netcdf"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def of_robot(rng, leaves=("state", "action")):
+    batch = {leaf: rng.standard_normal((400, 3)) * [1, 5, 0.1] + [0, 100, 0] for leaf in leaves}
+    return batch, Normalizer.fit([batch], quantiles=(0.01, 0.1, 0.5, 0.9, 0.99))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_written_and_read_by_its_contents_alone(name, rng):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    leaves = {"openvla": ("action", "proprio"), "octo": ("action", "proprio")}.get(
+        name, ("state", "action")
+    )
+    batch, fitted = of_robot(rng, leaves)
+    if name in ("makani", "sklearn"):
+        batch, fitted = batch[leaves[0]], Normalizer.fit([batch[leaves[0]]], quantiles=(0.01, 0.99))
+    fitted.save(TARGETS[name], format=name)
+    loaded = Normalizer.load(TARGETS[name])
+    rtol = 1e-6 if name in ("brax", "makani", "graphcast") else 1e-13  # float32 in these files
+    for path, leaf in fitted._state.leaves.items():
+        found = loaded._state.leaves[path]
+        for array in ("mean", "var"):
+            np.testing.assert_allclose(
+                getattr(found.summary.moments, array).ravel(),
+                getattr(leaf.summary.moments, array).ravel(),
+                rtol=rtol,
+                atol=1e-12,
+            )
+    # Makani's channels have maps behind them
+    apart = (lambda x: x[..., None, None]) if name == "makani" else (lambda x: x)
+    exact = flatten(fitted.normalize(batch))
+    normalized = loaded.normalize(jax.tree.map(apart, batch))
+    restored = flatten(loaded.denormalize(normalized))
+    for path, x in flatten(batch).items():
+        y = flatten(normalized)[path]
+        np.testing.assert_allclose(y, apart(exact[path]), rtol=2e-5, atol=2e-4)
+        np.testing.assert_allclose(restored[path], apart(x), rtol=1e-9, atol=1e-9)
+
+
+def test_every_format_is_tried_here():
+    # the statistics of a policy come within its weights, and are not written
+    assert set(TARGETS) | {"lerobot_policy"} == set(FORMATS)
+
+
+# the commands ------------------------------------------------------------------------------------
+
+
+def test_fit_show_and_convert(rng, capsys):
+    batch, fitted = of_robot(rng)
+    np.savez("robot.npz", **batch)
+    assert (
+        fit(["robot.npz", "--quantiles", "0.01,0.99", "--format", "openpi", "--out", "n.json"]) == 0
+    )
+    held = json.loads(Path("n.json").read_text())["norm_stats"]
+    assert set(held) == {"state", "action"}
+    np.testing.assert_allclose(held["state"]["q99"], fitted.quantile(0.99)["state"][0], rtol=1e-12)
+    capsys.readouterr()
+    assert show(["n.json", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"]["count"] is None
+    assert shown["(formula)"]["standard"] == "(x - mean) / (deviation + 1e-06)"
+    np.testing.assert_allclose(shown["state"]["quantiles"]["0.99"], fitted.quantile(0.99)["state"])
+    assert show(["n.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "99 %" in printed
+    assert "standard: (x - mean) / (deviation + 1e-06)" in printed
+    assert convert(["n.json", "ours.safetensors"]) == 0
+    assert Normalizer.load("ours.safetensors").formula == Normalizer.load("n.json").formula
+    assert convert(["ours.safetensors", "again.json", "--to", "openpi"]) == 0
+    assert Path("again.json").read_text() == Path("n.json").read_text()
+
+
+def test_convert_says_what_is_lost_and_how_readers_normalize(rng, capsys):
+    _, fitted = of_robot(rng)
+    fitted.save("stats.safetensors")
+    assert convert(["stats.safetensors", "n.json", "--to", "openpi"]) == 0
+    printed = capsys.readouterr().out
+    assert "the file does not hold count, max, min, the quantile 0.1, " in printed
+    assert "who reads this file computes (x - mean) / (deviation + 1e-06); who read the other" in (
+        printed
+    )
+
+
+def test_what_a_format_cannot_say_is_refused_and_changes_nothing(capsys):
+    Normalizer.from_statistics(mean=np.zeros(2), std=np.ones(2)).save("ours.json")
+    assert convert(["ours.json", "stats.json", "--to", "lerobot"]) == 1
+    assert "needs count, min and max" in capsys.readouterr().err
+    assert convert(["ours.json", "n.json", "--to", "openpi"]) == 0
+    merged = Normalizer.load("n.json")
+    with pytest.raises(ValueError, match="merging needs count"):
+        merged.merge(merged)
+
+
+MISTAKES = {
+    "missing.json must exist: there is no such file.": ["missing.json"],
+    "it holds other JSON": ["other.json"],
+    "it is no JSON, or cut off": ["cut.json"],
+    "must be no pickle": ["scaler.pkl"],
+    "must end in .safetensors or .json": ["text.txt"],
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+@pytest.mark.parametrize("command", [show, lambda arguments: convert([*arguments, "new.json"])])
+def test_files_that_are_none(command, message, capsys):
+    for name, text in {
+        "other.json": '{"a": 1}',
+        "cut.json": '{"norm_stats": {',
+        "text.txt": "1",
+    }.items():
+        Path(name).write_text(text)
+    Path("scaler.pkl").write_bytes(b"\x80\x04N.")
+    assert command(MISTAKES[message]) in (1, 2)
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_the_command_is_listed():
+    assert "convert" in COMMANDS
+
+
+# objects -----------------------------------------------------------------------------------------
+
+
+def test_objects_of_other_libraries(rng):
+    scaler = {
+        "mean_": np.array([1.0, 5.0]),
+        "var_": np.array([4.0, 0.0]),
+        "scale_": np.array([2.0, 1.0]),
+        "n_samples_seen_": 10,
+    }
+    fitted = Normalizer.from_object(scaler)
+    np.testing.assert_array_equal(fitted.normalize(np.array([[3.0, 6.0]])), [[1, 1]])
+    running = {"mean": np.array([1.0]), "std": np.array([2.0]), "count": np.array(9)}
+    running |= {"summed_variance": np.array([36.0])}
+    assert Normalizer.from_object(running).moments.var.item() == 4
+    with pytest.raises(ValueError, match="must have mean_, var_ and n_samples_seen_"):
+        Normalizer.from_object(object())
+
+
+def test_the_prior_of_gymnasium_is_taken_out(rng):
+    x = 101_325 + 20 * rng.standard_normal(100)
+    count, mean, var = 1e-4, 0.0, 1.0
+    for one in x:
+        total = count + 1
+        moved = mean + (one - mean) / total
+        var = (var * count + (one - mean) ** 2 * count / total) / total
+        mean, count = moved, total
+    held = {"mean": np.array([mean]), "var": np.array([var]), "count": count}
+    squeezed = Normalizer.from_object(held)
+    assert squeezed.normalize(x[:, None]).std() == pytest.approx(0.2, abs=0.02)
+    assert "1e-4" in " ".join(squeezed.notes)
+    freed = Normalizer.from_object(held, without_prior=True)
+    assert freed.std.item() == pytest.approx(x.std(), rel=1e-6)
+    assert freed.mean.item() == pytest.approx(x.mean(), rel=1e-12)
