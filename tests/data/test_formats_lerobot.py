@@ -136,6 +136,17 @@ def test_a_whole_file_is_read_in_its_own_shapes(tmp_path):
     assert leaves["reward/left"].mean.shape == (1,)
 
 
+@pytest.mark.parametrize(("std", "wrong"), [(0.0, True), (0.3, False), (0.5, False), (0.6, True)])
+def test_deviations_that_cannot_be_are_noted(tmp_path, std, wrong):
+    """LeRobot 0.4.4 saves 0 for every image; half the width is the most that there is."""
+    like = lambda value: [[[value]]] * 3
+    entry = {"min": like(0.0), "max": like(1.0), "mean": like(0.5), "std": like(std), "count": [9]}
+    notes = lerobot.read(whole(tmp_path, **{"observation.image": entry})).notes
+    said = f"cannot be right beside its minimum and maximum: it is {std} in feature 0, 1, 2."
+    assert any(said in note for note in notes) == wrong
+    assert any("cannot be right" in note for note in notes) == wrong
+
+
 def test_format_2_0_has_no_count(tmp_path):
     old = {key: value for key, value in FIRST.items() if key in ("mean", "std", "min", "max")}
     read = lerobot.read(whole(tmp_path, action=old))

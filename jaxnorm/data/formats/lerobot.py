@@ -18,7 +18,7 @@ import numpy as np
 from jaxnorm.data.formats import documents, parquet_rows
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
 from jaxnorm.data.formats.episodes import merged
-from jaxnorm.data.formats.values import assembled, not_finite, numbers, writable
+from jaxnorm.data.formats.values import assembled, doubtful, not_finite, numbers, writable
 from jaxnorm.data.formula import Formula
 
 NAME = "lerobot"
@@ -67,7 +67,8 @@ def read(path: Path) -> Contents:
         leaves = merged(path, _lines(path) if path.suffix == ".jsonl" else _rows(path))
     bounds = (QUANTILE_NOTE,) if any(leaf.quantiles for leaf in leaves.values()) else ()
     counts = () if all(leaf.count is not None for leaf in leaves.values()) else (NO_COUNT,)
-    return Contents(leaves, FORMULA, NOTES + bounds + counts + not_finite(leaves))
+    notes = NOTES + bounds + counts + not_finite(leaves) + doubtful(leaves)
+    return Contents(leaves, FORMULA, notes)
 
 
 def write(path: Path, leaves: dict[str, Statistics]) -> None:

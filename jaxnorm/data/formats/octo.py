@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxnorm.data.formats import documents
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
-from jaxnorm.data.formats.values import assembled, booleans, not_finite, numbers, writable
+from jaxnorm.data.formats.values import assembled, booleans, doubtful, not_finite, numbers, writable
 from jaxnorm.data.formula import Formula
 
 NAME = "octo"
@@ -85,7 +85,7 @@ def read_keys(
         leaves[name] = assembled(path, name, arrays, found, mask)
     if not leaves:
         raise FormatError(f"{path} must hold 'action' or 'proprio': it holds neither.")
-    return Contents(leaves, formula, notes + not_finite(leaves))
+    return Contents(leaves, formula, notes + not_finite(leaves) + doubtful(leaves))
 
 
 def write_keys(

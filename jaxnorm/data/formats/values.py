@@ -92,6 +92,28 @@ def not_finite(leaves: Mapping[str, Statistics]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def doubtful(leaves: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a sentence for each leaf whose deviation its minimum, maximum and mean rule out.
+
+    A variance is at most ``(max - mean) * (mean - min)`` (Bhatia and Davis, 2000), and 0 only for
+    a constant. LeRobot 0.4.4 saves 0 for every image, since it squares uint8 within uint8.
+    """
+    notes = []
+    for leaf, found in leaves.items():
+        if any(getattr(found, name) is None for name in ("mean", "var", "min", "max")):
+            continue
+        width = found.max - found.min
+        most = (found.max - found.mean) * (found.mean - found.min)
+        # files in float32 miss the bound by their rounding
+        above = found.var > 1.01 * most + 1e-6 * width**2
+        if np.any(wrong := above | ((found.var == 0) & (width > 0))):
+            notes.append(
+                f"The deviation of {leaf!r} cannot be right beside its minimum and maximum: it is "
+                f"{_broken(np.sqrt(found.var), ~wrong)}. Fit the data again."
+            )
+    return tuple(notes)
+
+
 def writable(
     leaves: Mapping[str, Statistics], title: str, needed: Iterable[str], *, masks: bool = False
 ) -> dict[str, Any]:
