@@ -189,3 +189,11 @@ def test_the_prior_of_gymnasium_is_taken_out(rng):
     freed = Normalizer.from_object(held, without_prior=True)
     assert freed.std.item() == pytest.approx(x.std(), rel=1e-6)
     assert freed.mean.item() == pytest.approx(x.mean(), rel=1e-12)
+
+
+def test_the_guide_lists_every_format():
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "statistics-files.md"
+    rows = [
+        line.split("|")[1].strip(" `") for line in guide.read_text().splitlines() if "| `" in line
+    ]
+    assert set(rows) == {*FORMATS, "jaxnorm"}
