@@ -238,3 +238,19 @@ def test_what_a_scaler_cannot_say_is_refused(tmp_path):
 def test_other_objects_are_refused(held):
     with pytest.raises(FormatError, match=r"must have mean_, var_ and n_samples_seen_"):
         attributes.contents(held)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epsilon": "1e-8"}, "a number >= 0 as epsilon: got '1e-8'"),
+        ({"clip_obs": np.nan}, "a number >= 0 as clip_obs: got nan"),
+        ({"obs_rms": {"mean": np.ones(2)}}, "must hold numbers in var: it holds None"),
+        ({"obs_rms": {"mean": np.ones(2), "var": np.ones(3), "count": 1}}, r"var has \(3,\)"),
+        ({"obs_rms": {"mean": np.ones(2), "var": np.ones(2), "count": [1, 2]}}, "one count"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_refused(change, said):
+    held = {"obs_rms": {"mean": np.ones(2), "var": np.ones(2), "count": 1.0001}}
+    with pytest.raises(FormatError, match=said):
+        attributes.contents(held | change)

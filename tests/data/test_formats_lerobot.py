@@ -295,6 +295,10 @@ def test_the_statistics_of_a_policy_are_read(tmp_path):
 
 def test_damaged_policies_are_refused(tmp_path):
     path = policy(tmp_path)
+    (tmp_path / "other").mkdir()
+    policy(tmp_path / "other", eps="x")
+    with pytest.raises(FormatError, match="a number >= 0 as eps: got 'x'"):
+        formats.read(tmp_path / "other", "lerobot_policy")
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(FormatError, match="must be a safetensors file: it is none, or cut off"):
         formats.read(tmp_path, "lerobot_policy")

@@ -109,6 +109,7 @@ def test_what_octo_combines_has_no_quantiles(tmp_path):
     [
         ({"std": None}, "numbers in 'std' of 'action': it holds None"),
         ({"mask": [1, 0, 1, 1]}, r"true or false in 'mask' of 'action': it holds \[1, 0"),
+        ({"mask": [True, [False]]}, r"true or false in 'mask' of 'action'"),
         ({"mask": [True]}, r"one shape for 'action': mean has \(4,\), mask has \(1,\)"),
         ({"p99": [1.0]}, r"the quantile 0.99 has \(1,\)"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
-from jaxnorm.data.formats.values import assembled, not_finite, numbers
+from jaxnorm.data.formats.values import assembled, not_finite, numbers, scalar
 from jaxnorm.data.formula import Formula
 
 # What RunningMeanStd of Stable-Baselines3 and Gymnasium begins with: as if it had seen this much of
@@ -110,8 +110,9 @@ def _keras(called: str, get: Get) -> Contents:
 
 def _wrapper(called: str, get: Get, without_prior: bool) -> Contents:
     """Return the contents of an environment's wrapper, of observations or of rewards."""
-    epsilon = get("epsilon")
-    formula = Formula(inside=EPSILON if epsilon is None else float(epsilon))
+    epsilon, clip = get("epsilon"), get("clip_obs")
+    epsilon = EPSILON if epsilon is None else scalar(called, "epsilon", epsilon)
+    formula = Formula(inside=epsilon)
     notes: tuple[str, ...] = () if without_prior else (PRIOR_NOTE,)
     running = get("obs_rms")
     if running is None:
@@ -120,9 +121,11 @@ def _wrapper(called: str, get: Get, without_prior: bool) -> Contents:
         return Contents({"": leaf}, formula, (*notes, "Rewards are not centered: the mean is 0."))
     if get("norm_obs") is False:
         raise FormatError(f"{called} must normalize observations: it has norm_obs=False.")
-    if get("clip_obs") is not None:
-        formula = formula._replace(clip=float(get("clip_obs")))
-    by_key = running if isinstance(running, Mapping) else {"": running}
+    if clip is not None:
+        formula = formula._replace(clip=scalar(called, "clip_obs", clip))
+    # Dict observations have one for each key
+    several = isinstance(running, Mapping) and not {"mean", "var", "count"} & set(running)
+    by_key = running if several else {"": running}
     leaves = {
         str(key): _running(f"{called}, {key!r}," if key else called, _getter(one), without_prior)
         for key, one in by_key.items()
@@ -139,14 +142,12 @@ def _running(called: str, get: Get, without_prior: bool) -> Statistics:
     arrays = {name: numbers(called, name, get(name)) for name in ("mean", "var", "count")}
     if arrays["count"].size != 1:
         raise FormatError(f"{called} must have one count: got shape {arrays['count'].shape}.")
-    if without_prior:
-        arrays = _without_prior(called, *arrays.values())
-    return assembled(called, "", arrays)
+    known = assembled(called, "", arrays)
+    return _without_prior(called, **arrays) if without_prior else known
 
 
-def _without_prior(
-    called: str, mean: np.ndarray, var: np.ndarray, count: np.ndarray
-) -> dict[str, np.ndarray]:
+@np.errstate(over="ignore", invalid="ignore")
+def _without_prior(called: str, mean: np.ndarray, var: np.ndarray, count: np.ndarray) -> Statistics:
     """Return what was merged with the prior, of n elements with mean m and variance v.
 
     The merge of c elements of mean 0 and variance 1 with these had::
@@ -156,7 +157,7 @@ def _without_prior(
     """
     whole = np.rint(count - PRIOR)
     # of a float64 count up to 2^39 the 1e-4 is known to this
-    if np.any(abs(count - PRIOR - whole) > 0.5 * PRIOR):
+    if not np.all(abs(count - PRIOR - whole) <= 0.5 * PRIOR):
         raise FormatError(
             f"{called} must have a whole count and 1e-4, to take out the 1e-4: got "
             f"{np.ravel(count)[0]!r}. Leave out without_prior."
@@ -165,9 +166,9 @@ def _without_prior(
     m = mean * total / n
     v = (var * total - PRIOR - m**2 * whole * PRIOR / total) / n
     empty = whole == 0
-    return {
-        "mean": np.where(empty, 0.0, m),
-        # rounding of a constant feature
-        "var": np.where(empty, 0.0, np.maximum(v, 0.0)),
-        "count": whole,
-    }
+    return Statistics(
+        mean=np.where(empty, 0.0, m),
+        # rounding of a constant feature may lead below 0
+        var=np.where(empty, 0.0, np.maximum(v, 0.0)),
+        count=np.full(mean.shape, whole.item()),
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxnorm.data.formats import orbax
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
-from jaxnorm.data.formats.values import assembled, not_finite, numbers, writable
+from jaxnorm.data.formats.values import assembled, not_finite, numbers, scalar, writable
 from jaxnorm.data.formula import Formula
 from jaxnorm.data.trees import flatten
 
@@ -118,6 +118,7 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
     orbax.save(path, (state(leaves),))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _contents(where: str, given: Any) -> Contents:
     held = _held(where, given)
     leaves, eps, notes = {}, held.std_eps, NOTES
@@ -158,13 +159,15 @@ def _held(where: str, given: Any) -> _State:
         shapes = {path: array.shape for path, array in leaves.items()}
         if shapes != {path: array.shape for path, array in arrays["mean"].items()}:
             raise FormatError(f"{where} must have the leaves of mean in {name}: got {shapes}.")
-    mode = get("mode")
+    mode, eps = get("mode"), get("std_eps")
+    if mode is not None and (np.shape(mode) != () or mode not in (WELFORD, EMA)):
+        raise FormatError(f"{where} must have mode 0 ('welford') or 1 ('ema'): got {mode!r:.60}.")
     return _State(
         arrays["mean"],
         arrays["std"],
         arrays.get("summed_variance"),
         _count(where, get("count")),
-        float(np.asarray(get("std_eps") or 0.0)),
+        0.0 if eps is None else scalar(where, "std_eps", eps),
         None if mode is None else int(mode),
     )
 
@@ -176,7 +179,8 @@ def _count(where: str, count: Any) -> float | None:
     words = count if isinstance(count, Mapping) else vars(count) if hasattr(count, "hi") else None
     parts: list[Any] = [count] if words is None else [words.get("hi"), words.get("lo")]
     shapes = {np.shape(part) for part in parts}
-    if shapes != {()} or any(np.asarray(part).dtype.kind not in "iuf" for part in parts):
+    kinds = "iuf" if words is None else "iu"
+    if shapes != {()} or any(np.asarray(part).dtype.kind not in kinds for part in parts):
         raise FormatError(
             f"{where} must have one number as count, or the words hi and lo: got shape "
             f"{shapes.pop()}. Take the state of one device: jax.tree.map(lambda x: x[0], state)."

@@ -14,7 +14,7 @@ from typing import Any
 from jaxnorm.data.formats import documents
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
 from jaxnorm.data.formats.lerobot import FORMULA, leaf_of
-from jaxnorm.data.formats.values import doubtful, not_finite
+from jaxnorm.data.formats.values import doubtful, not_finite, scalar
 
 NAME = "lerobot_policy"
 CONFIG = "policy_preprocessor.json"
@@ -51,7 +51,7 @@ def read(path: Path) -> Contents:
         raise FormatError(f"{path} must hold statistics of features: it holds none.")
     own = config.get("config")
     own = own if isinstance(own, Mapping) else {}
-    eps = float(own.get("eps", FORMULA.added))
+    eps = scalar(path, "eps", own.get("eps", FORMULA.added))
     notes = (UNDONE.format(eps), *_modes(own), *not_finite(leaves), *doubtful(leaves))
     return Contents(leaves, FORMULA._replace(added=eps, range_zero=eps), notes)
 

@@ -81,7 +81,10 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
 def _array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError):
+    except (OSError, MemoryError):
+        raise
+    except Exception:
+        # NumPy raises errors of any type at damaged bytes
         raise FormatError(
             f"{path} must hold an array of numbers: it is damaged, or none."
         ) from None

@@ -141,7 +141,8 @@ def _count(path: Path, dataset: Mapping) -> np.ndarray | None:
     """Return the number of steps; files of models of several versions may lack it."""
     count = dataset.get(COUNT)
     # several data sets that Octo combined have a list of counts
-    return None if count is None else np.sum(numbers(path, repr(COUNT), count), keepdims=True)
+    with np.errstate(over="ignore"):
+        return None if count is None else np.sum(numbers(path, repr(COUNT), count), keepdims=True)
 
 
 def _has(statistics: Any, rank: float) -> bool:

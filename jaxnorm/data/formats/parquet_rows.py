@@ -9,7 +9,6 @@ from jaxnorm.data.formats.contents import FormatError
 def read(path: Path, prefix: str) -> list[dict[str, Any]]:
     """Return the rows of a file as dicts, of the columns whose names begin with a prefix."""
     try:
-        import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
@@ -20,10 +19,10 @@ def read(path: Path, prefix: str) -> list[dict[str, Any]]:
         names = [name for name in parquet.read_schema(path).names if name.startswith(prefix)]
         # one file, not a data set, whose folders would be columns
         rows = parquet.ParquetFile(path).read(columns=names).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except Exception as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) is not None:
             raise
-        # pyarrow raises an OSError without a number for damaged bytes
+        # pyarrow raises errors of several types at damaged bytes, OSError without a number too
         raise FormatError(f"{path} must hold Parquet: it is none, or damaged.") from None
     if not names:
         raise FormatError(f"{path} must hold columns such as '{prefix}action/mean': it has none.")

@@ -11,8 +11,6 @@ Gymnasium are read as well.
 """
 
 import io
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,5 +117,8 @@ def _opened(path: Path) -> Iterator[Any]:
         # np.load would leave a damaged file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             yield archive
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (OSError, MemoryError):
+        raise
+    except Exception:
+        # zipfile and NumPy raise errors of any type at damaged bytes
         raise FormatError(f"{path} must be an archive of arrays of numbers: it is none.") from None

@@ -37,16 +37,29 @@ def numbers(path: Path | str, name: str, value: Any, *, nulls: bool = False) -> 
     return array
 
 
+def scalar(path: Path | str, name: str, value: Any) -> float:
+    """Return one finite number that is not negative."""
+    array = np.asarray(value) if isinstance(value, int | float | np.generic) else value
+    # a backend's array of no axes is a number too
+    array = np.asarray(array) if getattr(array, "shape", None) == () else None
+    if array is None or array.dtype.kind not in "fiu" or not 0 <= float(array) < np.inf:
+        raise FormatError(f"{path} must have a number >= 0 as {name}: got {_shortened(value)}.")
+    return float(array)
+
+
 def booleans(path: Path | str, name: str, value: Any) -> np.ndarray:
     """Return booleans from a file as an array."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        array = np.array(None)
     if array.dtype.kind != "b":
-        raise FormatError(
-            f"{path} must hold true or false in {name}: it holds {_shortened(value)}."
-        )
+        held = _shortened(value)
+        raise FormatError(f"{path} must hold true or false in {name}: it holds {held}.")
     return array
 
 
+@np.errstate(over="ignore")
 def assembled(
     path: Path | str,
     leaf: str,
@@ -92,6 +105,7 @@ def not_finite(leaves: Mapping[str, Statistics]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+@np.errstate(all="ignore")
 def doubtful(leaves: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence for each leaf whose deviation its minimum, maximum and mean rule out.
 
