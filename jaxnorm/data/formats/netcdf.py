@@ -19,7 +19,8 @@ def load(path: Path) -> Any:
         raise FormatError(f"{path} must hold NetCDF: it is none, or damaged.")
     if engine not in xarray.backends.list_engines():
         raise ModuleNotFoundError(
-            f"{path} needs {engine}, which is not installed: pip install {engine}.", name=engine
+            f"{path} needs {engine}, which is not installed: pip install 'jaxnorm[formats]'.",
+            name=engine,
         )
     try:
         return xarray.load_dataset(path, engine=engine, decode_times=False)
