@@ -11,7 +11,7 @@ import pytest
 from reading import WRITE, X, cut, opened
 
 import jaxnorm
-from jaxnorm.data import Normalizer
+from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.command import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the engines warn
@@ -99,3 +99,18 @@ def test_a_bad_file_is_one_sentence(engine, path, tmp_path, capfd):
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"jaxnorm: {tmp_path}/{said}")
     assert not os.path.exists("stats.json")
+
+
+def test_masks_weights_and_differences_are_those_of_this_process(
+    engine, tmp_path, monkeypatch, rng
+):
+    monkeypatch.setattr(sources, "PIECE", 3000)
+    keep = np.arange(300) % 7 > 0
+    np.savez("a.npz", x=rng.standard_normal((300, 5, 2)), lat=np.linspace(-80, 80, 5), keep=keep)
+    path, axes = str(tmp_path / "a.npz"), {"x": "[time lat] f"}
+    options = {"weights": "cos(lat)", "diff": "time", "where": {"x": "keep"}}
+    expected = Normalizer.fit_files(path, axes, **options)
+    found = Normalizer.fit_files(path, axes, **options, engine=engine)
+    assert found.batches == expected.batches > 5
+    np.testing.assert_allclose(found.moments["x"].count, expected.moments["x"].count, rtol=1e-13)
+    np.testing.assert_allclose(found.std["x"], expected.std["x"], rtol=1e-12)
