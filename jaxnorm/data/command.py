@@ -189,6 +189,8 @@ def _described(fitted: Normalizer) -> Iterator[str]:
         size = summary.moments.mean.size
         features = f"{size} feature" if size == 1 else f"{size} features"
         count = summary.moments.count
-        most = int(count.max(initial=0))
+        most = float(count.max(initial=0))
         bound = "" if (count == most).all() else "up to "
-        yield f"{leaf or 'an array'}: {features}, {bound}{most} elements each"
+        # weights add up to fractions
+        number = int(most) if most.is_integer() else f"{most:.2f}"
+        yield f"{leaf or 'an array'}: {features}, {bound}{number} elements each"

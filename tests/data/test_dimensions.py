@@ -79,6 +79,17 @@ class TestPatterns:
         assert capsys.readouterr().err == f"jaxnorm: {said}\n"
         assert os.listdir() == [path]
 
+    def test_one_pattern_for_arrays_of_other_dimensions(self, path):
+        said = refused(path, "[time latitude longitude]")
+        assert said in {
+            f"{path}: the pattern of {name!r} must name its dimensions in their order, {dims}: got "
+            f"'[time latitude longitude]'. Name the arrays to fit, each with its pattern: "
+            f"'{name}=[{dims.replace(',', '')}]'."
+            for name, dims in (("z", "latitude, longitude"), ("thickness", "time"))
+        }
+        said = refused(path, {"t2m": "[latitude ...] time"})
+        assert said.endswith(" Name all of them in this order, or none.")
+
 
 class TestWeights:
     def test_of_latitudes(self, path, t):
@@ -95,6 +106,9 @@ class TestWeights:
     def test_several_are_multiplied_and_cut_with_the_pieces(self, path, t, pattern, capsys):
         given = ["--weights", "thickness", "--weights", "cos(latitude)"]
         assert main([path, "--pattern", f"t2m={pattern}", *given, "--out", "a.json"]) == 0
+        bound = "" if pattern.startswith("[") else "up to "
+        most = 435 * 4 * AREA.sum() if not bound else 29 * AREA.sum()
+        assert capsys.readouterr().out.endswith(f", {bound}{most:.2f} elements each\n")
         fitted = Normalizer.load("a.json").moments["t2m"]
         weights = np.arange(30.0)[:, None, None] * AREA[:, None] * np.ones(4)
         axes = (0, 1, 2) if pattern.startswith("[") else (1,)

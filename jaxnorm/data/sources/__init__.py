@@ -143,7 +143,7 @@ def pieces(
         named = choosing.leaves_to_fit(path, axes)
         own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
         for leaf in set(named) - wanted.masks:
-            dimensions.check(path, leaf, named[leaf], own[leaf])
+            dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes)
         diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
         if diff:
             named = {leaf: named[leaf] for leaf in named if leaf in diff or leaf in wanted.masks}

@@ -26,10 +26,11 @@ def axis_of(axis: int | str, leaf: Leaf, axes: Axes) -> int | None:
     return named.index([axis]) if [axis] in named else None
 
 
-def check(path: str, name: str, leaf: Leaf, axes: Axes) -> None:
+def check(path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool) -> None:
     """Refuse a pattern that names dimensions of the file, but not in their places.
 
-    A pattern with none of their names goes by position.
+    A pattern with none of their names goes by position. ``is_named`` says whether the pattern was
+    given for this leaf.
     """
     words = re.findall(r"\w+", axes) if isinstance(axes, str) else []
     if not set(words) & set(leaf.dims):
@@ -47,19 +48,22 @@ def check(path: str, name: str, leaf: Leaf, axes: Axes) -> None:
         must = f"the pattern of {name!r} must name its dimensions in their order"
         listed = ", ".join(leaf.dims)
         raise PatternError(
-            f"{path}: {must}, {listed}: got {axes!r}.{_remedy(leaf.dims, str(axes))}"
+            f"{path}: {must}, {listed}: got {axes!r}. {_remedy(name, leaf.dims, axes, is_named)}"
         )
 
 
-def _remedy(dims: tuple[str, ...], pattern: str) -> str:
+def _remedy(name: str, dims: tuple[str, ...], axes: Axes, is_named: bool) -> str:
     """Return the pattern in the order of the dimensions, in a sentence.
 
-    >>> _remedy(("time", "level", "lat", "lon"), "[lat lon time]")
-    " Write '[time] level [lat lon]'."
+    >>> _remedy("t", ("time", "level", "lat", "lon"), "[lat lon time]", True)
+    "Write '[time] level [lat lon]'."
     """
+    pattern = str(axes)
     if "(" in pattern or "." in pattern or not all(map(str.isidentifier, dims)):
-        return ""
+        return "Name all of them in this order, or none."
     reduced = set(re.findall(r"\w+", " ".join(re.findall(r"\[(.*?)\]", pattern))))
     parts = [(pooled, " ".join(run)) for pooled, run in groupby(dims, reduced.__contains__)]
     written = " ".join(f"[{run}]" if pooled else run for pooled, run in parts)
-    return f" Write {written!r}."
+    if is_named or not name:
+        return f"Write {written!r}."
+    return f"Name the arrays to fit, each with its pattern: {f'{name}={written}'!r}."
