@@ -19,6 +19,12 @@ from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.table import Entry, table
 from jaxnorm.interop.trees import Tree
 
+# options with which a norm of Keras computes what none of ours does
+WARNED = {
+    "rms_scaling": "LayerNormalization(rms_scaling=True) of Keras is x * scale / sqrt(var(x) + "
+    "epsilon), neither layer norm, which subtracts the mean, nor RMS norm, which divides by "
+    "mean(x**2). Compute that in the model, or train on."
+}
 Allowed = bool | str | Sequence[str]
 
 
@@ -133,7 +139,7 @@ def _result(
         pairs,
         values,
         tied,
-        _epsilons(pairs, tree, stored, framework),
+        _differing(pairs, tree, stored, framework),
         source=source,
     )
 
@@ -204,21 +210,23 @@ def _values(
     return {ours.leaves[name]: value for name, value in written.items() if name in ours.leaves}
 
 
-def _epsilons(
+def _differing(
     pairs: Sequence[Pair], tree: Tree, stored: Stored, framework: ModuleType
 ) -> list[str]:
-    """Return the norms of an nnx model whose epsilon is not that of the file.
+    """Say which norms compute another thing in the file: by epsilon, if nnx tells ours, or always.
 
     They are warnings and no errors. The arrays are right, epsilon is for the model to say, and
     variables of linen have none that could be compared.
     """
     found = []
     for pair in pairs:
-        theirs = stored.options.get(framework.SEPARATOR.join(pair.theirs.path), {}).get("epsilon")
-        ours = tree.epsilons.get("/".join(pair.ours.path))
+        said = stored.options.get(framework.SEPARATOR.join(pair.theirs.path), {})
+        path, theirs = "/".join(pair.ours.path), said.get("epsilon")
+        ours = tree.epsilons.get(path)
+        path = path or "the layer"
         if theirs is not None and ours is not None and not isclose(theirs, ours, rel_tol=1e-6):
-            path = "/".join(pair.ours.path) or "the layer"
             found.append(f"{path} has epsilon={ours:g}, but the file was made with {theirs:g}.")
+        found += [f"{path}: {why}" for name, why in WARNED.items() if said.get(name)]
     return found
 
 

@@ -79,12 +79,6 @@ CASES = {
         jnn.LayerNorm(epsilon=1e-3, reduction_axes=(1, 2), feature_axes=(1, 2)),
         (4, 6),
     ),
-    "layer, rms_scaling": (
-        layers.LayerNormalization,
-        {"rms_scaling": True},
-        jnn.LayerNorm(epsilon=1e-3, use_bias=False),
-        (6,),
-    ),
     "group": (layers.GroupNormalization, {"groups": 2}, jnn.GroupNorm(2, epsilon=1e-3), (4, 6)),
     "rms": (layers.RMSNormalization, {}, jnn.RMSNorm(epsilon=1e-6), (6,)),
     "dense": (layers.Dense, {"units": 4}, linen.Dense(4), (6,)),
@@ -149,8 +143,7 @@ def test_layers(case, tmp_path):
     x = inputs(2, *shape)
     theirs.save(path := tmp_path / "m.keras")
     variables = loaded(model, path, x)
-    if "rms_scaling" not in case:
-        close(model.apply(variables, x), np.asarray(theirs(x)), 4e-7)
+    close(model.apply(variables, x), np.asarray(theirs(x)), 4e-7)
     found = interop.save(variables, framework="keras", like=path)
     same_bits(found, arrays(theirs))
     again = loaded(model, found, x)
@@ -159,6 +152,24 @@ def test_layers(case, tmp_path):
     for given in ([(layer.__name__, options)], theirs.get_config(), path):
         again = loaded(model, weights, x, layers=given)
         jax.tree.map(np.testing.assert_array_equal, again, variables)
+
+
+@pytest.mark.parametrize("model", [jnn.LayerNorm(use_bias=False), jnn.RMSNorm()])
+def test_rms_scaling_is_warned_of(model, tmp_path):
+    """It divides by the deviation, and subtracts nothing."""
+    with pytest.warns(UserWarning, match="rms_scaling"):  # of Keras
+        layer = layers.LayerNormalization(rms_scaling=True)
+    theirs, x = sequential(layer, shape=(6,)), inputs(2, 6) + 3
+    theirs.save(path := tmp_path / "m.keras")
+    said = r"the layer: LayerNormalization\(rms_scaling=True\) of Keras is x \* scale / sqrt\(var"
+    with pytest.warns(UserWarning, match=said) as seen:
+        variables = loaded(model, path, x)
+    assert [warning.filename for warning in seen] == [__file__]
+    wide, scale = (np.asarray(a, float) for a in (x, variables["params"]["scale"]))
+    close(np.asarray(theirs(x)), wide * scale / np.sqrt(wide.var(-1, keepdims=True) + 1e-3), 4e-7)
+    assert np.abs(model.apply(variables, x) - theirs(x)).max() > 0.1
+    same_bits(interop.save(variables, framework="keras", like=path), arrays(theirs))
+    loaded(model, arrays(theirs), x)  # arrays alone do not tell
 
 
 def test_an_einsum_of_another_order_fits_nothing(tmp_path):
