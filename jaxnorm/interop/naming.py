@@ -48,13 +48,13 @@ def rules(
     if callable(names):
         said = {"/".join(layer.path): names("/".join(layer.path)) for layer in ours}
         names = {path: name for path, name in said.items() if name is not None}
-    _check(names)
+    check_names(names)
     places = _places(theirs)
     names = _expanded(names, ours, lambda name: tuple(_words(name)) in places)
     found: list[Rule] = []
     single: dict[tuple[str, ...], tuple[Layer, dict[str, str]]] = {}
     for given, name in sorted(names.items(), key=lambda item: -len(_parts(item[0]))):
-        path = _without_collection(_parts(given))
+        path = bare_parts(given)
         under = [layer for layer in ours if layer.path[: len(path)] == path]
         leaf = _leaf(ours, path)
         if under:
@@ -84,11 +84,11 @@ def their_path(
         return lambda layer: layer.alias
     if callable(names):
         said = {"/".join(layer.path): names("/".join(layer.path)) for layer in layers}
-        _check(said)
+        check_names(said)
         return lambda layer: _split(said["/".join(layer.path)], separator) or layer.alias
-    _check(names)
+    check_names(names)
     named = _expanded(names, layers)
-    given = {_without_collection(_parts(path)): name for path, name in named.items()}
+    given = {bare_parts(path): name for path, name in named.items()}
     for path in given:
         if not any(layer.path[: len(path)] == path for layer in layers):
             raise ValueError(
@@ -128,7 +128,7 @@ def _expanded(
                 f"each * of their name must stand for one of ours in names: got {name!r} for "
                 f"{given!r}."
             )
-        texts = "/".join(_without_collection(_parts(given))).split("*")
+        texts = "/".join(bare_parts(given)).split("*")
         pattern = re.compile("([^/]+?)".join(map(re.escape, texts)))
         # what each * stands for goes into their name, in order
         new = {
@@ -141,7 +141,7 @@ def _expanded(
     return found | {given: name for given, name in names.items() if "*" not in given}
 
 
-def _check(names: Any) -> None:
+def check_names(names: Any) -> None:
     """Check that names are a dict from strings to strings or None."""
     if not isinstance(names, Mapping):
         raise TypeError(
@@ -242,6 +242,11 @@ def _of_leaves(
 
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in re.split(r"[/.]", path) if part)
+
+
+def bare_parts(path: str) -> tuple[str, ...]:
+    """Return the names along a path of the model, without a collection in front."""
+    return _without_collection(_parts(path))
 
 
 def _words(path: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from jaxnorm.interop.matching import Allowed, Matching, find
 from jaxnorm.interop.naming import Names
 from jaxnorm.interop.problems import LIKE
 from jaxnorm.interop.saving import named_arrays, of_matching
+from jaxnorm.interop.stacks import unstacked
 from jaxnorm.interop.stored import Stored
 from jaxnorm.interop.trees import Tree, converted, take_apart
 
@@ -54,9 +55,10 @@ def load(
         the arrays W, R and B of its recurrent operators.
       names: from paths of our layers, modules or leaves to theirs, such as ``{"Dense_0": "fc1"}``;
         None as a value leaves a layer as it is. A ``*`` is a part of a name that both have, as in
-        ``{"layers_*/attention": "model.h.*.attn"}``; of two such the later decides. Or a
-        function from the path of a layer to its name in the file, or None where the function does
-        not know.
+        ``{"layers_*/attention": "model.h.*.attn"}``; of two such the later decides. ``{i}`` is
+        the number of a layer that ``nn.scan`` stacked along axis 0, as in
+        ``{"layers/attention": "model.h.{i}.attn"}``. Or a function from
+        the path of a layer to its name in the file, or None where the function does not know.
       kinds: what layers are, by patterns of our paths, where arrays do not tell:
         ``"ConvTranspose"``, ``"ConvTranspose(transpose_kernel=True)"``, ``"Conv"``, ``"Dense"``, or
         ``"Conv1D"`` of transformers.
@@ -85,7 +87,7 @@ def load(
     >>> found["scale"].tolist(), found["bias"].tolist()
     ([3.0, 3.0], [1.0, 1.0])
     """
-    tree = take_apart(like)
+    tree, names = unstacked(take_apart(like), names)
     matching = _match(
         tree,
         source,
@@ -131,8 +133,9 @@ def match(
     model           shape  layer  file       shape  change      found by
     Dense_0/kernel  (3,2)  Dense  fc.weight  (2,3)  transposed  shape
     """
+    tree, names = unstacked(take_apart(like), names)
     return _match(
-        take_apart(like),
+        tree,
         source,
         framework,
         names=names,
@@ -204,7 +207,8 @@ def save(
     >>> {name: array.shape for name, array in found.items()}
     {'fc.weight': (2, 3)}
     """
-    module, tree = _framework(framework), take_apart(variables, "variables")
+    module = _framework(framework)
+    tree, names = unstacked(take_apart(variables, "variables"), names)
     arranged = getattr(module, "arranged", lambda arrays, like: arrays)
     if like is None:
         return arranged(named_arrays(tree, module, names, kinds), None)
