@@ -26,6 +26,16 @@ def write_hdf5(path, x):
         file.create_dataset("x", data=x, chunks=(min(37, len(x)), 2), compression="gzip")
 
 
+def write_netcdf(path, x, engine="h5netcdf"):
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip(engine)
+    # classic NetCDF has no unsigned numbers
+    x = x.astype(np.int16) if engine == "scipy" and x.dtype == np.uint8 else x
+    data = xarray.Dataset({"x": (("row", "column"), x)})
+    chunks = {"chunksizes": (min(37, len(x)), 2), "zlib": True} if engine == "h5netcdf" else {}
+    data.to_netcdf(path, engine=engine, encoding={"x": chunks})
+
+
 WRITE = {
     "npy": np.save,
     "fortran.npy": lambda path, x: np.save(path, np.asfortranarray(x)),
@@ -34,6 +44,8 @@ WRITE = {
     "parquet": write_parquet,
     "zarr": write_zarr,
     "h5": write_hdf5,
+    "nc": write_netcdf,
+    "classic.nc": lambda path, x: write_netcdf(path, x, "scipy"),
 }
 
 

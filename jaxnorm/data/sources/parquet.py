@@ -44,6 +44,7 @@ class Parquet(Reader):
         ]
         rows = sum(group.rows for group in self.groups)
         self.leaves = {field.name: self._leaf(field, rows) for field in self.schema}
+        self.last_starts: tuple[tuple[Cut, int], np.ndarray] | None = None
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
         return axes[0]
@@ -72,8 +73,12 @@ class Parquet(Reader):
         if EPISODE not in self.leaves or self.leaves[EPISODE].unsupported:
             return None
         cut = cut or (0, len(self.groups))
-        episode = self.read({EPISODE: 0}, cut, after)[EPISODE]
-        return np.concatenate([[True], episode[1:] != episode[:-1]])
+        # one read for all leaves of a piece
+        if self.last_starts is None or self.last_starts[0] != (cut, after):
+            episode = self.read({EPISODE: 0}, cut, after)[EPISODE]
+            starts = np.concatenate([[True], episode[1:] != episode[:-1]])
+            self.last_starts = (cut, after), starts
+        return self.last_starts[1]
 
     def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
         import pyarrow as pa
