@@ -135,17 +135,16 @@ def resolve(
     return unsplit(shape, canonical_axes(axes, len(shape)))
 
 
-def names(pattern: str, rank: int) -> list[list[str]]:
-    """Return the names of each axis of an array of this rank: several where an axis is split.
+def names(pattern: str, shape: tuple[int, ...]) -> list[list[str]]:
+    """Return the names of each axis of an array: several where an axis is split.
 
     Axes that ``...`` stands for have no names.
 
-    >>> names("n ... [(g c)]", 4)
+    >>> names("n ... [(g c)]", (8, 4, 4, 6))
     [['n'], [], [], ['g', 'c']]
     """
-    # sizes count for nothing here, so the report shows none
-    report = partial(_error, pattern, (1,) * rank)
-    found = _expand_ellipsis(_parse(pattern, report), rank, report)
+    report = partial(_error, pattern, shape)
+    found = _expand_ellipsis(_parse(pattern, report), len(shape), report)
     return [[item.name for item in items if "." not in item.name] for items in found]
 
 

@@ -279,3 +279,10 @@ def test_memory_is_two_pieces_at_most(dtype, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * (4 << 20)
+
+
+@pytest.mark.parametrize("options", [{"diff": "n"}, {"weights": "w"}, {}])
+def test_patterns_are_checked_first(options):
+    np.savez("a.npz", x=np.ones((6, 2)), w=np.ones(6))
+    with pytest.raises(SourceError, match=r"^a\.npz, 'x': the pattern must name every axis: it na"):
+        Normalizer.fit_files("a.npz", {"x": "[n]"}, **options)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.sources import choosing, dimensions
 from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded, fingerprint
-from jaxnorm.data.sources.choosing import Wanted, lacking
+from jaxnorm.data.sources.choosing import AS_IS, Wanted, lacking
 from jaxnorm.data.sources.opening import guarded
 from jaxnorm.data.sources.readers import COORDINATE, Batch, Cut, Leaf, Masked, Reader
 from jaxnorm.data.trees import prefix_of, sizes_in
@@ -124,7 +124,7 @@ def pieces(
     paths: Sequence[str],
     axes: Mapping[str, Axes],
     sizes: Mapping[str, int],
-    wanted: Wanted = Wanted(),  # noqa: B008
+    wanted: Wanted = AS_IS,
 ) -> list[Piece]:
     """Return the pieces of all files, which must have the same leaves.
 
@@ -138,31 +138,36 @@ def pieces(
       SourceError: files that are missing, damaged, without elements, or whose leaves are not those
         of the first file; leaves that are named and hold no numbers.
     """
-    result, first = [], None
+    result: list[Piece] = []
+    first: tuple[str, dict] | None = None
     for path in expanded(paths):
-        named = choosing.leaves_to_fit(path, axes)
-        own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
-        for leaf in set(named) - wanted.masks:
-            dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes)
-        diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
-        if diff:
-            named = {leaf: named[leaf] for leaf in named if leaf in diff or leaf in wanted.masks}
-        weights = choosing.weighted(path, named, own, wanted) if wanted.weights else ()
-        reductions = {
-            leaf: _reduction(
-                path, leaf, _fitted_shape(named[leaf], diff.get(leaf)), own[leaf], sizes
-            )
-            for leaf in named
-        }
-        unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
+        unreduced, found = _of_file(path, axes, sizes, wanted)
         first = first or (path, unreduced)
-        _check_same(*first, path, unreduced)
-        whole = {leaf: _whole(path, reductions[leaf], own[leaf]) for leaf in named}
-        result += guarded(path, partial(_cut, path, whole, diff, weights))
+        _check_same(first[0], first[1], path, unreduced)
+        result += found
     if not result:
         held = "holds" if len(paths) == 1 else "hold"
         raise SourceError(f"the files must hold elements: {', '.join(paths)} {held} none.")
     return result
+
+
+def _of_file(
+    path: str, axes: Mapping[str, Axes], sizes: Mapping[str, int], wanted: Wanted
+) -> tuple[dict[str, tuple[int, ...]], list[Piece]]:
+    """Return the shape of the statistics of each leaf, and the pieces."""
+    named = choosing.leaves_to_fit(path, axes)
+    own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
+    for leaf in set(named) - wanted.masks:
+        dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes)
+    diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
+    if diff:
+        named = {leaf: named[leaf] for leaf in named if leaf in diff or leaf in wanted.masks}
+    weights = choosing.weighted(path, named, own, wanted) if wanted.weights else ()
+    shapes = {leaf: _fitted_shape(named[leaf], diff.get(leaf)) for leaf in named}
+    reductions = {leaf: _reduction(path, leaf, shapes[leaf], own[leaf], sizes) for leaf in named}
+    whole = {leaf: _whole(path, reductions[leaf], own[leaf]) for leaf in named}
+    unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
+    return unreduced, guarded(path, partial(_cut, path, whole, diff, weights))
 
 
 def _fitted_shape(leaf: Leaf, diff: int | None) -> tuple[int, ...]:

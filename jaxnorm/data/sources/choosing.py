@@ -26,6 +26,9 @@ class Wanted(NamedTuple):
     masks: frozenset[str] = frozenset()
 
 
+AS_IS = Wanted()
+
+
 def leaves_to_fit(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
     """Return the leaves to fit: those that axes name, and the arrays of numbers in named trees."""
     leaves = guarded(path, lambda reader: reader.leaves)

@@ -22,7 +22,7 @@ def axis_of(axis: int | str, leaf: Leaf, axes: Axes) -> int | None:
         return axis % rank if -rank <= axis < rank else None
     if axis in leaf.dims:
         return leaf.dims.index(axis)
-    named = arguments.names(axes, rank) if isinstance(axes, str) else []
+    named = arguments.names(axes, leaf.shape) if isinstance(axes, str) else []
     return named.index([axis]) if [axis] in named else None
 
 
@@ -32,17 +32,20 @@ def check(path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool) -> None:
     A pattern with none of their names goes by position. ``is_named`` says whether the pattern was
     given for this leaf.
     """
-    words = re.findall(r"\w+", axes) if isinstance(axes, str) else []
-    if not set(words) & set(leaf.dims):
+    if not isinstance(axes, str):
         return
-    try:
-        found = arguments.names(str(axes), len(leaf.shape))
-    except ValueError:
-        found = None
     dims = set(leaf.dims)
+    try:
+        found = arguments.names(axes, leaf.shape)
+    except ValueError as error:
+        # too few names or too many may be told by those of the file
+        if not dims & set(re.findall(r"\w+", axes)) or "must name every axis" not in str(error):
+            raise PatternError(f"{path}{f', {name!r}' if name else ''}: {error}") from None
+        found = None
     if found is None or any(
         word in dims and word != dim
-        for dim, names in zip(leaf.dims, found, strict=True)
+        # a file without names has none of them
+        for dim, names in zip(leaf.dims, found, strict=False)
         for word in names
     ):
         must = f"the pattern of {name!r} must name its dimensions in their order"
