@@ -50,6 +50,18 @@ def across(collective, value, axis_name):
         ) from error
 
 
+def rows_of_devices(row: jax.Array, axis_name) -> jax.Array:
+    """Return the vectors of all devices as the rows of a matrix; those of other groups are 0.
+
+    Each device fills its own row of a matrix of zeros, and the matrices are summed. The sum has the
+    same type on each device, as ``out_specs=P()`` of shard_map requires, which the result of
+    ``all_gather`` has not.
+    """
+    name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
+    mine = jnp.arange(across(lax.psum, 1, name), dtype=jnp.int32) == lax.axis_index(name)
+    return across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name)
+
+
 def number_of_devices(axis_name) -> int | jax.Array:
     """Return how many devices share statistics with this one.
 

@@ -6,20 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
 from jaxnorm.arguments.dtypes import compute_dtype, real_dtype
-from jaxnorm.arguments.options import AxisGroups, AxisName
+from jaxnorm.arguments.options import AxisName
 from jaxnorm.core import normalization
 from jaxnorm.core.running import merged_into
 from jaxnorm.core.statistics import Moments, check_moments, moments
-from jaxnorm.engine.collectives import across, hashable
+from jaxnorm.engine.collectives import hashable, rows_of_devices
 from jaxnorm.engine.xla import prevent_folding
-
-Tree = Any
+from jaxnorm.online import batches
+from jaxnorm.online.batches import Tree
 
 
 def init(specs: Tree) -> Tree:
@@ -79,7 +78,9 @@ def update(
     before, structure = _flatten(state)
     leaves = _leaves(structure, before, batch)
     weights = None if weights is None else jnp.asarray(weights)
-    masks = [_mask(weights, leaf, old) for leaf, old in zip(leaves, before, strict=True)]
+    masks = [
+        batches.mask(weights, leaf, old.mean) for leaf, old in zip(leaves, before, strict=True)
+    ]
     return structure.unflatten(_update(hashable(axis_name), before, leaves, masks))
 
 
@@ -212,18 +213,7 @@ def debiased(momentum: ArrayLike, step: ArrayLike) -> jax.Array:
 
 
 def _empty(path, spec) -> Moments:
-    shape, dtype = jnp.shape(spec), jnp.result_type(spec)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        hint = (
-            " For a shape pass jax.ShapeDtypeStruct(shape, jnp.float32)."
-            if isinstance(spec, int)
-            else ""
-        )
-        raise TypeError(
-            f"specs{jax.tree_util.keystr(path)} must be floating point: got {dtype}. Cast its "
-            f"observations first.{hint}"
-        )
-    dtype = compute_dtype(dtype)
+    shape, dtype = batches.element(path, spec)
     return Moments(
         jnp.zeros(shape, real_dtype(dtype)),
         jnp.zeros(shape, dtype),
@@ -239,45 +229,13 @@ def _flatten(state: Tree) -> tuple[list[Moments], Any]:
 
 
 def _leaves(structure, before: list[Moments], batch: Tree) -> list[jax.Array]:
-    """Return the leaves of a batch after checking them against the state."""
-    if (found := jax.tree.structure(batch)) != structure:
-        raise ValueError(
-            f"batch must have the structure of the state: got {found} for {structure}."
-        )
-    leaves = []
-    for (path, leaf), old in zip(jax.tree_util.tree_leaves_with_path(batch), before, strict=True):
-        name, shape = f"batch{jax.tree_util.keystr(path)}", jnp.shape(old.mean)
-        leaf = validation.floating(leaf, name)
-        if leaf.ndim < len(shape) or leaf.shape[leaf.ndim - len(shape) :] != shape:
-            raise ValueError(
-                f"{name} must end in the shape of one element, {shape}: got {leaf.shape}."
-            )
-        if jnp.iscomplexobj(leaf) and not jnp.iscomplexobj(old.mean):
-            raise TypeError(
-                f"{name} must be real, as in the specs: got {leaf.dtype}. Pass its real part."
-            )
-        leaves.append(leaf)
-    return leaves
+    return batches.leaves(structure, [old.mean for old in before], batch)
 
 
 def _map(apply, batch: Tree, state: Tree) -> Tree:
     before, structure = _flatten(state)
     leaves = _leaves(structure, before, batch)
     return structure.unflatten([apply(leaf, old) for leaf, old in zip(leaves, before, strict=True)])
-
-
-def _mask(weights: jax.Array | None, leaf: jax.Array, old: Moments) -> jax.Array | None:
-    """Reshape weights of the first batch axes so that they broadcast against a leaf."""
-    if weights is None:
-        return None
-    if weights.shape != leaf.shape[: min(weights.ndim, leaf.ndim - old.mean.ndim)]:
-        lead = leaf.shape[: leaf.ndim - old.mean.ndim]
-        raise ValueError(
-            f"weights must have the shape of the first batch axes, {lead}: got {weights.shape}."
-        )
-    return validation.mask(
-        weights.reshape(weights.shape + (1,) * (leaf.ndim - weights.ndim)), leaf.shape, "weights"
-    )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -302,16 +260,11 @@ def _of(old: Moments, leaf: jax.Array, mask: jax.Array | None) -> Moments:
 
 
 def _gathered(parts: list[Moments], axis_name) -> list[Moments]:
-    """Stack the Moments of all devices along a new first axis, in one collective.
-
-    Each device fills its own row of a matrix of zeros, and the matrices are summed.
-    """
+    """Stack the Moments of all devices along a new first axis, in one collective."""
     if axis_name is None:
         return jax.tree.map(lambda leaf: leaf[None], parts)
     # one collective takes leaves of several dtypes as one vector, of the dtype they promote to
     with jax.numpy_dtype_promotion("standard"):
         row, restore = ravel_pytree(parts)
-        name = axis_name.axis_name if isinstance(axis_name, AxisGroups) else axis_name
-        # rows of devices in other groups stay 0: Moments of count 0, which a merge ignores
-        mine = jnp.arange(across(lax.psum, 1, name)) == lax.axis_index(name)
-        return jax.vmap(restore)(across(lax.psum, jnp.where(mine[:, None], row, 0), axis_name))
+        # rows of devices in other groups are 0: Moments of count 0, which a merge ignores
+        return jax.vmap(restore)(rows_of_devices(row, axis_name))
