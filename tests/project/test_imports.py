@@ -174,14 +174,15 @@ def test_every_public_name_is_documented():
     for name in jaxnorm.__all__:
         text = getattr(jaxnorm, name).__doc__
         assert len(text.splitlines()) > 1 or name in ("AxisGroups", "recurrent"), name
-    for module in (jaxnorm.recurrent, jaxnorm.online, jaxnorm.online.returns):
-        for name in set(module.__all__) - {"returns", "Returns"}:
+    online = jaxnorm.online
+    for module in (jaxnorm.recurrent, online, online.returns, online.ranges):
+        for name in set(module.__all__) - {"returns", "Returns", "ranges", "Range"}:
             assert ">>>" in getattr(module, name).__doc__, name
 
 
 @pytest.mark.parametrize(
     "module",
-    [jaxnorm, jaxnorm.recurrent, jaxnorm.online, jaxnorm.online.returns],
+    [jaxnorm, jaxnorm.recurrent, jaxnorm.online, jaxnorm.online.returns, jaxnorm.online.ranges],
     ids=lambda module: module.__name__,
 )
 def test_public_functions_name_their_options(module):
