@@ -33,26 +33,29 @@ def test_variables_by_level_are_read(tmp_path):
     for path in (tmp_path, tmp_path / "mean_by_level.nc", tmp_path / "stddev_by_level.nc"):
         assert formats.recognize(path) == "graphcast"
         read = formats.read(path, "graphcast")
-        np.testing.assert_array_equal(read.leaves["t"].mean, [250, 280, 288])
-        np.testing.assert_array_equal(read.leaves["t"].var, [100, 144, 256])
+        np.testing.assert_array_equal(read.leaves["t"].mean.ravel(), [250, 280, 288])
+        assert read.leaves["t"].mean.shape == (3, 1, 1)
+        np.testing.assert_array_equal(read.leaves["t"].var.ravel(), [100, 144, 256])
         assert (read.leaves["sst"].var, read.leaves["sst"].min) == (64, 271.25)
         assert read.leaves["t"].min is None
-        assert any("the 3 levels 500, 850, 1000 along the last axis" in note for note in read.notes)
+        assert any("the 3 levels 500, 850, 1000, and x has the axes" in note for note in read.notes)
 
 
 def test_netcdf_4_is_read_by_h5netcdf(tmp_path):
     pytest.importorskip("h5netcdf")
     for dataset, name in zip(weather(tmp_path), ("mean", "stddev"), strict=True):
         dataset.to_netcdf(tmp_path / f"{name}_by_level.nc", engine="h5netcdf")
-    np.testing.assert_array_equal(graphcast.read(tmp_path).leaves["t"].mean, [250, 280, 288])
+    np.testing.assert_array_equal(
+        graphcast.read(tmp_path).leaves["t"].mean.ravel(), [250, 280, 288]
+    )
 
 
 def test_differences_have_no_mean(tmp_path):
     weather(tmp_path)
     by_level(tmp_path, "diffs_stddev_by_level", t=[1.0, 2, 4])
     read = formats.read(tmp_path / "diffs_stddev_by_level.nc", "graphcast")
-    np.testing.assert_array_equal(read.leaves["t"].mean, [0, 0, 0])
-    np.testing.assert_array_equal(read.leaves["t"].var, [1, 4, 16])
+    np.testing.assert_array_equal(read.leaves["t"].mean.ravel(), [0, 0, 0])
+    np.testing.assert_array_equal(read.leaves["t"].var.ravel(), [1, 4, 16])
     assert read.notes[0] == graphcast.NO_MEAN
 
 
@@ -66,14 +69,13 @@ def graphcast_normalize(values, mean, std):
 def test_the_formula_is_that_of_graphcast(tmp_path, rng):
     xarray = pytest.importorskip("xarray")
     mean, std = weather(tmp_path)
-    t = rng.standard_normal((2, 3, 4)) * 10 + 270
-    values = xarray.Dataset(
-        {"t": (("time", "level", "lat"), t), "sst": (("time", "lat"), t[:, 0])}, {"level": LEVELS}
-    )
+    t = rng.standard_normal((2, 3, 4, 5)) * 10 + 270
+    fields = {"t": (("time", "level", "lat", "lon"), t), "sst": (("time", "lat", "lon"), t[:, 0])}
+    values = xarray.Dataset(fields, {"level": LEVELS})
     true = graphcast_normalize(values, mean, std)
     known = Normalizer.load(tmp_path)
-    found = known.normalize({"t": np.moveaxis(t, 1, -1), "sst": t[:, 0]})
-    np.testing.assert_allclose(np.moveaxis(found["t"], -1, 1), true["t"].values, rtol=1e-14)
+    found = known.normalize({"t": t, "sst": t[:, 0]})
+    np.testing.assert_allclose(found["t"], true["t"].values, rtol=1e-14)
     np.testing.assert_allclose(found["sst"], true["sst"].values, rtol=1e-14)
 
 
@@ -96,8 +98,8 @@ def test_files_of_variables_are_written(tmp_path, rng):
     sst = Statistics(mean=np.ones(1), var=np.ones(1))
     formats.write(tmp_path, {"2m_temperature": sst, "t": t, "q": q}, "graphcast")
     read = graphcast.read(tmp_path).leaves
-    np.testing.assert_array_equal(read["t"].mean, t.mean)
-    np.testing.assert_array_equal(read["q"].mean, t.mean)
+    np.testing.assert_array_equal(read["t"].mean.ravel(), t.mean)
+    np.testing.assert_array_equal(read["q"].mean.ravel(), t.mean)
     assert read["2m_temperature"].mean.shape == ()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(before) == ["mean_by_level.nc", "stddev_by_level.nc"]

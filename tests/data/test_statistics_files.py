@@ -61,8 +61,9 @@ def test_written_and_read_by_its_contents_alone(name, rng):
                 rtol=rtol,
                 atol=1e-12,
             )
-    # Makani's channels have maps behind them
-    apart = (lambda x: x[..., None, None]) if name == "makani" else (lambda x: x)
+    # channels and levels have maps behind them
+    maps = name in ("makani", "graphcast")
+    apart = (lambda x: x[..., None, None]) if maps else (lambda x: x)
     exact = flatten(fitted.normalize(batch))
     normalized = loaded.normalize(jax.tree.map(apart, batch))
     restored = flatten(loaded.denormalize(normalized))

@@ -99,10 +99,11 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
 
 
 def _arrays(path: Path, dataset: Any) -> dict[str, np.ndarray]:
-    found = {
-        str(name): numbers(path, repr(name), variable.values)
-        for name, variable in dataset.data_vars.items()
-    }
+    found = {}
+    for name, variable in dataset.data_vars.items():
+        values = numbers(path, repr(name), variable.values)
+        # fields have the axes (..., level, latitude, longitude)
+        found[str(name)] = values.reshape(-1, 1, 1) if variable.dims == (LEVEL,) else values
     if not found:
         raise FormatError(f"{path} must hold variables: it holds none.")
     return found
@@ -130,8 +131,8 @@ def _levels(dataset: Any) -> tuple[str, ...]:
     shown = values if len(values) <= 6 else [*values[:3], "…", *values[-2:]]
     own = f" {', '.join(shown)}" if LEVEL in dataset.coords else ""
     return (
-        f"Statistics by level are those of the {len(values)} levels{own} along the last axis: "
-        "move the axis of levels of x to the end.",
+        f"Statistics by level are those of the {len(values)} levels{own}, and x has the "
+        "axes (..., level, latitude, longitude).",
     )
 
 

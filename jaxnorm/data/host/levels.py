@@ -7,8 +7,8 @@ sorted, and every second element moves up. Whether the even or the odd ones move
 The sketch: Karnin, Lang and Liberty (2016), arXiv:1603.05346. Libraries of it were no choice. In
 Apache DataSketches 5.2.0 for Python the choice is random without a seed, so that neither the same
 data nor a resumed fit give the same numbers, and an update holds Python's lock, so that threads
-do not help. Its t-digest gives the same numbers each time, and takes three times as long. Rows share
-their levels here: one call of NumPy sorts all of them.
+do not help. Its t-digest gives the same numbers each time, and takes three times as long.
+Rows share their levels here: one call of NumPy sorts all of them.
 """
 
 from typing import NamedTuple
