@@ -132,12 +132,12 @@ def summarize(runs: list[dict], truth: dict) -> dict:
     return errors | medians | held | {"rank_error": runs[0]["rank_error"], "runs": len(runs)}
 
 
-def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
+def report(rows: dict[str, dict], facts: dict) -> str:
     means = [f"mean {mean:,}" for mean in MEANS]
     lines = [
-        f"| variance's error at | {' | '.join(means)} | rank's error | seconds | CPU seconds | "
-        "memory, chunks | runs |",
-        "|" + "---|" * (len(MEANS) + 6),
+        f"| variance's error at | {' | '.join(means)} | rank's error | seconds a GiB | CPU "
+        "seconds a GiB | memory, chunks | GiB | runs |",
+        "|" + "---|" * (len(MEANS) + 7),
     ]
     for name, row in rows.items():
         errors = [_error(row.get(str(mean))) for mean in MEANS]
@@ -145,12 +145,13 @@ def report(rows: dict[str, dict], gib: float, facts: dict) -> str:
         ranks = [found["rank_error"] for key, found in row.items() if key.isdecimal()]
         rank = f"{100 * max(ranks):.3f} %" if ranks[0] is not None else ""
         lines.append(
-            f"| {name} | {' | '.join(errors)} | {rank} | {timed['seconds']:.1f} | "
-            f"{timed['cpu_seconds']:.1f} | {timed['chunks_held']:.1f} | {timed['runs']} |"
+            f"| {name} | {' | '.join(errors)} | {rank} | {timed['seconds'] / timed['gib']:.2f} | "
+            f"{timed['cpu_seconds'] / timed['gib']:.2f} | {timed['chunks_held']:.1f} | "
+            f"{timed['gib']:g} | {timed['runs']} |"
         )
     head = (
-        f"Fitting {gib:g} GiB of float32, deviation 1, 256 features, in chunks of 64 MiB (python "
-        "-m bench.normalizers).\n"
+        "Fitting files of float32, deviation 1, 256 features, in chunks of 64 MiB (python -m "
+        "bench.normalizers).\n"
         "Errors: the largest of all features, of variances relative to two passes in float64, of "
         "ranks the distance of the 1 % and 99 % quantiles from those ranks, at any of the means. "
         "Time: without reading, at mean 1000, median of the runs, beside other work on the "
@@ -193,7 +194,7 @@ def main() -> None:
     from jaxnorm.experiments.report import machine
 
     result = options.out / "normalizers.json"
-    rows = json.loads(result.read_text())["rows"] if options.only else {}
+    rows = json.loads(result.read_text())["rows"] if options.only and result.exists() else {}
     for mean in MEANS:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "data.f32")
@@ -201,13 +202,15 @@ def main() -> None:
             times = options.runs if mean == TIMED else 1
             runs = measure_in_turn(options.only or list(PEERS), path, times)
         for name, found in runs.items():
-            if found:
+            # the truth is measured with others, but has a row of its own only where it was asked for
+            if found and name in (options.only or PEERS):
                 row = rows.setdefault(name, {}) | {"commit": commit()}
-                rows[name] = row | {str(mean): summarize(found, runs[TRUTH][0])}
-    facts = machine() | versions() | {"gib": options.gib}
+                own = summarize(found, runs[TRUTH][0]) | {"gib": options.gib}
+                rows[name] = row | {str(mean): own}
+    facts = machine() | versions()
     options.out.mkdir(exist_ok=True)
     result.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    text = report({name: rows[name] for name in PEERS if name in rows}, options.gib, facts)
+    text = report({name: rows[name] for name in PEERS if name in rows}, facts)
     (options.out / "normalizers.md").write_text(text)
     print(text)
 
