@@ -202,7 +202,7 @@ def main() -> None:
             times = options.runs if mean == TIMED else 1
             runs = measure_in_turn(options.only or list(PEERS), path, times)
         for name, found in runs.items():
-            # the truth is measured with others, but has a row of its own only where it was asked for
+            # the truth is measured with all others, and has a row only where it was asked for
             if found and name in (options.only or PEERS):
                 row = rows.setdefault(name, {}) | {"commit": commit()}
                 own = summarize(found, runs[TRUTH][0]) | {"gib": options.gib}

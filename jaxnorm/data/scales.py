@@ -85,8 +85,12 @@ def _ranged(
         _need(fitted, "min_max", "min", "max")
         ends = fitted.summary.min, fitted.summary.max
     else:
-        known = choice.ranks or (min(fitted.given, default=0.01), max(fitted.given, default=0.99))
-        ends = fitted.quantile(known[0]), fitted.quantile(known[1])
+        if choice.ranks is None:
+            raise ValueError(
+                "mode 'quantile' needs two quantiles: fewer are known. Fit with "
+                "quantiles=(0.01, 0.99), or pass ranks=."
+            )
+        ends = fitted.quantile(choice.ranks[0]), fitted.quantile(choice.ranks[1])
     low, half, divisor = formula.ranged(*ends)
     center, rest = two_sum(low, half)
     return center, rest, divisor

@@ -236,8 +236,14 @@ MISTAKES = {
     "mode must be one of 'standard', 'min_max', 'quantile': got 'minmax'.": lambda: (
         FITTED.normalize({"a": X}, mode="minmax")
     ),
-    "leaf 'a': the quantile of rank 0.01 must be known: none is.": lambda: FITTED.normalize(
-        {"a": X}, mode="quantile"
+    "leaf 'a': mode 'quantile' needs two quantiles: fewer are known. Fit with": lambda: (
+        FITTED.normalize({"a": X}, mode="quantile")
+    ),
+    "mode 'quantile' needs two quantiles: fewer": lambda: Normalizer.fit(
+        [X], quantiles=(0.5,)
+    ).normalize(X, mode="quantile"),
+    "the quantile of rank 0.1 must be known: none is.": lambda: FITTED.normalize(
+        {"a": X}, mode="quantile", ranks=(0.1, 0.9)
     ),
     "leaf 'a': mode 'min_max' needs min and max: min, max is unknown": lambda: GIVEN.normalize(
         {"a": X}, mode="min_max"
