@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class SourceError(Exception):
+class SourceError(ValueError):
     """An error, in one sentence, of a file that is missing, damaged or unlike the others."""
 
 
