@@ -58,17 +58,20 @@ class Levels(NamedTuple):
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
 
     def extended(self, new: np.ndarray) -> "Levels":
-        """Return the levels with new elements, a matrix of (rows, elements)."""
+        """Return the levels with new elements, a matrix of (rows, elements), which may be sorted.
+
+        The levels keep copies of some, so the matrix may be used again.
+        """
         blocks, halvings = [list(level) for level in self.blocks], list(self.halvings)
         most, level = LARGE * top(new.dtype), 0
         if new.shape[1] > most:
-            new = np.sort(new, axis=1)
+            new.sort(axis=1)
         while new.shape[1] > most:
             _append(blocks, halvings, level, new[:, :0])
             rest, new = _halved(new, level, halvings)
             _append(blocks, halvings, level, rest)
             level += 1
-        _append(blocks, halvings, level, new)
+        _append(blocks, halvings, level, new.copy())
         return Levels(tuple(map(tuple, blocks)), tuple(halvings)).compressed()
 
     def merged(self, other: "Levels") -> "Levels":
@@ -91,7 +94,7 @@ class Levels(NamedTuple):
             values = np.sort(np.concatenate(blocks[full], axis=1), axis=1)
             rest, half = _halved(values, full, halvings)
             blocks[full] = [rest]
-            _append(blocks, halvings, full + 1, half)
+            _append(blocks, halvings, full + 1, half.copy())
             lengths = [sum(block.shape[1] for block in level) for level in blocks]
         return Levels(tuple(map(tuple, blocks)), tuple(halvings))
 
@@ -133,8 +136,7 @@ def _halved(values: np.ndarray, level: int, halvings: list[int]) -> tuple[np.nda
     even = values.shape[1] // 2 * 2
     first = _choice(level, halvings[level])
     halvings[level] += 1
-    # copies, since views would keep all of the elements in memory
-    return values[:, even:].copy(), values[:, first:even:2].copy()
+    return values[:, even:].copy(), values[:, first:even:2]
 
 
 def _choice(level: int, number: int) -> int:

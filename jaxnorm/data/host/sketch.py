@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,6 +143,7 @@ class _Groups:
         self.dtype = np.float32 if np.can_cast(x.dtype, np.float32) else np.float64
         size = math.prod(self.x.shape[len(kept) :])
         self.chunks = list(_chunks(self.x.shape[len(kept) :])) if size else []
+        self.memory = threading.local()
         self.together = max(GROUPS, TILE // max(min(size, ELEMENTS), 1))
 
     def blocks(self, groups: np.ndarray, levels: Levels) -> Iterator[tuple[np.ndarray, Levels]]:
@@ -173,6 +175,13 @@ class _Groups:
             kept = values[some][mask[some]].reshape(some.sum(), count)
             yield groups[some], few.extended(kept) if count else few
 
+    def _buffer(self, dtype: type, size: int) -> np.ndarray:
+        """Return memory that the next call in this thread uses again."""
+        held = vars(self.memory)
+        if size > len(held.get(dtype.__name__, ())):
+            held[dtype.__name__] = np.empty(size, dtype)
+        return held[dtype.__name__][:size]
+
     def _rows(self, x: np.ndarray, groups: np.ndarray, chunk: tuple, dtype: type) -> np.ndarray:
         """Return a chunk of each group in a matrix of (groups, elements)."""
         first, count = groups[0], len(groups)
@@ -185,7 +194,7 @@ class _Groups:
             part = x[(*[slice(None)] * len(self.kept), *chunk)]
         else:
             part = x[(*np.unravel_index(groups, self.kept), *chunk)]
-        copy = np.empty(part.shape, dtype)
+        copy = self._buffer(dtype, part.size).reshape(part.shape)
         for strip in _strips(part.shape, part.ndim - len(chunk)):
             np.copyto(copy[strip], part[strip], casting="unsafe")
         if dtype is not bool:
