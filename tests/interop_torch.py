@@ -24,10 +24,18 @@ def drawn(module, seed=0):
 
 
 def output(module, x):
-    """The output of a module for channels first, given and returned with channels last."""
+    """The output in float64 of a module for channels first, given and returned with channels last.
+
+    A module in training goes on by one step.
+    """
     first = torch.tensor(np.moveaxis(x, -1, 1) if x.ndim > 2 else x)
+    for part in module.modules():
+        # the default of RMSNorm depends on the dtype
+        if getattr(part, "eps", 0) is None:
+            part.eps = torch.finfo(torch.float32).eps
     with torch.no_grad():
-        y = module(first).numpy()
+        y = module.double()(first.double()).numpy()
+    module.float()  # as it was: float64 holds every float32
     return np.moveaxis(y, 1, -1) if y.ndim > 2 else y
 
 
