@@ -232,11 +232,44 @@ def test_size_of_a_feature(rng):
         assert kept / 2 <= 40 << 10
 
 
-def test_halving_takes_either_half_as_often():
+def test_halving_takes_either_half_as_often(rng):
     for level in range(12):
-        taken = [levels._choice(level, number) for number in range(400)]
-        assert sum(taken) == 200
-        assert 70 < sum(taken[::2]) < 130
+        taken = levels._second(rng.standard_normal((400, 64)).astype(np.float32), level)
+        assert 160 < taken.sum() < 240
+
+
+def test_parts_have_choices_of_their_own(rng):
+    """Many small parts of float64, each of which is halved once, merged one after the other."""
+    x = rng.standard_normal((200 * 1650, 30))
+    merged = Normalizer(quantiles=RANKS)
+    for part in np.array_split(x, 200):
+        merged = merged.merge(Normalizer.fit([part], quantiles=RANKS))
+    assert rank_errors(merged, x) <= ERROR
+
+
+def test_groups_of_two_dtypes_resume_to_the_bit(rng, tmp_path):
+    batches = [
+        rng.standard_normal((3000, 2)).astype((np.float32, np.float64)[i % 2]) for i in range(9)
+    ]
+    masks = [np.array([[i % 2 == 0, True]]) for i in range(9)]
+    whole = Normalizer(quantiles=RANKS)
+    for batch, mask in zip(batches, masks, strict=True):
+        whole.update(batch, where=mask)
+    resumed = Normalizer(quantiles=RANKS)
+    for batch, mask in zip(batches, masks, strict=True):
+        resumed.update(batch, where=mask)
+        resumed.save(tmp_path / "state.json")
+        resumed = Normalizer.load(tmp_path / "state.json")
+    assert_same(resumed, whole)
+
+
+def test_no_features():
+    fitted = Normalizer.fit([np.zeros((5, 0))], quantiles=(0.1,))
+    assert fitted.quantile(0.1).shape == (1, 0)
+
+
+def test_ranks_in_float32_are_meant_by_their_digits():
+    assert Normalizer(quantiles=np.float32([0.01, 0.99])).ranks == (0.01, 0.99)
 
 
 def test_the_weights_of_all_elements_sum_to_their_number(rng):

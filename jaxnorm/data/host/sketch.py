@@ -20,7 +20,7 @@ TILE = 1 << 20
 GROUPS = 16
 # Elements of each group that are copied at a time.
 STRIP = 512
-FIELDS = ("values", "lengths", "halvings")
+FIELDS = ("values", "lengths", "bits")
 
 
 @dataclass(frozen=True)
@@ -87,43 +87,40 @@ class Sketch:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return what a file must hold: see :meth:`of_arrays`."""
-        number = max(len(levels.blocks) for _, levels in self.parts)
+        number = max((len(levels.blocks) for _, levels in self.parts), default=1)
         lengths = np.zeros((math.prod(self.shape), number))
-        halvings = np.zeros_like(lengths)
+        bits = np.zeros(len(lengths))
         rows: dict[int, np.ndarray] = {}
         for groups, levels in self.parts:
             values, _ = levels.weighted()
             lengths[groups, : len(levels.lengths)] = levels.lengths
-            halvings[groups, : len(levels.halvings)] = levels.halvings
+            bits[groups] = 8 * levels.dtype.itemsize
             rows.update(zip(groups.tolist(), values, strict=True))
         values = np.concatenate([rows[group] for group in sorted(rows)]) if rows else np.empty(0)
-        return dict(zip(FIELDS, (values, lengths, halvings), strict=True))
+        return dict(zip(FIELDS, (values, lengths, bits), strict=True))
 
     @classmethod
     def of_arrays(cls, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> "Sketch":
         """Return the sketch of the elements of all groups, one after the other.
 
-        ``lengths`` are the elements of each group in each level, ``halvings`` how often each level
-        was halved.
+        ``lengths`` are the elements of each group in each level, ``bits`` is 32 or 64, by the dtype
+        of a group's elements.
         """
-        values, lengths, halvings = (arrays[field] for field in FIELDS)
-        lengths, halvings = lengths.astype(int), halvings.astype(int)
+        values, lengths, bits = (arrays[field] for field in FIELDS)
+        lengths = lengths.astype(int)
         ends = lengths.sum(1).cumsum()
         if lengths.shape != (math.prod(shape), lengths.shape[1]) or lengths.min(initial=0) < 0:
             raise ValueError(f"lengths of shape {lengths.shape} for groups of shape {shape}")
-        if len(values) != (ends[-1] if len(ends) else 0) or halvings.shape != lengths.shape:
+        if len(values) != (ends[-1] if len(ends) else 0) or bits.shape != lengths.shape[:1]:
             raise ValueError("as many values as lengths say")
         rows = np.split(values, ends[:-1])
         parts = []
-        for group, row in enumerate(rows):
-            number = max(
-                1, int(np.flatnonzero(lengths[group] + halvings[group]).max(initial=0)) + 1
-            )
-            pieces = np.split(row[None], lengths[group, :number].cumsum()[:-1], axis=1)
-            levels = Levels(
-                tuple((piece,) for piece in pieces), tuple(halvings[group, :number].tolist())
-            )
-            parts.append((np.array([group]), levels))
+        for group, row in enumerate(rows if len(lengths) else []):
+            # the top level is never empty
+            number = int(np.flatnonzero(lengths[group]).max(initial=0)) + 1
+            row = row.astype(np.float32 if bits[group] == 32 else np.float64)[None]
+            pieces = np.split(row, lengths[group, :number].cumsum()[:-1], axis=1)
+            parts.append((np.array([group]), Levels(tuple((piece,) for piece in pieces))))
         return cls(shape, _joined(parts))
 
 
@@ -149,7 +146,8 @@ class _Groups:
     def blocks(self, groups: np.ndarray, levels: Levels) -> Iterator[tuple[np.ndarray, Levels]]:
         """Yield groups that are read together, and their levels."""
         if len(groups) <= self.together:
-            yield groups, levels
+            if len(groups):
+                yield groups, levels
             return
         for start in range(0, len(groups), self.together):
             some = slice(start, start + self.together)
@@ -227,8 +225,8 @@ def _joined(parts: Iterable[tuple[np.ndarray, Levels]]) -> tuple[tuple[np.ndarra
     """Return parts, of which those that have had as many elements each are one."""
     alike: dict[tuple, list] = {}
     for groups, levels in parts:
-        dtypes = tuple(block.dtype.str for level in levels.blocks for block in level)
-        alike.setdefault((levels.lengths, levels.halvings, dtypes), []).append((groups, levels))
+        if len(groups):
+            alike.setdefault((levels.lengths, levels.dtype.str), []).append((groups, levels))
     joined = []
     for same in alike.values():
         if len(same) == 1:
@@ -236,12 +234,11 @@ def _joined(parts: Iterable[tuple[np.ndarray, Levels]]) -> tuple[tuple[np.ndarra
             continue
         groups = np.concatenate([groups for groups, _ in same])
         order = np.argsort(groups)
-        number = len(same[0][1].blocks)
         blocks = tuple(
             (np.concatenate([levels.level(level) for _, levels in same])[order],)
-            for level in range(number)
+            for level in range(len(same[0][1].blocks))
         )
-        joined.append((groups[order], Levels(blocks, same[0][1].halvings)))
+        joined.append((groups[order], Levels(blocks)))
     return tuple(joined)
 
 
@@ -285,4 +282,5 @@ def ranks(given: Sequence[float] | None) -> tuple[float, ...]:
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if not number or not 0 <= value <= 1:
             raise ValueError(f"quantiles must be ranks from 0 to 1, such as 0.01: got {value!r}.")
-    return tuple(map(float, values))
+    # by its digits: 0.01 in float32 is meant as 0.01
+    return tuple(float(str(value)) for value in values)
