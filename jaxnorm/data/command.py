@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from jaxnorm.data import files, fit_files
+from jaxnorm.data.convert import notes_on
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
@@ -79,12 +80,29 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         if state.exists() and not options.resume:
             _announce(state, resume_command)
         fitted = fit_files.run(task, state, begun, options.engine, find_spec("rich") is not None)
-        fitted.save(options.out, options.format)
+        fitted = fitted.rename(dict(options.rename))
+        _save(fitted, options, state)
     except (KeyboardInterrupt, OSError) as error:
         error.add_note(_how_to_resume(state, resume_command))
         raise
     state.remove()
     return fitted
+
+
+def _save(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) -> None:
+    """Save what was fitted; if the format cannot say it, tell how to save it otherwise."""
+    try:
+        fitted.save(options.out, options.format)
+    except ValueError as error:
+        state.save(fitted)
+        error.add_note(
+            f"What was fitted is in {state.path}. This writes it, without another fit:\n"
+            f"jaxnorm convert {shlex.quote(str(state.path))} NEW --to NAME"
+        )
+        raise
+    if options.format != OWN:
+        for note in notes_on(fitted, Normalizer.load(options.out, options.format)):
+            print(f"Note: {note}", file=sys.stderr)
 
 
 def _announce(state: Unfinished, resume_command: str) -> None:

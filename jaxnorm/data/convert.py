@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxnorm.data.formats import FORMATS
 from jaxnorm.data.normalizer import OWN, Normalizer
+from jaxnorm.data.options import name_and_new
 from jaxnorm.data.show import CannotLoad, loaded
 
 
@@ -17,7 +18,7 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        fitted = loaded(options.source, options.source_format)
+        fitted = loaded(options.source, options.source_format).rename(dict(options.rename))
         fitted.save(options.target, options.target_format)
         written = Normalizer.load(options.target, options.target_format)
     except CannotLoad as error:
@@ -28,9 +29,14 @@ def main(arguments: list[str]) -> int:
         f"{leaf or 'an array'} {found.shape}" for leaf, found in written._state.leaves.items()
     )
     print(f"Written: {options.target}, in the format {options.target_format}, of {leaves}")
-    for note in (*fitted.notes, *_lost(fitted, written), *_formulas(fitted, written)):
+    for note in (*fitted.notes, *notes_on(fitted, written)):
         print(f"Note: {note}")
     return 0
+
+
+def notes_on(before: Normalizer, after: Normalizer) -> list[str]:
+    """Return what a file of statistics does not hold, and how its readers normalize."""
+    return [*_lost(before, after), *_formulas(before, after)]
 
 
 def _lost(before: Normalizer, after: Normalizer) -> list[str]:
@@ -77,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=[OWN, *FORMATS],
         metavar="NAME",
         help=f"the format of FILE, where it does not tell: {names}",
+    )
+    parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        type=name_and_new,
+        metavar="OLD=NEW",
+        help="the name of a leaf in NEW; repeat it for each leaf",
     )
     parser.add_argument(
         "--to",

@@ -1,14 +1,17 @@
 """Between a Normalizer's state and the contents of other libraries' files."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import given
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats.contents import Contents, Statistics
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
+from jaxnorm.data.trees import prefix_of
 
 FIELDS = ("mean", "var", "count", "min", "max")
 
@@ -50,6 +53,22 @@ def _tree(paths: list[str]) -> Any:
             raise ValueError(f"{path!r} must not be a leaf and a tree of leaves.")
         inner[last] = path
     return tree
+
+
+def renamed(
+    state: State, axes: Mapping[str, Axes], names: Mapping[str, str]
+) -> tuple[State, dict[str, Axes]]:
+    """Return a state whose leaves have other paths, and the axes of each leaf."""
+    if unknown := sorted(set(names) - set(state.leaves)):
+        raise ValueError(
+            f"names must be of leaves that are fitted: got {unknown}, fitted are "
+            f"{sorted(state.leaves)}."
+        )
+    new = {names.get(path, path): leaf for path, leaf in state.leaves.items()}
+    if len(new) < len(state.leaves):
+        raise ValueError(f"leaves must have names of their own: got {dict(names)}.")
+    own = {names.get(path, path): axes[str(prefix_of(axes, path))] for path in state.leaves}
+    return State(new, _tree(list(new)), state.batches), own
 
 
 def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:

@@ -38,22 +38,7 @@ class Fitted(NamedTuple):
         Raises:
           ValueError: something that is needed for this is unknown.
         """
-        for one in (self, other):
-            if unknown := sorted(one.unknown):
-                raise ValueError(
-                    f"merging needs count, mean, variance, minimum and maximum of both: one lacks "
-                    f"{', '.join(unknown)}. Give them to from_statistics."
-                )
-            if one.given:
-                raise ValueError(
-                    "quantiles without their data cannot be merged: one has quantiles that were "
-                    "given. Leave them out, or fit both with quantiles=."
-                )
-        if (self.sketch is None) != (other.sketch is None):
-            raise ValueError(
-                "both must have been fitted with quantiles, or neither: one was. Fit the other "
-                "with quantiles=, too."
-            )
+        _check_mergeable(self, other)
         both = Summary(
             merge(self.summary.moments, other.summary.moments),
             np.minimum(self.summary.min, other.summary.min),
@@ -73,7 +58,7 @@ class Fitted(NamedTuple):
         # be no worse, but slower
         if sketch is not None:
             sketch = sketch.updated(x, reduction, where, threads)
-        new = Fitted(summarize(x, reduction, where, threads=threads), sketch)
+        new = Fitted(summarize(x, reduction, where, threads=threads), sketch, mask=self.mask)
         return self._replace(sketch=None).merge(new._replace(sketch=None))._replace(sketch=sketch)
 
     def quantile(self, rank: float) -> np.ndarray:
@@ -105,3 +90,30 @@ def first(
     """Return the statistics of one array."""
     sketch = Sketch.of(x, reduction, where, threads) if with_sketch else None
     return Fitted(summarize(x, reduction, where, threads=threads), sketch)
+
+
+def _check_mergeable(first: Fitted, second: Fitted) -> None:
+    for one in (first, second):
+        if unknown := sorted(one.unknown):
+            raise ValueError(
+                f"merging needs count, mean, variance, minimum and maximum of both: one lacks "
+                f"{', '.join(unknown)}. Give them to from_statistics."
+            )
+        if one.given:
+            raise ValueError(
+                "quantiles without their data cannot be merged: one has quantiles that were "
+                "given. Leave them out, or fit both with quantiles=."
+            )
+    for one in (first, second):
+        if one.mask is not None and (~one.mask & (one.summary.moments.count == 0)).any():
+            raise ValueError(
+                "features that were padded have no data to merge with. Merge first, then pad."
+            )
+    masks = [np.ones(one.shape, bool) if one.mask is None else one.mask for one in (first, second)]
+    if not np.array_equal(masks[0], masks[1]):
+        raise ValueError("both must leave the same features as they are: their masks differ.")
+    if (first.sketch is None) != (second.sketch is None):
+        raise ValueError(
+            "both must have been fitted with quantiles, or neither: one was. Fit the other "
+            "with quantiles=, too."
+        )

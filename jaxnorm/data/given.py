@@ -1,17 +1,18 @@
 """Statistics that are known already: checked, brought to one shape, and padded."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jaxnorm.arguments.axes import Axes
+from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
-from jaxnorm.data.trees import flatten, map_leaves, plain, prefix_of
+from jaxnorm.data.trees import flatten, index, map_leaves, plain, prefix_of
 
 # What a feature that is added by padding has: it stays as it is in every mode.
 PADDING = {"mean": 0.0, "var": 1.0, "count": 0.0, "min": -1.0, "max": 1.0}
@@ -24,8 +25,8 @@ def state(
     axes: Mapping[str, Axes],
 ) -> State:
     """Return the state of a Normalizer from trees of statistics, by their names."""
-    trees = {name: tree for name, tree in columns.items() if tree is not None}
-    trees |= {f"the quantile {rank}": tree for rank, tree in (quantiles or {}).items()}
+    trees = {name: _as_array(tree) for name, tree in columns.items() if tree is not None}
+    trees |= {f"the quantile {rank}": _as_array(tree) for rank, tree in (quantiles or {}).items()}
     if not trees.keys() - {"count"}:
         raise TypeError("from_statistics needs a statistic: pass mean= and std=, or min= and max=.")
     if "mean" in trees and ("std" in trees) == ("var" in trees):
@@ -39,9 +40,18 @@ def state(
         own = {name: arrays[path] for name, arrays in by_path.items()}
         try:
             leaves[path] = fitted(own, asked, masks.get(path), _leading(axes, path))
+            _check_axes(leaves[path].shape, axes.get(str(prefix_of(axes, path)), 0))
         except ValueError as error:
             raise naming_leaf(path, error) from None
     return State(leaves, map_leaves(lambda path, _: path, plain(leading)), 0)
+
+
+def _as_array(tree: Any) -> Any:
+    """Return an array for a list of numbers, as JSON has them; other trees stay as they are."""
+    if not isinstance(tree, list):
+        return tree
+    array = np.asarray(tree) if all(np.ndim(item) == 0 for item in tree) else None
+    return tree if array is None or array.dtype.kind not in "biuf" else array
 
 
 def _arrays(name: str, tree, leading) -> dict[str, np.ndarray]:
@@ -67,15 +77,33 @@ def _leading(axes: Mapping[str, Axes], path: str) -> int:
     return len(numbers)
 
 
+def _check_axes(shape: tuple[int, ...], axes: Axes) -> None:
+    """Refuse statistics whose reduced axes do not have size 1."""
+    # a split axis (g [c]) has size g, which the pattern does not tell
+    if shape and not (isinstance(axes, str) and "(" in axes):
+        kept = resolve(axes, shape, {}).stats_shape
+        if kept != shape:
+            raise ValueError(
+                f"reduced axes must have size 1: the statistics have shape {shape}, over "
+                f"{axes!r} it must be {kept}. Reshape them."
+            )
+
+
 def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, leading: int) -> Fitted:
     """Return the statistics of one leaf from those that are known, by their names."""
-    widest = np.broadcast_shapes(*(array.shape for array in own.values()))
+    shapes = {array.shape for array in own.values()} - {()}
+    if len(shapes) > 1:
+        listed = ", ".join(f"{name} {array.shape}" for name, array in own.items())
+        raise ValueError(f"all statistics must have one shape, or be one number: got {listed}.")
+    widest = shapes.pop() if shapes else ()
     rank = max(array.ndim for array in own.values())
     # without the reduced axes: (features,) becomes (1, features)
     missing = leading if widest[:leading] != (1,) * leading or rank <= leading else 0
     shape = (1,) * missing + widest
     known = {}
     for name, array in own.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must hold real numbers: got {array.dtype}.")
         values = np.asarray(array, np.float64)
         known[name] = np.broadcast_to(values, widest).reshape(shape).copy()
     var = known["var"] if "var" in known else known.get("std", np.array(np.nan)) ** 2
@@ -85,6 +113,7 @@ def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, lead
     missed = lambda name: known.get(name, np.full(shape, np.nan))
     moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape).copy())
     given = {rank: known[f"the quantile {name}"] for name, rank in asked.items()}
+    _check_order(given)
     if mask is not None:
         if mask.dtype != bool:
             raise ValueError(f"mask must hold booleans: got {mask.dtype}.")
@@ -94,10 +123,11 @@ def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, lead
 
 
 def _check(known: Mapping[str, np.ndarray], var: np.ndarray) -> None:
-    if (var < 0).any() or (known.get("std", var) < 0).any():
-        raise ValueError(f"deviations and variances must be >= 0: got {np.nanmin(var)}.")
-    if (known.get("count", np.zeros(1)) < 0).any():
-        raise ValueError(f"counts must be >= 0: got {known['count'].min()}.")
+    for name in ("std", "var", "count"):
+        if name in known and (known[name] < 0).any():
+            raise ValueError(f"{name} must be >= 0: got {known[name][known[name] < 0][0]}.")
+    if "count" in known and not np.isfinite(known["count"]).all():
+        raise ValueError("count must be finite. Leave it out where it is unknown.")
     if "min" in known and "max" in known:
         empty = np.isposinf(known["min"]) & np.isneginf(known["max"])
         if (wrong := (known["min"] > known["max"]) & ~empty).any():
@@ -105,7 +135,18 @@ def _check(known: Mapping[str, np.ndarray], var: np.ndarray) -> None:
             raise ValueError(f"a minimum must not be above its maximum: got {ends[0]}, {ends[1]}.")
 
 
-def padded(old: State, sizes: int | Mapping[str, int], kept: list[float]) -> State:
+def _check_order(given: Mapping[float, np.ndarray]) -> None:
+    for low, high in itertools.pairwise(sorted(given)):
+        if (wrong := given[low] > given[high]).any():
+            raise ValueError(
+                f"a quantile must not be above that of a higher rank: the quantile {low} is "
+                f"{given[low][wrong][0]}, the quantile {high} {given[high][wrong][0]}."
+            )
+
+
+def padded(
+    old: State, sizes: int | Mapping[str, int], kept: list[float], axes: Mapping[str, Axes]
+) -> State:
     """Return a state whose leaves have more features along the last axis."""
     wanted = flatten(sizes) if isinstance(sizes, Mapping) else dict.fromkeys(old.leaves, sizes)
     used = {path: prefix_of(wanted, path) for path in old.leaves}
@@ -117,12 +158,20 @@ def padded(old: State, sizes: int | Mapping[str, int], kept: list[float]) -> Sta
     leaves = {}
     for path, leaf in old.leaves.items():
         prefix = used[path]
-        leaves[path] = leaf if prefix is None else _padded(path, leaf, wanted[prefix], kept)
+        if prefix is not None:
+            own = axes.get(str(prefix_of(axes, path)), 0)
+            leaf = _padded(path, leaf, index(wanted[prefix]), kept, own)
+        leaves[path] = leaf
     return old._replace(leaves=leaves)
 
 
-def _padded(path: str, leaf: Fitted, size: int, kept: list[float]) -> Fitted:
+def _padded(path: str, leaf: Fitted, size: int, kept: list[float], axes: Axes) -> Fitted:
     last = leaf.shape[-1] if leaf.shape else 1
+    wider = (*leaf.shape[:-1], last + 1)
+    split = isinstance(axes, str) and "(" in axes
+    if not leaf.shape or (not split and resolve(axes, wider, {}).stats_shape != wider):
+        must = f"the last axis must hold features, to be padded: {axes!r} reduces it"
+        raise naming_leaf(path, ValueError(f"{must}."))
     if isinstance(size, bool) or not isinstance(size, int) or size < last:
         must = f"the size to pad to must be an integer of at least {last}, the features there are"
         raise naming_leaf(path, ValueError(f"{must}: got {size!r}."))

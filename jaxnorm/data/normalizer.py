@@ -45,7 +45,7 @@ class Normalizer(Results):
         mapping to axes from paths of leaves, or of trees that hold leaves. Leaves that the mapping
         does not name are not fitted.
       quantiles: ranks from 0 to 1, such as ``(0.01, 0.99)``, to fit quantiles as well, from samples
-        of 38 KiB for each feature. The rank of a quantile is right to 0.1 %, in any order of the
+        of 39 KiB for each feature. The rank of a quantile is right to 0.1 %, in any order of the
         data. Masks are taken, weights are not.
       **sizes: sizes of split axes in patterns.
 
@@ -233,7 +233,16 @@ class Normalizer(Results):
                 f"merged Normalizers must have the same axes: got {self._described()} and "
                 f"{other._described()}."
             )
-        return self._copy(self._state.merge(other._state, self.axes))
+        # the one with data says how to normalize and which ranks to show
+        known = self if self._state.leaves or not other._state.leaves else other
+        if self._state.leaves and other._state.leaves and self.formula != other.formula:
+            raise ValueError(
+                "merged Normalizers must divide in the same way: one computes "
+                f"{self.formula.standard_in_words()}, the other "
+                f"{other.formula.standard_in_words()}. Give the statistics of one to "
+                "from_statistics."
+            )
+        return known._copy(self._state.merge(other._state, self.axes))
 
     # files ---------------------------------------------------------------------------------------
 
@@ -358,6 +367,27 @@ class Normalizer(Results):
         new._state = given.state(columns, quantiles, mask, new.axes)
         return new
 
+    def rename(self, names: Mapping[str, str]) -> "Normalizer":
+        """Return a Normalizer whose leaves have other paths, as another library names them.
+
+        Args:
+          names: a mapping from paths of leaves to new ones; a ``/`` separates the keys of a tree.
+            Leaves that it does not name keep their paths.
+
+        Raises:
+          ValueError: a path is no leaf, or two leaves would have the same one.
+
+        >>> import numpy as np
+        >>> from jaxnorm.data import Normalizer
+        >>> fitted = Normalizer.fit([{"observation.state": np.ones((2, 3))}])
+        >>> fitted.rename({"observation.state": "state"}).mean["state"].shape
+        (1, 3)
+        """
+        new_state, axes = exchange.renamed(self._state, self.axes, names)
+        new = Normalizer(axes, quantiles=self.ranks or None, **self.sizes)
+        new.formula, new.notes, new._state = self.formula, self.notes, new_state
+        return new
+
     def pad(self, sizes: int | Mapping[str, int]) -> "Normalizer":
         """Return a Normalizer whose leaves have more features, which stay as they are.
 
@@ -372,7 +402,7 @@ class Normalizer(Results):
           ValueError: a leaf has more features already.
         """
         self._check_fitted()
-        return self._copy(given.padded(self._state, sizes, self._ranks()))
+        return self._copy(given.padded(self._state, sizes, self._ranks(), self.axes))
 
     def __repr__(self) -> str:
         return (

@@ -100,6 +100,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"format of the file, of another library: {', '.join(FORMATS)}",
     )
+    add(
+        "--rename",
+        action="append",
+        default=[],
+        type=name_and_new,
+        metavar="OLD=NEW",
+        help="the name of a leaf in the file of statistics; repeat it for each leaf",
+    )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
     return new
 
@@ -113,6 +121,14 @@ def _size(text: str) -> tuple[str, int]:
     if not name.isidentifier() or not size.isdecimal() or not int(size):
         raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
     return name, int(size)
+
+
+def name_and_new(text: str) -> tuple[str, str]:
+    """Parse the old and the new name of a leaf."""
+    old, _, new = text.rpartition("=")
+    if not old or not new:
+        raise argparse.ArgumentTypeError(f"must be OLD=NEW: got {text!r}.")
+    return old, new
 
 
 def _key_and_mask(text: str) -> tuple[str, str]:

@@ -112,9 +112,10 @@ class Results:
         """Normalize each fitted leaf of a tree, and leave the others unchanged.
 
         In mode "standard" the result is ``(x - mean) / max(deviation, floor, floor_relative *
-        |mean|)``. In modes "min_max" and "quantile" it is ``2 * (x - low) / max(high - low, floor)
-        - 1``, from -1 at the minimum or lower quantile to 1 at the maximum or upper quantile; a
-        constant feature becomes 0. Statistics that were loaded from a file of another library are
+        |mean|)``. In modes "min_max" and "quantile" it is ``2 * (x - low) / (high - low) - 1``,
+        from -1 at the minimum or lower quantile to 1 at the maximum or upper quantile; where the
+        width is below the floor, it is ``2 * (x - (low + high) / 2) / floor``, so a constant
+        feature becomes 0. Statistics that were loaded from a file of another library are
         used by the formula of that library instead (:attr:`formula`). The function is pure. JAX
         arrays come back as JAX arrays, also within ``jit`` and ``grad``, and NumPy arrays as NumPy
         arrays.

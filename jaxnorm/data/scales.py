@@ -53,13 +53,19 @@ class Choice(NamedTuple):
 def scale(fitted: Fitted, formula: Formula, choice: Choice) -> Scale:
     """Return the scale of a leaf."""
     if choice.floor is not None:
-        formula = formula._replace(least=choice.floor, range_least=choice.floor)
+        formula = formula._replace(least=choice.floor, range_least=choice.floor, range_zero=None)
     if choice.floor_relative is not None:
         formula = formula._replace(relative=choice.floor_relative)
     if choice.mode == "standard":
         (center, low, divisor), bound = _standard(fitted, formula), formula.clip
     else:
         (center, low, divisor), bound = _ranged(fitted, formula, choice), formula.range_clip
+    # a feature without any element stays as it is
+    empty = fitted.summary.moments.count == 0
+    center, low, divisor = (
+        np.where(empty, value, array)
+        for array, value in ((center, 0.0), (low, 0.0), (divisor, 1.0))
+    )
     bound = bound if choice.clip is None else choice.clip
     mask = _mask(fitted, choice.mask)
     bounds = np.full(fitted.shape, bound) if np.isfinite(bound) else None

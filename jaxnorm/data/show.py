@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from jaxnorm.data.normalizer import OWN, Normalizer
 # Features that are shown of one leaf. A leaf with more shows its ends, and at most this many that
 # are not finite.
 SHOWN = 20
+# Columns of text where the output is no terminal.
+WIDTH = 120
 # Features at each end.
 ENDS = 3
 # The key of the formula in JSON, which is no name of a leaf.
@@ -73,8 +75,13 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     except ModuleNotFoundError as error:
         raise CannotLoad(str(error)) from None
     except ValueError as error:
+        if not path.exists():
+            raise CannotLoad(f"{path} must exist: there is no such file.") from None
+        if path.is_dir() and not format:
+            said = f"{path} must be a folder of statistics that is known: it is none"
+            raise CannotLoad(f"{said}. To fit the statistics of data: jaxnorm fit.") from None
         # a suffix that no format has is a mistake of usage
-        known = path.suffix in files.SUFFIXES or path.is_dir() or format
+        known = path.suffix in files.SUFFIXES or format
         raise CannotLoad(str(error), 1 if known else 2) from None
 
 
@@ -82,14 +89,17 @@ def _print_table(path: Path, fitted: Normalizer) -> None:
     from rich.console import Console
 
     ranks = fitted._ranks()
-    console = Console()
-    console.print(_table(fitted, COLUMNS, _rows))
+    # a file or a pipe has no width, and names must not be cut
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    held = [name for name in COLUMNS if _is_known(fitted, name)] or list(COLUMNS)
+    console.print(_table(fitted, held, lambda leaf: _rows(leaf, held)))
     if ranks and fitted._state.leaves:
         heads = tuple(f"{100 * rank:g} %" for rank in ranks)
         console.print(_table(fitted, heads, lambda leaf: _quantile_rows(leaf, ranks)))
     if fitted.formula != OURS:
         console.print(f"standard: {fitted.formula.standard_in_words()}", highlight=False)
-        console.print(f"range:    {fitted.formula.range_in_words()}", highlight=False)
+        if ranks or _is_known(fitted, "min"):
+            console.print(f"range:    {fitted.formula.range_in_words()}", highlight=False)
     for note in fitted.notes:
         console.print(f"Note: {note}", highlight=False)
 
@@ -115,21 +125,26 @@ def _table(fitted: Normalizer, heads: Iterable[str], rows: Callable[[Fitted], Ro
     return table
 
 
-def _rows(fitted: Fitted) -> Rows:
+def _is_known(fitted: Normalizer, name: str) -> bool:
+    return any(name not in _unknown(leaf) for leaf in fitted._state.leaves.values())
+
+
+def _rows(fitted: Fitted, held: Sequence[str]) -> Rows:
     """Yield a label and the numbers of each feature to show, and then of all features together.
 
     A single feature has no label. What is unknown is an empty cell.
     """
     columns = [np.ravel(leaf) for leaf in _columns(fitted.summary)]
-    known = [name not in _unknown(fitted) for name in COLUMNS]
-    yield from _features(
-        fitted,
-        [c for c, held in zip(columns, known, strict=True) if held],
-        lambda feature: _numbers(columns, feature, known),
-    )
+    known = {name: name not in _unknown(fitted) for name in COLUMNS}
+    finite = [column for name, column in zip(COLUMNS, columns, strict=True) if known[name]]
+
+    def cells(of: list, feature: int) -> list[str]:
+        numbers = dict(zip(COLUMNS, _numbers(of, feature), strict=True))
+        return [numbers[name] if known[name] else "" for name in held]
+
+    yield from _features(fitted, finite, lambda feature: cells(columns, feature))
     if columns[0].size > 1 and not fitted.unknown:
-        pooled = [np.ravel(column) for column in _columns(_pooled(fitted.summary))]
-        yield "all", _numbers(pooled, 0, known)
+        yield "all", cells([np.ravel(column) for column in _columns(_pooled(fitted.summary))], 0)
 
 
 def _quantile_rows(fitted: Fitted, ranks: list[float]) -> Rows:
@@ -199,11 +214,10 @@ def _columns(summary: Summary) -> tuple[np.ndarray, ...]:
     return moments.count, moments.mean, np.sqrt(moments.var), summary.min, summary.max
 
 
-def _numbers(columns: list[np.ndarray], feature: int, known: list[bool]) -> list[str]:
+def _numbers(columns: list[np.ndarray], feature: int) -> list[str]:
     count, *others = (float(column[feature]) for column in columns)
     deviation = others[1]
-    cells = [_count(count), *(_number(value, deviation) for value in others)]
-    return [cell if held else "" for cell, held in zip(cells, known, strict=True)]
+    return [_count(count), *(_number(value, deviation) for value in others)]
 
 
 def _count(value: float) -> str:

@@ -88,10 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jaxnorm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # fit, show, norms and check are listed for --help alone: __main__.py runs them without this
-    # parser
+    # fit, show, convert, norms and check are listed for --help alone: __main__.py runs them without
+    # this parser
     commands.add_parser("fit", help="fit the statistics of a data set in files", add_help=False)
     commands.add_parser("show", help="print the statistics that fit found", add_help=False)
+    convert = "write statistics in the format of another library"
+    commands.add_parser("convert", help=convert, add_help=False)
     commands.add_parser("norms", help="list the norms by name", add_help=False)
     words = "compare a Flax model with Flax's norms and with jaxnorm's"
     commands.add_parser("check", help=words, add_help=False)

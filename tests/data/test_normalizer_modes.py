@@ -260,9 +260,7 @@ MISTAKES = {
     "ranks must be two, the lower one first: got (0.9, 0.1).": lambda: FITTED.normalize(
         {"a": X}, mode="quantile", ranks=(0.9, 0.1)
     ),
-    "deviations and variances must be >= 0: got -1.0.": lambda: Normalizer.from_statistics(
-        mean=X, var=-np.ones((3, 2))
-    ),
+    "var must be >= 0: got -1.0.": lambda: Normalizer.from_statistics(mean=X, var=-np.ones((3, 2))),
     "a minimum must not be above its maximum: got 1.0, 0.0.": lambda: Normalizer.from_statistics(
         min=np.ones(2), max=np.zeros(2)
     ),
@@ -289,3 +287,85 @@ def test_mistakes(message):
 def test_a_mean_needs_one_deviation(given):
     with pytest.raises(TypeError, match="from_statistics needs"):
         Normalizer.from_statistics(**given)
+
+
+# found by an attack ------------------------------------------------------------------------------
+
+
+def test_a_feature_without_elements_stays_as_it_is_in_every_mode():
+    x, where = np.random.default_rng(0).random((50, 2)), np.array([[True, False]])
+    fitted = Normalizer(quantiles=RANKS).update(x, where=where)
+    for mode in ("standard", *ENDS):
+        assert fitted.normalize(np.array([[0.5, 7.0]]), mode=mode)[0, 1] == 7
+        assert fitted.denormalize(np.array([[0.5, 7.0]]), mode=mode)[0, 1] == 7
+
+
+def test_merging_keeps_the_formula_and_the_ranks():
+    fitted = Normalizer.fit([X], quantiles=RANKS)
+    fitted.formula = Formula(added=0.5)
+    for merged in (Normalizer().merge(fitted), fitted.merge(Normalizer())):
+        assert (merged.formula, merged.ranks) == (fitted.formula, RANKS)
+    other = Normalizer.fit([X], quantiles=RANKS)
+    for pair in ((fitted, other), (other, fitted)):
+        with pytest.raises(ValueError, match="must divide in the same way"):
+            pair[0].merge(pair[1])
+
+
+def test_masks_that_differ_and_padded_features_are_not_merged():
+    known = {"mean": np.zeros(2), "std": np.ones(2), "count": 3, "min": -np.ones(2)}
+    known |= {"max": np.ones(2)}
+    masked = Normalizer.from_statistics(**known, mask=np.array([True, False]))
+    plain = Normalizer.from_statistics(**known)
+    for pair in ((masked, plain), (plain, masked)):
+        with pytest.raises(ValueError, match="their masks differ"):
+            pair[0].merge(pair[1])
+    padded = plain.pad(np.int64(3))
+    with pytest.raises(ValueError, match="features that were padded have no data"):
+        padded.merge(padded)
+    with pytest.raises(ValueError, match="features that were padded have no data"):
+        padded.update(np.ones((4, 3)))
+
+
+def test_a_floor_holds_for_constants_of_other_formulas():
+    given = Normalizer.from_statistics(min=np.array([2.0]), max=np.array([2.0]))
+    given.formula = Formula(range_zero=1e-8)
+    assert given.normalize(np.array([2.5]), mode="min_max", floor=1.0).item() == 0
+
+
+def test_lists_of_numbers_are_arrays():
+    given = Normalizer.from_statistics(mean=[0.5, 0.25], std=[1.0, 2.0])
+    assert given.normalize(np.array([1.5, 2.25])).tolist() == [1, 1]
+
+
+GIVEN_MISTAKES = {
+    "the pattern must name every axis: it names 2, the array has rank 1.": {"axes": "[n] c"},
+    "reduced axes must have size 1: the statistics have shape (2, 3), over 1 it must be (2, 1)": {
+        "axes": 1,
+        "mean": np.zeros((2, 3)),
+        "std": np.ones((2, 3)),
+    },
+    "all statistics must have one shape, or be one number: got mean (3,), std (2,)": {
+        "std": np.ones(2)
+    },
+    "std must be >= 0: got -1.0.": {"std": -np.ones(3)},
+    "count must be finite.": {"count": np.nan},
+    "mean must hold real numbers: got complex128.": {"mean": np.ones(3) * 1j},
+    "a quantile must not be above that of a higher rank": {
+        "quantiles": {0.01: np.ones(3), 0.99: np.zeros(3)}
+    },
+}
+
+
+@pytest.mark.parametrize("message", GIVEN_MISTAKES)
+def test_given_mistakes(message):
+    known = {"mean": np.zeros(3), "std": np.ones(3)} | GIVEN_MISTAKES[message]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared below
+        Normalizer.from_statistics(**known)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("axes", ["[n] c [h w]", (0, 1, 2, 3)])
+def test_padding_needs_features_along_the_last_axis(axes):
+    fitted = Normalizer.fit([np.ones((2, 3, 4, 4))], axes)
+    with pytest.raises(ValueError, match="the last axis must hold features"):
+        fitted.pad(4)

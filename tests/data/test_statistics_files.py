@@ -198,3 +198,49 @@ def test_the_guide_lists_every_format():
         line.split("|")[1].strip(" `") for line in guide.read_text().splitlines() if "| `" in line
     ]
     assert set(rows) == {*FORMATS, "jaxnorm"}
+
+
+# found by a user ---------------------------------------------------------------------------------
+
+
+def test_leaves_are_renamed(rng, capsys):
+    batch, fitted = of_robot(rng, ("observation.state", "action"))
+    np.savez("robot.npz", **batch)
+    names = ["--rename", "observation.state=state", "--rename", "action=actions"]
+    assert fit(["robot.npz", "--format", "openpi", "--out", "n.json", *names]) == 0
+    said = capsys.readouterr().err
+    assert "the file does not hold count, max, min of state." in said
+    assert set(json.loads(Path("n.json").read_text())["norm_stats"]) == {"state", "actions"}
+    fitted.save("ours.json")
+    assert convert(["ours.json", "again.json", "--to", "openpi", *names]) == 0
+    renamed = fitted.rename({"action": "robot/action"})
+    x = {"robot": {"action": batch["action"]}}
+    np.testing.assert_array_equal(
+        renamed.normalize(x)["robot"]["action"], fitted.normalize(batch)["action"]
+    )
+    assert renamed.update({"observation.state": batch["action"], **x}).batches == 2
+    with pytest.raises(ValueError, match="names must be of leaves that are fitted"):
+        fitted.rename({"state": "x"})
+    with pytest.raises(ValueError, match="leaves must have names of their own"):
+        fitted.rename({"action": "observation.state"})
+
+
+def test_a_fit_that_a_format_cannot_say_is_not_lost(rng, capsys):
+    np.savez("robot.npz", observation=rng.random((50, 3)))
+    assert fit(["robot.npz", "--format", "octo", "--out", "d.json"]) == 1
+    *_, way = capsys.readouterr().err.strip().splitlines()
+    path = way.split()[2]
+    assert way == f"jaxnorm convert {path} NEW --to NAME"
+    assert convert([path, "d.json", "--to", "octo", "--rename", "observation=action"]) in (0, 1)
+    assert convert([path, "n.json", "--to", "openpi"]) == 0
+
+
+def test_show_keeps_names_whole_and_leaves_out_what_is_unknown(rng, capsys):
+    name = "data/demo_*/obs/robot0_agentview_image_of_the_left_hand"
+    Normalizer.from_statistics(mean={name: np.zeros(2)}, std={name: np.ones(2)}).save("s.json")
+    assert show(["s.json"]) == 0
+    printed = capsys.readouterr().out
+    assert name in printed
+    assert "count" not in printed
+    assert show(["missing"]) == 1
+    assert "missing must exist" in capsys.readouterr().err
