@@ -170,7 +170,7 @@ class Normalizer(Results):
         due = progress.Due(every)
         try:
             with progress.shown(show_progress, total, seen) as advance:
-                for batch in progress.after(batches, seen):
+                for batch in progress.after(batches, seen, self._check_first):
                     self.update(
                         batch, where=None if where is None else where(batch), threads=threads
                     )
@@ -202,12 +202,7 @@ class Normalizer(Results):
           TypeError: a leaf without numbers.
           ValueError: leaves, shapes or masks that do not fit.
         """
-        leaves = {
-            path: leaf
-            for path, leaf in flatten(batch).items()
-            if prefix_of(self.axes, path) is not None
-        }
-        check_leaves(leaves, self.axes, self._state.leaves)
+        leaves = self._leaves(batch)
         masks = masks_by_path(where, leaves)
         threads = os.cpu_count() or 1 if threads is None else threads
         new = {path: self._with(path, leaves, masks.get(path), threads) for path in leaves}
@@ -290,6 +285,8 @@ class Normalizer(Results):
             kept = metadata.get("quantiles") or None
             new = cls(files.decode(metadata["axes"]), quantiles=kept, **metadata["sizes"])
             new._state, new.formula = state.of_file(metadata, arrays)
+            if new._state.leaves:
+                check_leaves(new._state.leaves, new.axes, new._state.leaves)
         return new
 
     @classmethod
@@ -438,6 +435,29 @@ class Normalizer(Results):
         # axes for all leaves have the path of the whole tree, which a caller did not write
         axes = self.axes[""] if list(self.axes) == [""] else self.axes
         return ", ".join([repr(axes), *(f"{name}={size}" for name, size in self.sizes.items())])
+
+    def _check_first(self, batch) -> None:
+        """Refuse a state of other data, by the leaves and features of their first batch."""
+        leaves = self._leaves(batch)
+        try:
+            for path, leaf in leaves.items():
+                axes = self.axes[str(prefix_of(self.axes, path))]
+                found = elements(leaf, axes, self.sizes, None, False)
+                check_shape(path, self._state.leaves[path].shape, found.reduction.stats_shape)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"the state to go on with must be of these batches: {error} Name another state."
+            ) from None
+
+    def _leaves(self, batch) -> dict[str, Any]:
+        """Return the leaves of a batch that are fitted, after checking their names."""
+        leaves = {
+            path: leaf
+            for path, leaf in flatten(batch).items()
+            if prefix_of(self.axes, path) is not None
+        }
+        check_leaves(leaves, self.axes, self._state.leaves)
+        return leaves
 
     def _with(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Fitted:
         """Return the statistics of a leaf with those of the next batch."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
+from typing import Any
 
 # Time between two savings of a state: a fit that is killed repeats about this much.
 SECONDS = 30.0
@@ -49,13 +50,20 @@ def check(batches: Iterable, where: Callable | None, every: int) -> None:
         raise ValueError(f"every must be an integer >= 1: got {every!r}.")
 
 
-def after(batches: Iterable, seen: int) -> Iterator:
-    """Return an iterator over the batches after the first ``seen``."""
+def after(batches: Iterable, seen: int, check_first: Callable[[Any], None]) -> Iterator:
+    """Return an iterator over the batches after the first ``seen``.
+
+    ``check_first`` refuses a first batch that is not of the data that were seen.
+    """
     # a data set with `skip` passes over batches without reading them
     if seen and hasattr(batches, "skip"):
         return iter(batches.skip(seen))
-    rest = iter(batches)
-    if (passed := sum(1 for _ in islice(rest, seen))) < seen:
+    rest, passed = iter(batches), 0
+    for batch in islice(rest, seen):
+        if not passed:
+            check_first(batch)
+        passed += 1
+    if passed < seen:
         raise ValueError(
             f"the state to go on with must be of these batches: it holds {seen}, and there are "
             f"{passed}."

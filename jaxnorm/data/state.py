@@ -71,4 +71,12 @@ def of_file(metadata: dict, arrays: dict[str, np.ndarray]) -> tuple[State, Formu
         for leaf in flatten(structure).values()
     }
     changed: dict[str, Any] = metadata.get("formula", {})
-    return State(leaves, structure, metadata["batches"]), OURS._replace(**changed)
+    for name, value in changed.items():
+        usual = getattr(OURS, name)
+        kinds = (bool,) if isinstance(usual, bool) else (int, float)
+        if not isinstance(value, kinds) and not (usual is None and value is None):
+            raise ValueError(f"the formula's {name} must be a number: it is {value!r}")
+    batches = metadata["batches"]
+    if not isinstance(batches, int) or batches < 0:
+        raise ValueError(f"the number of batches must be an integer: it is {batches!r}")
+    return State(leaves, structure, batches), OURS._replace(**changed)

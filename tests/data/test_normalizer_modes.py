@@ -369,3 +369,31 @@ def test_padding_needs_features_along_the_last_axis(axes):
     fitted = Normalizer.fit([np.ones((2, 3, 4, 4))], axes)
     with pytest.raises(ValueError, match="the last axis must hold features"):
         fitted.pad(4)
+
+
+def test_a_state_of_other_data_is_refused(tmp_path):
+    state = tmp_path / "state.json"
+    Normalizer.fit([X], state=state)
+    for other in (np.ones((3, 7)), {"a": X}):
+        with pytest.raises(ValueError, match=r"(must be of these batches|the same leaves)"):
+            Normalizer.fit([other], state=state)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"added": 0.5', '"added": "x"'),
+        ('"added": 0.5', '"added": null'),
+        ('"batches": 1', '"batches": null'),
+        ('"": 0', '"b": 0'),
+    ],
+)
+def test_files_that_were_changed_by_hand_are_refused(old, new, tmp_path):
+    path, fitted = tmp_path / "stats.json", Normalizer.fit([X])
+    fitted.formula = Formula(added=0.5)
+    fitted.save(path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match=r"stats.json must be a Normalizer's file"):
+        Normalizer.load(path)
