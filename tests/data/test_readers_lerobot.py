@@ -1,5 +1,6 @@
 """Test LeRobot's data sets, v2.1 and v3: features, padding, episodes, and what is left out."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,8 @@ from jaxnorm.data.command import main
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 LENGTHS = (5, 1, 30, 12)
+# times of changes, since readers are kept open by path and time
+TIMES = itertools.count(1000)
 
 
 @pytest.fixture(autouse=True)
@@ -141,8 +144,10 @@ def test_images_in_tables_are_left_out():
 
 def test_what_is_damaged_is_one_sentence():
     write("v2.1", {"action": np.ones((4, 2)).tolist()}, {"action": feature("float32", 3)})
-    said = "set must hold lists of one length in 'action': there are lengths 2, 3. Pad them, or "
-    assert refused("set").startswith(said)
+    assert refused("set").startswith(
+        "set must hold rows of shape (3,) in 'action', by meta/info.json: there are lists of "
+        "length 2. Mend meta/info.json, or leave the column out: --pattern "
+    )
     info = json.loads(Path("set/meta/info.json").read_text())
     info["features"]["other"] = feature("float32", 3)
     Path("set/meta/info.json").write_text(json.dumps(info))
@@ -160,6 +165,55 @@ def test_what_is_damaged_is_one_sentence():
     os.makedirs("none/data")
     os.utime("none", ns=(3, 3))
     assert refused("none") == "none/data must hold .parquet files: there are none."
+
+
+def describe(**changes):
+    """Change what meta/info.json says."""
+    info = json.loads(Path("set/meta/info.json").read_text())
+    features = info["features"] | changes.pop("features", {})
+    Path("set/meta/info.json").write_text(json.dumps(info | changes | {"features": features}))
+    os.utime("set", ns=(1, next(TIMES)))
+
+
+def test_files_that_were_not_downloaded_are_missed(arrays):
+    describe(total_frames=48)
+    assert len(read("set")["action"]) == 48
+    described = json.loads(Path("set/meta/info.json").read_text())["codebase_version"]
+    if described == "v2.1":
+        os.remove("set/data/chunk-000/episode_000002.parquet")
+        os.utime("set", ns=(1, next(TIMES)))
+        assert refused("set") == (
+            "set must hold 48 frames by meta/info.json: it holds 18. Download the rest, or fit "
+            "set/data for these alone."
+        )
+        assert len(read("set/data")["action"]) == 18
+    else:
+        describe(total_frames=47)
+        assert refused("set") == (
+            "set must hold 47 frames by meta/info.json: it holds 48. Download it anew, or fit "
+            "set/data for these alone."
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "held"),
+    [
+        ("observation.state", (4,), "it holds rows of shape (3,)"),
+        ("next.done", (2,), "it holds rows of shape ()"),
+        ("action", (3,), "there are lists of length 2"),
+        ("action", (2, 2), "it holds rows of shape (2,)"),
+    ],
+)
+def test_features_of_other_shapes_than_described(arrays, name, shape, held):
+    describe(features={name: feature("float32", *shape)})
+    assert refused("set").startswith(
+        f"set must hold rows of shape {shape} in {name!r}, by meta/info.json: {held}. Mend "
+    )
+
+
+def test_axes_of_size_one_are_left_out_of_columns(arrays):
+    describe(features={"action": feature("float32", 1, 2), "next.done": feature("bool")})
+    assert read("set")["action"].shape == (48, 2)
 
 
 def test_no_data_are_read_to_know_the_shapes(arrays, monkeypatch):

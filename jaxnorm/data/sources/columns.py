@@ -8,7 +8,15 @@ Shape = tuple[int, ...]
 
 
 class RaggedError(ValueError):
-    """An error of lists with different lengths in one column."""
+    """An error of lists with different lengths in one column.
+
+    Attributes:
+      lengths: the first few lengths that were found, in words.
+    """
+
+    def __init__(self, found: set[int], expected: int):
+        super().__init__(", ".join(map(str, sorted(found | {expected})[:5])))
+        self.lengths = ", ".join(map(str, sorted(found)[:5]))
 
 
 def dtype_and_shape(kind) -> tuple[np.dtype | None, Shape | None]:
@@ -119,8 +127,7 @@ def _lists(column, shape: Shape) -> tuple[np.ndarray, np.ndarray | None]:
     full = column.drop_null()
     lengths = set(pc.list_value_length(full).unique().to_pylist())
     if lengths - {shape[0]}:
-        found = ", ".join(map(str, sorted(lengths | {shape[0]})[:5]))
-        raise RaggedError(f"there are lengths {found}")
+        raise RaggedError(lengths, shape[0])
     inner, inner_mask = values(full.flatten(), shape[1:])
     inner = inner.reshape(len(full), *shape)
     mask = None if inner_mask is None else inner_mask.reshape(len(full), *shape)

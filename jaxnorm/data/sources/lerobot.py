@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxnorm.data.sources import columns
 from jaxnorm.data.sources.addresses import SourceError, exists, inside, opened_file
 from jaxnorm.data.sources.parquet import EPISODE, Parquet
 from jaxnorm.data.sources.readers import Batch, Cut, Leaf
@@ -23,17 +24,20 @@ class LeRobot(Parquet):
 
     def __init__(self, path: str):
         with opened_file(inside(path, INFO)) as file:
-            self.features = _features(path, file.read())
+            self.features, frames = _described(path, file.read())
         if not exists(inside(path, "data")):
             raise SourceError(f"{path} must hold the folder data, beside {INFO}: there is none.")
         super().__init__(inside(path, "data"))
         self.path = path
         rows = sum(group.rows for group in self.groups)
+        self._check_frames(rows, frames)
         for name, feature in self.features.items():
             if feature["dtype"] in FRAMES:
                 self.leaves[name] = Leaf((rows,), "frames", obstacle=FRAMES[feature["dtype"]])
             elif name not in self.leaves:
                 raise SourceError(f"{path} must hold the column {name!r}, of {INFO}: it has none.")
+            elif not self.leaves[name].unsupported:
+                self._check_shape(name, self.leaves[name].shape[1:])
         self.pads = {f"{name}{PAD}": name for name in self.leaves if f"{name}{PAD}" in self.leaves}
         for name in {*INDICES, *self.pads} & self.leaves.keys():
             self.leaves[name] = self.leaves[name]._replace(is_coordinate=True)
@@ -57,18 +61,53 @@ class LeRobot(Parquet):
             raise SourceError(f"{must}: {shapes}.")
         return keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim))
 
+    def _check_frames(self, rows: int, described: Any) -> None:
+        # a download may have stopped, or may be of some episodes only
+        if isinstance(described, int) and rows != described:
+            must = f"{self.path} must hold {described} frames by {INFO}: it holds {rows}"
+            way = "Download the rest" if rows < described else "Download it anew"
+            alone = f"fit {inside(self.path, 'data')} for these alone"
+            raise SourceError(f"{must}. {way}, or {alone}.")
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        given = self._given_shape(name)
+        # a feature of shape (1,) is a column of bare numbers
+        if given is not None and _longer(given) != _longer(shape):
+            raise SourceError(self._unlike(name, f"it holds rows of shape {shape}"))
+
+    def _given_shape(self, name: str) -> tuple[int, ...] | None:
+        given = self.features.get(name, {}).get("shape")
+        return None if given is None else tuple(map(int, given))
+
     def _first_shape(self, field) -> tuple[int, ...]:
         # no data are read where the description knows the shape
-        given = self.features.get(field.name, {}).get("shape")
-        return super()._first_shape(field) if given is None else tuple(map(int, given))
+        given = self._given_shape(field.name)
+        if given is None or len(given) != columns.depth(field.type):
+            return super()._first_shape(field)
+        return given
+
+    def _ragged(self, name: str, error: columns.RaggedError) -> str:
+        if self._given_shape(name) is None:
+            return super()._ragged(name, error)
+        return self._unlike(name, f"there are lists of length {error.lengths}")
+
+    def _unlike(self, name: str, held: str) -> str:
+        must = f"{self.path} must hold rows of shape {self._given_shape(name)} in {name!r}"
+        return f"{must}, by {INFO}: {held}. Mend {INFO}, or {self._without(name)}."
 
 
-def _features(path: str, data: bytes) -> Mapping[str, Mapping[str, Any]]:
+def _longer(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]
+
+
+def _described(path: str, data: bytes) -> tuple[Mapping[str, Mapping[str, Any]], Any]:
+    """Return the features, and the number of frames or None."""
     try:
-        features = json.loads(data)["features"]
+        info = json.loads(data)
+        features = info["features"]
         if not all("dtype" in feature for feature in features.values()):
             raise KeyError("dtype")
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         said = f"{type(error).__name__}, {error}"
         raise SourceError(f"{path} must describe features in {INFO}: {said}.") from None
-    return features
+    return features, info.get("total_frames")

@@ -160,8 +160,11 @@ class Parquet(Reader):
         try:
             return columns.values(column.combine_chunks(), self.leaves[name].shape[1:])
         except columns.RaggedError as error:
-            said = f"{self.path} must hold lists of one length in {name!r}: {error}"
-            raise SourceError(f"{said}. Pad them, or {self._without(name)}.") from None
+            raise SourceError(self._ragged(name, error)) from None
+
+    def _ragged(self, name: str, error: columns.RaggedError) -> str:
+        must = f"{self.path} must hold lists of one length in {name!r}"
+        return f"{must}: there are lengths {error}. Pad them, or {self._without(name)}."
 
     def _without(self, column: str) -> str:
         """Return the remedy for a column that cannot be fitted: how to fit the others."""
