@@ -145,6 +145,8 @@ def planned(
     left_out = _left_out(paths[0], empty.axes)
     if diff is not None:
         left_out |= sources.lacking(paths[0], empty.axes, wanted)
+    # a mask is not fitted, but it is not left out either
+    left_out = {name: held for name, held in left_out.items() if name not in where.values()}
     if where:
         _check_masks(paths[0], where)
         fitted = masking.fitted(found[0], empty.axes, where)

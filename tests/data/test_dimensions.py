@@ -79,14 +79,34 @@ class TestPatterns:
         assert capsys.readouterr().err == f"jaxnorm: {said}\n"
         assert os.listdir() == [path]
 
-    def test_one_pattern_for_arrays_of_other_dimensions(self, path):
-        said = refused(path, "[time latitude longitude]")
-        assert said in {
-            f"{path}: the pattern of {name!r} must name its dimensions in their order, {dims}: got "
-            f"'[time latitude longitude]'. Name the arrays to fit, each with its pattern: "
-            f"'{name}=[{dims.replace(',', '')}]'."
-            for name, dims in (("z", "latitude, longitude"), ("thickness", "time"))
-        }
+    @pytest.mark.parametrize("diff", [[], ["--diff", "time"]])
+    def test_arrays_that_lack_a_dimension_of_one_pattern_for_all(self, path, t, diff, capsys):
+        assert main([path, "--pattern", "[time] ...", *diff]) == 0
+        shown = capsys.readouterr()
+        assert "jaxnorm: 'z' is left out, as it holds no dimension 'time'.\n" in shown.err
+        assert "longitude" not in shown.err.partition("'z'")[2].partition("\n")[0]
+        fitted = Normalizer.load("stats.safetensors")
+        assert set(fitted.mean) == {"t2m", "thickness"}
+        expected = np.diff(t, axis=0).mean(0) if diff else t.mean(0)
+        np.testing.assert_allclose(fitted.mean["t2m"][0], expected, rtol=1e-10, atol=1e-12)
+        fitted = Normalizer.fit_files(path, "[time latitude longitude]")
+        assert set(fitted.mean) == {"t2m"}
+
+    @pytest.mark.parametrize("diff", [None, "time"])
+    def test_a_dimension_of_the_file_that_the_named_array_lacks(self, path, diff):
+        must = f"{path}: the pattern of 'z' must name its dimensions in their order, latitude, "
+        for pattern in ("[time] ...", "[time] n"):
+            said = f"{must}longitude: got {pattern!r}. Name all of them in this order, or none."
+            assert refused(path, {"z": pattern}, diff=diff) == said
+        said = f"{must}longitude: got '[time latitude]'. Write '[latitude] longitude'."
+        assert refused(path, {"z": "[time latitude]"}, diff=diff) == said
+
+    def test_one_pattern_that_is_right_for_no_array(self, path):
+        said = refused(path, "[time longitude]")
+        assert said.endswith(
+            "got '[time longitude]'. Name the arrays to fit, each with its pattern: "
+            "'t2m=[time] latitude [longitude]'."
+        )
         said = refused(path, {"t2m": "[latitude ...] time"})
         assert said.endswith(" Name all of them in this order, or none.")
 

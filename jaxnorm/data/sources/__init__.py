@@ -89,8 +89,9 @@ def masks(batch) -> dict[str, Any] | None:
 def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     """Return the leaves of a file that :func:`pieces` leaves out, with their contents in words.
 
-    Such a leaf holds no array of numbers, or it is a coordinate of other leaves. The axes name the
-    tree that holds the leaf, but not the leaf itself.
+    Such a leaf holds no array of numbers, or it is a coordinate of other leaves, or it lacks a
+    dimension that the pattern names. The axes name the tree that holds the leaf, but not the leaf
+    itself.
 
     Raises:
       SourceError: the file is missing or damaged.
@@ -103,7 +104,7 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
             for name, leaf in leaves.items()
             if name not in axes and prefix_of(axes, name) is not None and not leaf.part_of
             if leaf.unsupported or leaf.is_coordinate
-        }
+        } | choosing.without_dimensions(one, axes)
     return found
 
 
@@ -157,8 +158,9 @@ def _of_file(
     """Return the shape of the statistics of each leaf, and the pieces."""
     named = choosing.leaves_to_fit(path, axes)
     own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
-    for leaf in set(named) - wanted.masks:
-        dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes)
+    of_file = choosing.dimensions_of(guarded(path, lambda reader: reader.leaves))
+    for leaf in [leaf for leaf in named if leaf not in wanted.masks]:
+        dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes, of_file)
     diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
     if diff:
         named = {leaf: named[leaf] for leaf in named if leaf in diff or leaf in wanted.masks}

@@ -57,7 +57,44 @@ def leaves_to_fit(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
         if (prefix in named and prefix not in fitted) or not _names(prefix, fitted):
             name = prefix if prefix in named else next(filter(_within(prefix), named))
             raise _no_number(path, name, leaves)
-    return fitted
+    unlike = _unlike(leaves, fitted, axes)
+    return {name: leaf for name, leaf in fitted.items() if name not in unlike}
+
+
+def without_dimensions(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
+    """Return leaves that are left out, as they lack dimensions that one pattern for all names."""
+    leaves = guarded(path, lambda reader: reader.leaves)
+    supported = {
+        name: leaf
+        for name, leaf in leaves.items()
+        if not leaf.unsupported and not leaf.part_of and not leaf.is_coordinate
+    }
+    return {
+        name: f"no dimension {dims[0]!r}" for name, dims in _unlike(leaves, supported, axes).items()
+    }
+
+
+def _unlike(
+    leaves: Mapping[str, Leaf], fitted: Mapping[str, Leaf], axes: Mapping[str, Axes]
+) -> dict[str, list[str]]:
+    """Return dimensions of the file that a pattern names and leaves lack, by leaf.
+
+    A pattern for a leaf alone, or one that is right for none, is an error that others raise.
+    """
+    of_file = dimensions_of(leaves)
+    unlike: dict[str, list[str]] = {}
+    for prefix in axes:
+        tree = {name: leaf for name, leaf in fitted.items() if prefix_of(axes, name) == prefix}
+        lack = {
+            name: dimensions.lacking(leaf, axes[prefix], of_file) for name, leaf in tree.items()
+        }
+        if prefix not in tree and not all(lack.values()):
+            unlike |= {name: dims for name, dims in lack.items() if dims}
+    return unlike
+
+
+def dimensions_of(leaves: Mapping[str, Leaf]) -> set[str]:
+    return {dim for leaf in leaves.values() for dim in leaf.dims}
 
 
 def _within(prefix: str) -> Callable[[str], bool]:

@@ -1,6 +1,7 @@
 """Axes by name: the dimensions of an array in its file, or else the names in its pattern."""
 
 import re
+from collections.abc import Collection
 from itertools import groupby
 
 from jaxnorm.arguments import axes as arguments
@@ -26,11 +27,25 @@ def axis_of(axis: int | str, leaf: Leaf, axes: Axes) -> int | None:
     return named.index([axis]) if [axis] in named else None
 
 
-def check(path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool) -> None:
-    """Refuse a pattern that names dimensions of the file, but not in their places.
+def lacking(leaf: Leaf, axes: Axes, of_file: Collection[str]) -> list[str]:
+    """Return the dimensions of a file that a pattern names and a leaf lacks.
+
+    >>> lacking(Leaf((9, 2), "float32", dims=("lat", "lon")), "[time] ...", {"time", "lat", "lon"})
+    ['time']
+    """
+    if not isinstance(axes, str) or not leaf.dims:
+        return []
+    words = dict.fromkeys(re.findall(r"\w+", axes))
+    return [word for word in words if word in of_file and word not in leaf.dims]
+
+
+def check(
+    path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool, of_file: Collection[str]
+) -> None:
+    """Refuse a pattern that names dimensions of the file, but not as the leaf has them.
 
     A pattern with none of their names goes by position. ``is_named`` says whether the pattern was
-    given for this leaf.
+    given for this leaf, ``of_file`` names the dimensions of all leaves.
     """
     if not isinstance(axes, str):
         return
@@ -42,11 +57,16 @@ def check(path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool) -> None:
         if not dims & set(re.findall(r"\w+", axes)) or "must name every axis" not in str(error):
             raise PatternError(f"{path}{f', {name!r}' if name else ''}: {error}") from None
         found = None
-    if found is None or any(
-        word in dims and word != dim
-        # a file without names has none of them
-        for dim, names in zip(leaf.dims, found, strict=False)
-        for word in names
+    is_lacking = bool(lacking(leaf, axes, of_file))
+    if (
+        found is None
+        or is_lacking
+        or any(
+            word in dims and word != dim
+            # a file without names has none of them
+            for dim, names in zip(leaf.dims, found, strict=False)
+            for word in names
+        )
     ):
         must = f"the pattern of {name!r} must name its dimensions in their order"
         listed = ", ".join(leaf.dims)
@@ -62,9 +82,12 @@ def _remedy(name: str, dims: tuple[str, ...], axes: Axes, is_named: bool) -> str
     "Write '[time] level [lat lon]'."
     """
     pattern = str(axes)
+    by_hand = "Name all of them in this order, or none."
     if "(" in pattern or "." in pattern or not all(map(str.isidentifier, dims)):
-        return "Name all of them in this order, or none."
+        return by_hand
     reduced = set(re.findall(r"\w+", " ".join(re.findall(r"\[(.*?)\]", pattern))))
+    if not reduced & set(dims):
+        return by_hand
     parts = [(pooled, " ".join(run)) for pooled, run in groupby(dims, reduced.__contains__)]
     written = " ".join(f"[{run}]" if pooled else run for pooled, run in parts)
     if is_named or not name:
