@@ -152,9 +152,8 @@ def planned(
         fitted = masking.fitted(found[0], empty.axes, where)
         empty = _empty(fitted, quantiles, sizes)
         # read together with its mask, a leaf may be cut along another axis
-        for _ in range(2):
-            reading = masking.with_masks(fitted, where, dict(found[0].along))
-            found = sources.pieces(paths, reading, empty.sizes, wanted)
+        together = wanted._replace(where=tuple(where.items()))
+        found = sources.pieces(paths, fitted, empty.sizes, together)
     return Task(empty, prepared(found, empty.axes, where, skip_nan), left_out)
 
 

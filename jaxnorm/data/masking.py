@@ -25,7 +25,7 @@ class Masks(NamedTuple):
     def apply(self, piece: Piece, batch: Batch) -> Batch:
         masks: dict[str, Any] = dict(batch.masks)
         for leaf, by in self.where:
-            mask = _mask(piece.path, batch, leaf, by)
+            mask = _mask(piece, batch, leaf, by)
             masks[leaf] = _combined(batch.masks.get(leaf), mask)
         leaves = [leaf for leaf in batch if leaf not in self.dropped]
         if self.skip_nan:
@@ -34,9 +34,10 @@ class Masks(NamedTuple):
         return Batch({leaf: batch[leaf] for leaf in leaves}, masks)
 
 
-def _mask(path: str, batch: Batch, leaf: str, by: str) -> np.ndarray:
+def _mask(piece: Piece, batch: Batch, leaf: str, by: str) -> np.ndarray:
     """Return leaf ``by`` as a mask over the leading axes of ``leaf``; a null in it is 0."""
-    x, mask = np.asarray(batch[leaf]), np.asarray(batch[by])
+    path, x, region = piece.path, np.asarray(batch[leaf]), _region(piece, leaf, by, batch[by])
+    mask = np.asarray(batch[by])[region]
     leading = x.shape[: mask.ndim]
     if mask.ndim > x.ndim or any(
         own not in (1, size) for own, size in zip(mask.shape, leading, strict=True)
@@ -50,8 +51,16 @@ def _mask(path: str, batch: Batch, leaf: str, by: str) -> np.ndarray:
     mask = mask if mask.dtype == bool else mask.astype(np.float64)
     # an element whose mask is missing in the file does not count
     if by in batch.masks:
-        mask = np.where(batch.masks[by], mask, mask.dtype.type(0))
+        mask = np.where(batch.masks[by][region], mask, mask.dtype.type(0))
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+
+
+def _region(piece: Piece, leaf: str, by: str, mask: np.ndarray) -> tuple[slice, ...]:
+    """Return which part of a mask belongs to a leaf's part, if the mask was read whole."""
+    axis = dict(piece.along)[leaf]
+    if by not in piece.uncut or axis >= mask.ndim or mask.shape[axis] == 1:
+        return ()
+    return (*[slice(None)] * axis, slice(piece.cut[0], piece.cut[1] + piece.after))
 
 
 def _of_integers(path: str, mask: np.ndarray, by: str) -> np.ndarray:
@@ -86,17 +95,6 @@ def fitted(first: Piece, axes: Mapping[str, Axes], where: Mapping[str, str]) -> 
             f"{', '.join(map(repr, axes))}."
         )
     return dict(axes)
-
-
-def with_masks(
-    axes: Mapping[str, Axes], where: Mapping[str, str], along: Mapping[str, int]
-) -> dict[str, Axes]:
-    """Return axes that include the masks, so that each is cut like the leaf that it masks."""
-    reading = dict(axes)
-    for leaf, by in where.items():
-        kept = " ".join(f"k{axis}" for axis in range(along[leaf]))
-        reading.setdefault(by, f"{kept} [n ...]".strip())
-    return reading
 
 
 def _without_nan(x, mask) -> Any:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 from jaxnorm.data.differences import Differences
 from jaxnorm.data.masking import Masks
 from jaxnorm.data.sources import Batch, Piece, bare, masks
-from jaxnorm.data.trees import prefix_of
 from jaxnorm.data.weighting import Weights
 
 
@@ -44,7 +43,7 @@ def prepared(
     """Return the pieces with the steps that they need; ``axes`` names the leaves to fit."""
     steps: list[Step] = []
     if where or skip_nan:
-        dropped = tuple(by for by in where.values() if prefix_of(axes, by) is None)
+        dropped = tuple(by for by in where.values() if by not in axes)
         steps.append(Masks(tuple(where.items()), skip_nan, dropped))
     if found[0].weights:
         steps.append(Weights())

@@ -11,7 +11,15 @@ from jaxnorm.data.sources import choosing, dimensions
 from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded, fingerprint
 from jaxnorm.data.sources.choosing import AS_IS, Wanted, lacking
 from jaxnorm.data.sources.opening import guarded
-from jaxnorm.data.sources.readers import COORDINATE, Batch, Cut, Leaf, Masked, Reader
+from jaxnorm.data.sources.readers import (
+    COORDINATE,
+    Batch,
+    Cut,
+    Leaf,
+    Masked,
+    Reader,
+    nbytes,
+)
 from jaxnorm.data.trees import prefix_of, sizes_in
 
 __all__ = [
@@ -45,6 +53,7 @@ class Piece(NamedTuple):
       diff: along which axis of each leaf differences are fitted. If that axis is cut, the piece
         has one row more, so that no difference is lost between pieces.
       weights: leaf and axis that are weighted, function and leaf of the weights.
+      uncut: masks that are read whole.
     """
 
     path: str
@@ -53,6 +62,7 @@ class Piece(NamedTuple):
     size: int
     diff: tuple[tuple[str, int], ...] = ()
     weights: tuple[tuple[str, int, str, str], ...] = ()
+    uncut: tuple[str, ...] = ()
 
     @property
     def after(self) -> int:
@@ -65,8 +75,14 @@ class Piece(NamedTuple):
         Raises:
           SourceError: the file cannot be read.
         """
-        along, cut, after = dict(self.along), self.cut, self.after
-        return bare(guarded(self.path, lambda reader: reader.read(along, cut, after)))
+        return bare(guarded(self.path, self._read))
+
+    def _read(self, reader: Reader) -> Batch:
+        batch = reader.read(dict(self.along), self.cut, self.after)
+        for name in self.uncut:
+            mask = reader.read({name: 0}, (0, reader.leaves[name].shape[0]))
+            batch = Batch({**batch, **mask}, batch.masks | mask.masks)
+        return batch
 
     def starts(self, leaf: str) -> np.ndarray | None:
         """Return which rows of a leaf, along its first axis, begin an episode; None for one."""
@@ -156,20 +172,22 @@ def _of_file(
     path: str, axes: Mapping[str, Axes], sizes: Mapping[str, int], wanted: Wanted
 ) -> tuple[dict[str, tuple[int, ...]], list[Piece]]:
     """Return the shape of the statistics of each leaf, and the pieces."""
-    named = choosing.leaves_to_fit(path, axes)
+    named = choosing.leaves_to_fit(path, axes, wanted.masks)
     own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
     of_file = choosing.dimensions_of(guarded(path, lambda reader: reader.leaves))
-    for leaf in [leaf for leaf in named if leaf not in wanted.masks]:
+    for leaf in named:
         dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes, of_file)
     diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
     if diff:
-        named = {leaf: named[leaf] for leaf in named if leaf in diff or leaf in wanted.masks}
+        named = {leaf: named[leaf] for leaf in diff}
     weights = choosing.weighted(path, named, own, wanted) if wanted.weights else ()
     shapes = {leaf: _fitted_shape(named[leaf], diff.get(leaf)) for leaf in named}
     reductions = {leaf: _reduction(path, leaf, shapes[leaf], own[leaf], sizes) for leaf in named}
     whole = {leaf: _whole(path, reductions[leaf], own[leaf]) for leaf in named}
     unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
-    return unreduced, guarded(path, partial(_cut, path, whole, diff, weights))
+    whole, like, uncut = choosing.with_masks(path, named, whole, wanted)
+    empty = Piece(path, (), (0, 0), 0, tuple(diff.items()), weights, uncut)
+    return unreduced, guarded(path, partial(_cut, empty, whole, like))
 
 
 def _fitted_shape(leaf: Leaf, diff: int | None) -> tuple[int, ...]:
@@ -179,10 +197,14 @@ def _fitted_shape(leaf: Leaf, diff: int | None) -> tuple[int, ...]:
 
 
 def _cut(
-    path: str, whole: Mapping[str, list[int]], diff: Mapping[str, int], weights, reader: Reader
+    piece: Piece, whole: Mapping[str, list[int]], like: Mapping[str, str], reader: Reader
 ) -> list[Piece]:
+    """Return the pieces of a file, like one that lacks a cut.
+
+    ``whole`` holds the axes along which each leaf can be cut; a mask is cut ``like`` a leaf.
+    """
     # several leaves are cut along their first axis, so that a piece holds the same rows of each
-    alone = len(whole) == 1
+    alone, diff = len(whole) + len(like) == 1, dict(piece.diff)
     along = {leaf: reader.axis(leaf, axes, alone) for leaf, axes in whole.items()}
     if not alone and not reader.cuts_rows_only:
         # along the axis of differences if all can be cut there, as each piece has one row more
@@ -190,15 +212,18 @@ def _cut(
     if len({along[leaf] == axis for leaf, axis in diff.items()}) > 1:
         names = ", ".join(map(repr, diff))
         must = "differences must lie along a reduction axis of all arrays, or of none"
-        raise PatternError(f"{path}: {must}: {names} differ. Fit them one by one.")
+        raise PatternError(f"{piece.path}: {must}: {names} differ. Fit them one by one.")
+    along |= {by: along[leaf] for by, leaf in like.items()}
     # beside an element lie its difference and its weight, in float64
-    beside = 8 * bool(diff) + 8 * bool(weights)
+    beside = 8 * bool(diff) + 8 * bool(piece.weights)
     least = min((np.dtype(reader.leaves[leaf].dtype).itemsize for leaf in whole), default=8)
-    size = max(1, PIECE * least // (least + beside))
-    pairs = tuple(along.items()), tuple(diff.items())
+    cuts = reader.cuts(along, max(1, PIECE * least // (least + beside)))
+    masks = sum(
+        nbytes(reader.leaves[name].shape, reader.leaves[name].dtype) for name in piece.uncut
+    )
     return [
-        Piece(path, pairs[0], cut, reader.nbytes(along, cut), pairs[1], weights)
-        for cut in reader.cuts(along, size)
+        piece._replace(along=tuple(along.items()), cut=cut, size=reader.nbytes(along, cut) + masks)
+        for cut in cuts
     ]
 
 

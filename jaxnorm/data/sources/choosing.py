@@ -1,6 +1,6 @@
 """The leaves of a file to fit, and what axes, differences and weights mean for each of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from jaxnorm.arguments.axes import Axes
@@ -18,19 +18,26 @@ class Wanted(NamedTuple):
       diff: the axis along which differences are fitted, by number or name, or None.
       weights: pairs of a function's name and the leaf of its argument, whose values weight one
         dimension of other leaves.
-      masks: leaves that are read as masks.
+      masks: leaves that serve as masks only, and are not fitted.
+      where: pairs of a leaf and its mask.
     """
 
     diff: int | str | None = None
     weights: tuple[tuple[str, str], ...] = ()
     masks: frozenset[str] = frozenset()
+    where: tuple[tuple[str, str], ...] = ()
 
 
 AS_IS = Wanted()
 
 
-def leaves_to_fit(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
-    """Return the leaves to fit: those that axes name, and the arrays of numbers in named trees."""
+def leaves_to_fit(
+    path: str, axes: Mapping[str, Axes], masks: Collection[str] = ()
+) -> dict[str, Leaf]:
+    """Return the leaves to fit: those that axes name, and the arrays of numbers in named trees.
+
+    Masks are not among them.
+    """
     leaves = guarded(path, lambda reader: reader.leaves)
     if not leaves:
         raise SourceError(f"{path} must hold arrays: it holds none.")
@@ -45,6 +52,7 @@ def leaves_to_fit(path: str, axes: Mapping[str, Axes]) -> dict[str, Leaf]:
         name: leaf
         for name, leaf in named.items()
         if not leaf.unsupported and (name in axes or not leaf.is_coordinate)
+        if name not in masks
     }
     if missing := [prefix for prefix in axes if prefix and not _names(prefix, named)]:
         if list(leaves) == [""]:
@@ -117,12 +125,11 @@ def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
 
 def lacking(path: str, axes: Mapping[str, Axes], wanted: Wanted) -> dict[str, str]:
     """Return the leaves that :func:`pieces` leaves out for want of the axis of differences."""
-    leaves = leaves_to_fit(expanded([path])[0], axes)
+    leaves = leaves_to_fit(expanded([path])[0], axes, wanted.masks)
     return {
         name: f"no axis {wanted.diff!r}"
         for name, leaf in leaves.items()
-        if name not in wanted.masks
-        and dimensions.axis_of(wanted.diff, leaf, axes[str(prefix_of(axes, name))]) is None  # type: ignore[arg-type]
+        if dimensions.axis_of(wanted.diff, leaf, axes[str(prefix_of(axes, name))]) is None  # type: ignore[arg-type]
     }
 
 
@@ -136,7 +143,6 @@ def differenced(
     found = {
         leaf: dimensions.axis_of(wanted.diff, named[leaf], own[leaf])  # type: ignore[arg-type]
         for leaf in named
-        if leaf not in wanted.masks
     }
     lacking = [leaf for leaf, axis in found.items() if axis is None]
     if len(lacking) == len(found) or any(leaf in axes for leaf in lacking):
@@ -161,7 +167,7 @@ def weighted(
             raise PatternError(f"{path} must hold the weights {key!r}: it holds {held}.")
         if is_table:
             must = f"{path} is a table, whose rows are weighted by masks"
-            leaf = next(leaf for leaf in named if leaf not in wanted.masks)
+            leaf = next(iter(named))
             raise PatternError(f"{must}: got weights={key!r}. Give where {leaf}={key} instead.")
         weights = leaves[key]
         if weights.unsupported or len(weights.shape) != 1:
@@ -171,7 +177,6 @@ def weighted(
         found = [
             (leaf, axis, function, key)
             for leaf in named
-            if leaf not in wanted.masks
             if (axis := dimensions.axis_of(dim, named[leaf], own[leaf])) is not None
         ]
         for leaf, axis, *_ in found:
@@ -186,3 +191,40 @@ def weighted(
             )
         result += found
     return tuple(result)
+
+
+def with_masks(
+    path: str, named: Mapping[str, Leaf], whole: Mapping[str, list[int]], wanted: Wanted
+) -> tuple[dict[str, list[int]], dict[str, str], tuple[str, ...]]:
+    """Return how leaves are cut together with their masks.
+
+    Returns:
+      The axes along which each leaf can be cut: those that its mask has as well, if there are such.
+      The masks that are cut, each like a leaf. The masks that are read whole for each piece.
+    """
+    cut, like = dict(whole), {}
+    masks = leaves_to_fit(path, {by: 0 for _, by in wanted.where}) if wanted.where else {}
+    for by, mask in masks.items():
+        masked = [leaf for leaf, own in wanted.where if own == by and leaf in named]
+        for leaf in masked:
+            _check_mask(path, leaf, named[leaf].shape, by, mask.shape)
+        leaves = [*masked, *([by] if by in named else [])]
+        shared = [
+            axis
+            for axis, size in enumerate(mask.shape)
+            if all(axis in cut[leaf] and named[leaf].shape[axis] == size for leaf in leaves)
+        ]
+        if shared and masked:
+            cut |= dict.fromkeys(leaves, shared)
+            like[by] = masked[0]
+    like = {by: leaf for by, leaf in like.items() if by in wanted.masks}
+    return cut, like, tuple(by for by in masks if by in wanted.masks and by not in like)
+
+
+def _check_mask(
+    path: str, leaf: str, shape: tuple[int, ...], by: str, mask: tuple[int, ...]
+) -> None:
+    pairs = zip(mask, shape, strict=False)
+    if len(mask) > len(shape) or any(own not in (1, size) for own, size in pairs):
+        must = f"{path} must hold a mask of the leading axes of {leaf!r} in {by!r}"
+        raise PatternError(f"{must}: {leaf!r} has shape {shape}, {by!r} {mask}.")
