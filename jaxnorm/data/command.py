@@ -62,13 +62,15 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     check_sizes(axes, sizes)
     check_out(options.out, options.format)
     given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan", "quantiles")}
-    task = fit_files.planned(options.files, axes, sizes, where=where, **given)
+    # a shell leaves patterns in quotation marks as they are
+    paths = fit_files.with_local_patterns(options.files)
+    task = fit_files.planned(paths, axes, sizes, where=where, **given)
     for name, held in task.left_out.items():
         # what holds numbers, in another arrangement, is told as a phrase
         why = held if re.match("(a|arrays|no|one|the) ", held) else f"no numbers: {held}"
         print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [options.files, options.pattern, options.size, options.where, options.skip_nan]
+    arguments = [paths, options.pattern, options.size, options.where, options.skip_nan]
     added = {name: given[name] for name in ("quantiles", "weights", "diff")}
     arguments += [value for value in added.items() if value[1] not in (None, [])]
     kept = options.out if options.format == OWN else options.out.with_suffix(files.SUFFIXES[0])

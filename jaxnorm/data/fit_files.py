@@ -101,7 +101,7 @@ def fit_files(
     ([[1.0, 1.0, 1.0]], [[1.0, 1.0, 1.0]])
     """
     check_engine(engine)
-    found = _with_local_patterns([paths] if isinstance(paths, str | os.PathLike) else list(paths))
+    found = with_local_patterns([paths] if isinstance(paths, str | os.PathLike) else list(paths))
     given: dict[str, Any] = {"weights": weights, "diff": diff, "quantiles": quantiles}
     given |= {"where": dict(where or {}), "skip_nan": skip_nan}
     task = planned(found, axes, sizes, **given)
@@ -236,8 +236,8 @@ def _left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
     return {name: re.sub(strings, "strings", held) for name, held in found.items()}
 
 
-def _with_local_patterns(paths: Sequence[str | os.PathLike]) -> list[str]:
-    """Replace each local path with ``*`` by the files that it matches; no shell does it here."""
+def with_local_patterns(paths: Sequence[str | os.PathLike]) -> list[str]:
+    """Replace each local path with ``*`` by the files that it matches."""
     result: list[str] = []
     for given in paths:
         path = os.fspath(given)

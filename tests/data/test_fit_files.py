@@ -54,6 +54,29 @@ def test_paths_may_be_objects_and_have_stars(x):
         Normalizer.fit_files([])
 
 
+def test_the_command_takes_stars_in_quotation_marks(x, capsys):
+    os.mkdir("d")
+    for number in range(3):
+        np.savez(f"d/{number}.npz", x=x[number::3])
+    assert main(["d/*.npz", "--pattern", "[n] f", "--out", "a.json"]) == 0
+    assert Normalizer.load("a.json").moments["x"].count.tolist() == [[ROWS] * 3]
+    capsys.readouterr()
+    assert main(["d/*.npy"]) == 1
+    assert capsys.readouterr().err == "jaxnorm: d/*.npy must name files: there are none.\n"
+
+
+def test_a_file_is_named_once(x, capsys):
+    np.save("a.npy", x)
+    for paths in (["a.npy", "./a.npy"], ["*.npy", "a.npy"], [os.path.abspath("a.npy"), "a.npy"]):
+        said = f"each file must be named once: {paths[0].replace('*', 'a')} is named 2 times."
+        with pytest.raises(SourceError) as caught:
+            Normalizer.fit_files(paths)
+        assert str(caught.value) == said
+        assert main(paths) == 1
+        assert capsys.readouterr().err == f"jaxnorm: {said}\n"
+        assert os.listdir() == ["a.npy"]
+
+
 def test_sizes_of_split_axes_and_threads(x):
     np.save("a.npy", x[:, :2])
     fitted = Normalizer.fit_files("a.npy", "[n] (g [c])", g=1, threads=1)

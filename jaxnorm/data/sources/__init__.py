@@ -8,7 +8,13 @@ import numpy as np
 
 from jaxnorm.arguments.axes import Axes, resolve
 from jaxnorm.data.sources import choosing, dimensions
-from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded, fingerprint
+from jaxnorm.data.sources.addresses import (
+    PatternError,
+    SourceError,
+    check_once,
+    expanded,
+    fingerprint,
+)
 from jaxnorm.data.sources.choosing import AS_IS, Wanted, lacking
 from jaxnorm.data.sources.opening import guarded
 from jaxnorm.data.sources.readers import (
@@ -157,7 +163,9 @@ def pieces(
     """
     result: list[Piece] = []
     first: tuple[str, dict] | None = None
-    for path in expanded(paths):
+    every = expanded(paths)
+    check_once(every)
+    for path in every:
         unreduced, found = _of_file(path, axes, sizes, wanted)
         first = first or (path, unreduced)
         _check_same(first[0], first[1], path, unreduced)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,18 @@ def expanded(paths: Sequence[str]) -> list[str]:
             raise SourceError(f"{path} must name files: there are none.")
         found += map(system.unstrip_protocol, names)
     return found
+
+
+def check_once(paths: Sequence[str]) -> None:
+    """Refuse a file that is named twice, whose elements would count twice."""
+    # links are not followed: two names may stand for equal contents, as in the caches of hubs
+    keys = [path if is_address(path) else os.path.abspath(path) for path in paths]
+    if len(set(keys)) < len(keys):
+        path = next(path for path, count in Counter(keys).items() if count > 1)
+        named = paths[keys.index(path)]
+        raise SourceError(
+            f"each file must be named once: {named} is named {keys.count(path)} times."
+        )
 
 
 def _is_pattern(path: str) -> bool:
