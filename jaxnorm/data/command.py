@@ -4,7 +4,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 import numpy as np
@@ -65,10 +65,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     # a shell leaves patterns in quotation marks as they are
     paths = fit_files.with_local_patterns(options.files)
     task = fit_files.planned(paths, axes, sizes, where=where, **given)
-    for name, held in task.left_out.items():
-        # what holds numbers, in another arrangement, is told as a phrase
-        why = held if re.match("(a|arrays|no|one|the) ", held) else f"no numbers: {held}"
-        print(f"jaxnorm: {name!r} is left out, as it holds {why}.", file=sys.stderr)
+    _print_left_out(task.left_out)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     arguments = [paths, options.pattern, options.size, options.where, options.skip_nan]
     added = {name: given[name] for name in ("quantiles", "weights", "diff")}
@@ -105,6 +102,20 @@ def _save(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) ->
     if options.format != OWN:
         for note in notes_on(fitted, Normalizer.load(options.out, options.format)):
             print(f"Note: {note}", file=sys.stderr)
+
+
+def _print_left_out(left_out: Mapping[str, str]) -> None:
+    """Print a line for each reason, with the names of all leaves that it holds for."""
+    names: dict[str, list[str]] = {}
+    for name, held in left_out.items():
+        names.setdefault(held, []).append(repr(name))
+    for held, named in names.items():
+        # what holds numbers, in another arrangement, is told as a phrase
+        why = held if re.match("(a|arrays|no|one|the) ", held) else f"no numbers: {held}"
+        *others, last = named
+        said = f"{', '.join(others)} and {last} are left out, as each" if others else ""
+        said = said or f"{last} is left out, as it"
+        print(f"jaxnorm: {said} holds {why}.", file=sys.stderr)
 
 
 def _announce(state: Unfinished, resume_command: str) -> None:
@@ -173,27 +184,34 @@ def _not_installed(error: ModuleNotFoundError, engine: str) -> ModuleNotFoundErr
 
 
 def _report_broken(fitted: Normalizer, skip_nan: bool) -> int:
-    """Print the leaves whose statistics are not finite, and return the exit status."""
+    """Print the features that have no finite mean or variance, and return the exit status."""
     status = 0
+    remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
     for leaf, summary in fitted.summaries.items():
         moments = summary.moments
-        found = np.flatnonzero(~np.isfinite(moments.mean) | ~np.isfinite(moments.var))
-        if broken := len(found):
-            what = "Inf" if skip_nan else "NaN or Inf"
-            features, hold, have = (
-                ("1 feature", "holds", "has")
-                if broken == 1
-                else (f"{broken} features", "hold", "have")
-            )
-            remedy = "" if skip_nan else " --skip-nan leaves out elements that are NaN."
-            named = _labels(moments.mean.shape, found)
-            print(
-                f"jaxnorm: {features} of {leaf or 'the array'}{named} {hold} {what}, and {have} no "
-                f"mean.{remedy}",
-                file=sys.stderr,
-            )
-            status = 1
+        empty = np.broadcast_to(moments.count, moments.mean.shape) == 0
+        broken = ~empty & ~(np.isfinite(moments.mean) & np.isfinite(moments.var))
+        for found, what, way in (
+            (broken, "Inf" if skip_nan else "NaN or Inf", remedy),
+            (empty, "no element that counts", ""),
+        ):
+            if found.any():
+                _print_broken(leaf, found, what, way)
+                status = 1
     return status
+
+
+def _print_broken(leaf: str, found: np.ndarray, what: str, remedy: str) -> None:
+    number = int(found.sum())
+    features, hold, have = (
+        ("1 feature", "holds", "has") if number == 1 else (f"{number} features", "hold", "have")
+    )
+    named = _labels(found.shape, np.flatnonzero(found))
+    print(
+        f"jaxnorm: {features} of {leaf or 'the array'}{named} {hold} {what}, and {have} no mean."
+        f"{remedy}",
+        file=sys.stderr,
+    )
 
 
 def _labels(shape: tuple[int, ...], features: np.ndarray) -> str:

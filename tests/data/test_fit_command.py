@@ -93,6 +93,18 @@ def test_inf_is_not_skipped(x, capsys):
     assert Normalizer.load("stats.safetensors").moments["n"].mean.tolist() == [199.5]
 
 
+def test_features_without_any_element_have_no_mean(x, capsys):
+    x[:, 1], x[0, 0] = np.nan, np.inf
+    np.savez("a.npz", x=x, y=x[:, ::2], keep=np.zeros(ROWS, bool))
+    patterns = ["--pattern", "x=[n] f", "--pattern", "y=[n] f"]
+    assert fit("a.npz", "--skip-nan", *patterns, "--where", "y=keep") == 1
+    assert capsys.readouterr().err == (
+        "jaxnorm: 1 feature of x (0) holds Inf, and has no mean.\n"
+        "jaxnorm: 1 feature of x (1) holds no element that counts, and has no mean.\n"
+        "jaxnorm: 2 features of y (0, 1) hold no element that counts, and have no mean.\n"
+    )
+
+
 @pytest.mark.parametrize("kind", ["bool", "float32", "0 and 1"])
 @pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 6), (ROWS, 6, 1), (ROWS, 1, 2)])
 def test_a_leaf_masks_another(kind, shape, rng):
