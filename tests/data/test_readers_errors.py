@@ -179,6 +179,16 @@ def test_an_archive_whose_names_differ():
     )
 
 
+@pytest.mark.parametrize("data", [b"some text", b"\x00\x01\x02\x03\xff\xfe\n\x00", b"a'b\"c'd\"e"])
+def test_other_first_bytes_are_no_array(data):
+    Path("a.npy").write_bytes(data)
+    os.utime("a.npy", ns=(1, sum(data)))
+    assert refused("a.npy") == (
+        "a.npy cannot be read, it may be damaged or no .npy file: ValueError, the magic string is "
+        "not correct."
+    )
+
+
 def test_text_is_no_archive():
     Path("text.npz").write_text("some text")
     assert refused("text.npz") == (

@@ -129,6 +129,9 @@ def _damaged(path: str, error: Exception) -> SourceError:
 
 def _one_line(error: Exception) -> str:
     """Shorten a library's message to one line, without the bytes of the file that it quotes."""
-    text = re.sub(r"""\bb('[^']*'|"[^"]*")""", "other bytes", str(error))
+    quoted = r"""\bb('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+    # NumPy compares the first bytes of a file, which say nothing in words
+    text = re.sub(rf"[;,:]? expected {quoted},? (but )?got {quoted}", "", str(error))
+    text = re.sub(quoted, "other bytes", text)
     text = re.sub(r"\\x[0-9a-f]{2}|[^\w\s!-~]", "?", text)
     return textwrap.shorten(text, 160, placeholder=" …").rstrip(".")
