@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from jaxnorm.data.formats import FORMATS
+from jaxnorm.data import formats
+from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import name_and_new
 from jaxnorm.data.show import CannotLoad, loaded
@@ -19,6 +20,8 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         fitted = loaded(options.source, options.source_format).rename(dict(options.rename))
+        if options.target_format == OWN:
+            formats.check_replaceable(options.target)
         fitted.save(options.target, options.target_format)
         written = Normalizer.load(options.target, options.target_format)
     except CannotLoad as error:
@@ -69,7 +72,7 @@ def _failed(text: str, status: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = ", ".join([OWN, *FORMATS])
+    readable, writable = [OWN, *FORMATS], [OWN, *WRITABLE]
     parser = argparse.ArgumentParser(
         prog="jaxnorm convert",
         description="Writes a file of statistics in the format of another library.",
@@ -80,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--from",
         dest="source_format",
-        choices=[OWN, *FORMATS],
+        choices=readable,
         metavar="NAME",
-        help=f"the format of FILE, where it does not tell: {names}",
+        help=f"the format of FILE, where it does not tell: {', '.join(readable)}",
     )
     parser.add_argument(
         "--rename",
@@ -96,8 +99,8 @@ def _parser() -> argparse.ArgumentParser:
         "--to",
         dest="target_format",
         default=OWN,
-        choices=[OWN, *FORMATS],
+        choices=writable,
         metavar="NAME",
-        help=f"the format of NEW, {OWN} by default: {names}",
+        help=f"the format of NEW, {OWN} by default: {', '.join(writable)}",
     )
     return parser

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -24,6 +25,8 @@ LOW = "low_mean"
 # The parts of a sketch, quantiles that were given, and features that stay as they are.
 SKETCH, GIVEN, MASK = "quantiles", "quantile", "mask"
 SUFFIXES = (".safetensors", ".json")
+# The longest header that safetensors reads.
+MOST_HEADER = 10**8
 
 
 class _ContentError(ValueError):
@@ -193,8 +196,29 @@ def placeable(path: str | os.PathLike) -> None:
         )
 
 
+def check_local(path: str | os.PathLike) -> None:
+    """Refuse an address, such as ``s3://bucket/stats.json``."""
+    # Path makes one slash of two; a drive has one letter
+    if address := re.match(r"([A-Za-z][\w+.-]+):/+", str(path)):
+        raise ValueError(
+            f"{address[1]}://{str(path)[address.end() :]} must be a local file: addresses are read "
+            "as data, not as statistics. Keep the file here, and copy it."
+        )
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a file is one of :func:`write`, by its first bytes."""
+    with path.open("rb") as file:
+        if path.suffix == ".safetensors":
+            # 8 bytes of length, then a header in JSON
+            size = int.from_bytes(file.read(8), "little")
+            return b'"jaxnorm":' in file.read(min(size, MOST_HEADER))
+        return bool(re.match(rb'\s*\{\s*"jaxnorm"\s*:', file.read(40)))
+
+
 def known(path: Path) -> str:
     """Return the suffix of a file, and refuse one that cannot be written or read."""
+    check_local(path)
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"the name of a Normalizer's file must end in {' or '.join(SUFFIXES)}: got "

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import files
+from jaxnorm.data import files, formats
 from jaxnorm.data.fit_files import ENGINES
-from jaxnorm.data.formats import FORMATS
+from jaxnorm.data.formats import WRITABLE
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.normalizer import OWN
 
@@ -96,9 +96,9 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--format",
         default=OWN,
-        choices=[OWN, *FORMATS],
+        choices=[OWN, *WRITABLE],
         metavar="NAME",
-        help=f"format of the file, of another library: {', '.join(FORMATS)}",
+        help=f"format of the file, of another library: {', '.join(WRITABLE)}",
     )
     add(
         "--rename",
@@ -186,10 +186,12 @@ def _ranks(text: str) -> tuple[float, ...]:
 
 
 def check_out(path: Path, format: str) -> None:
-    """Refuse a file of statistics whose suffix names no format."""
-    if format != OWN:
-        return
+    """Refuse a path that is no file or folder of the format, or that holds something else."""
     try:
-        files.known(path)
-    except ValueError as error:
+        if format == OWN:
+            files.known(path)
+            formats.check_replaceable(path)
+        else:
+            formats.check_target(path, format)
+    except (ValueError, NotADirectoryError) as error:
         raise UsageError(str(error)) from None

@@ -5,20 +5,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from jaxnorm.data import files
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
 
 __all__ = [
     "FORMATS",
+    "WRITABLE",
     "Contents",
     "FormatError",
     "Statistics",
+    "check_replaceable",
+    "check_target",
     "of_object",
     "read",
     "recognize",
     "write",
 ]
 
-# The module of each format, which has recognizes(path), read(path) and write(path, leaves).
+# The module of each format, which has recognizes(path), read(path) and write(path, leaves), and
+# target(path) if it writes a file of its own name into a folder.
 FORMATS = {
     "openpi": "openpi",
     "octo": "octo",
@@ -30,15 +35,29 @@ FORMATS = {
     "makani": "makani",
     "sklearn": "sklearn",
 }
+# A policy's statistics come within its weights, and are not written.
+WRITABLE = tuple(name for name in FORMATS if name != "lerobot_policy")
+# The suffix of each format that is a file; the other ones are folders.
+SUFFIXES = {
+    "openpi": ".json",
+    "octo": ".json",
+    "openvla": ".json",
+    "lerobot": ".json",
+    "sklearn": ".npz",
+}
+# Suffixes of data and statistics, which no folder of statistics has.
+OF_FILES = (".csv", ".h5", ".hdf5", ".joblib", ".json", ".jsonl", ".keras", ".msgpack", ".nc", ".nc4", ".npy", ".npz", ".parquet", ".pickle", ".pkl", ".pq", ".pt", ".pth", ".safetensors", ".tar", ".tfrecord", ".tif", ".zarr", ".zip")
 
 
 def recognize(path: Path) -> str | None:
     """Return the name of the format that a file or folder has, or None if it is none of these."""
+    files.check_local(path)
     return next((name for name in FORMATS if module(name).recognizes(path)), None)
 
 
 def read(path: Path, name: str) -> Contents:
     """Read a file of statistics in the named format."""
+    files.check_local(path)
     return module(name).read(path)
 
 
@@ -53,7 +72,58 @@ def of_object(held: Any, *, without_prior: bool = False) -> Contents:
 
 def write(path: Path, leaves: dict[str, Statistics], name: str) -> None:
     """Write a file of statistics in the named format."""
+    check_target(path, name)
     module(name).write(path, leaves)
+
+
+def check_target(path: Path, name: str) -> None:
+    """Refuse a path whose name is none of the format, or where a file holds something else.
+
+    Raises:
+      FormatError: the suffix is another one; a file is there that holds no statistics.
+      NotADirectoryError: the format is a folder, and the path is a file.
+    """
+    writer = module(name)
+    files.check_local(path)
+    if name not in WRITABLE:
+        # the module itself refuses to write
+        return
+    suffix = SUFFIXES.get(name)
+    if suffix is None:
+        own = path.name in getattr(writer, "FILES", ())
+        if path.suffix.lower() in OF_FILES and not own:
+            raise FormatError(
+                f"the name of a folder of {name!r} must not end as a file's: got {str(path)!r}. "
+                f"Name a folder, such as {str(path.with_suffix(''))!r}."
+            )
+        if path.is_file() and not own:
+            raise NotADirectoryError(f"{path} must be a folder: it is a file. Name another one.")
+        return
+    if path.is_dir():
+        path = getattr(writer, "target", Path)(path)
+    elif path.suffix != suffix:
+        raise FormatError(
+            f"the name of a file of {name!r} must end in {suffix}: got {str(path)!r}. Name "
+            f"{str(path.with_suffix(suffix))!r}."
+        )
+    check_replaceable(path)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse a file that holds something else than statistics, which would be lost.
+
+    Raises:
+      FormatError: it is such a file.
+    """
+    files.check_local(path)
+    if not path.is_file() or not path.stat().st_size or files.is_own(path):
+        return
+    # the files of a policy and of a model hold more than their statistics
+    if recognize(path) not in WRITABLE or path.name == "config.json":
+        raise FormatError(
+            f"{path} must be a new file, or one of statistics: it holds something else. Name "
+            "another one, or remove it."
+        )
 
 
 def module(name: str) -> Any:

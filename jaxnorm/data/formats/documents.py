@@ -35,10 +35,8 @@ def matches(path: Path, suits: Callable[[Any], bool]) -> bool:
     try:
         if path.suffix != ".json" or not path.is_file():
             return False
-        with path.open("rb") as file:
-            # ours, which may be long, is not parsed once for each other format
-            is_own = b'"jaxnorm"' in file.read(40)
-        return not is_own and suits(load(path))
+        # ours, which may be long, is not parsed once for each other format
+        return not files.is_own(path) and suits(load(path))
     except (OSError, FormatError):
         return False
 

@@ -87,10 +87,15 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
         _check_image(leaf, statistics.max)
         shaped = {key: _shaped(leaf, array) for key, array in found.items()}
         entries[leaf] = shaped | {"count": [_count(leaf, statistics.count)]}
+    documents.save(target(path), entries, indent=4)
+
+
+def target(path: Path) -> Path:
+    """Return the file to write for a path, which may be a data set's folder, or its ``meta``."""
     path = Path(path)
     if path.is_dir():
         path = path / STATS if path.name == "meta" else path / "meta" / STATS
-    documents.save(path, entries, indent=4)
+    return path
 
 
 def leaf_of(path: Path, leaf: str, entry: Any) -> Statistics:

@@ -29,12 +29,12 @@ NULLS = "openpi writes NaN and Inf as null, which is read as NaN."
 
 def recognizes(path: Path) -> bool:
     """Return whether a path is a norm_stats.json, or a folder that holds one."""
-    return documents.matches(_file(path), _suits)
+    return documents.matches(target(path), _suits)
 
 
 def read(path: Path) -> Contents:
     """Read a norm_stats.json, or the one in a folder."""
-    path = _file(path)
+    path = target(path)
     held = documents.load(path)
     if not isinstance(held, dict) or not isinstance(held.get(_KEY), dict) or not held[_KEY]:
         raise FormatError(f"{path} must hold leaves under {_KEY!r}: it holds none.")
@@ -57,7 +57,13 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
         entries[leaf] = {
             key: None if array is None else np.atleast_1d(array) for key, array in arrays.items()
         }
-    documents.save(_file(path), {_KEY: entries}, indent=2)
+    documents.save(target(path), {_KEY: entries}, indent=2)
+
+
+def target(path: Path) -> Path:
+    """Return the file of a path, which may be its folder."""
+    path = Path(path)
+    return path / FILE if path.is_dir() else path
 
 
 def _suits(held: Any) -> bool:
@@ -66,11 +72,6 @@ def _suits(held: Any) -> bool:
     return isinstance(entries, dict) and all(
         isinstance(entry, dict) and "mean" in entry for entry in entries.values()
     )
-
-
-def _file(path: Path) -> Path:
-    path = Path(path)
-    return path / FILE if path.is_dir() else path
 
 
 def _leaf(path: Path, leaf: str, entry) -> Statistics:
