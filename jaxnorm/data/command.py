@@ -15,6 +15,7 @@ from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
     UsageError,
+    check_differences,
     check_out,
     check_sizes,
     parse_axes,
@@ -60,6 +61,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         raise UsageError("FILES must be names: got ''.")
     axes, where, sizes = parse_axes(options.pattern), parse_where(options.where), dict(options.size)
     check_sizes(axes, sizes)
+    check_differences(options.diff, options.format, options.out)
     check_out(options.out, options.format)
     given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan", "quantiles")}
     # a shell leaves patterns in quotation marks as they are

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, formats
 from jaxnorm.data.fit_files import ENGINES
-from jaxnorm.data.formats import WRITABLE
+from jaxnorm.data.formats import WRITABLE, graphcast
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.normalizer import OWN
 
@@ -183,6 +183,25 @@ def _ranks(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(
             f"must be ranks from 0 to 1, such as 0.01,0.99: got {text!r}."
         ) from None
+
+
+def check_differences(diff: int | str | None, format: str, out: Path) -> None:
+    """Refuse files of fields for statistics of differences, and a file of differences for others.
+
+    GraphCast and Makani keep both, in files of other names.
+    """
+    if diff is not None and format == "makani":
+        raise UsageError(
+            "--diff must be left out with --format makani: it writes global_means.npy and "
+            "global_stds.npy, which Makani reads as those of fields. Leave out --format."
+        )
+    if format == "graphcast" and (diff is not None) != (out.name == graphcast.DIFFERENCES):
+        must = "be a file" if diff is not None else "not be a file"
+        raise UsageError(
+            f"--out must {must} named {graphcast.DIFFERENCES} with --format graphcast and "
+            f"{'--diff' if diff is not None else 'without --diff'}, as GraphCast reads statistics "
+            f"of differences from it alone: got {str(out)!r}."
+        )
 
 
 def check_out(path: Path, format: str) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxnorm.data import Normalizer, formats
+from jaxnorm.data.command import main
 from jaxnorm.data.formats import FormatError, Statistics, graphcast, makani
 
 LEVELS = [500, 850, 1000]
@@ -209,3 +210,47 @@ def test_what_is_no_channel_is_refused(tmp_path):
     ]:
         with pytest.raises(FormatError, match=said):
             makani.write(tmp_path, leaves)
+
+
+# differences -------------------------------------------------------------------------------------
+
+
+def test_deviations_of_differences_are_written_alone(tmp_path, rng):
+    pytest.importorskip("h5netcdf")
+    path = tmp_path / graphcast.DIFFERENCES
+    var = np.array([4.0, 2, 1])
+    leaves = {"t": Statistics(np.ones(3), var), "sst": Statistics(var=np.full(1, 9.0))}
+    formats.write(path, leaves, "graphcast")
+    assert [one.name for one in tmp_path.iterdir()] == [graphcast.DIFFERENCES]
+    assert formats.recognize(path) == "graphcast"
+    found = graphcast.read(path).leaves
+    np.testing.assert_allclose(found["t"].var.ravel(), var, rtol=1e-15)
+    assert found["sst"].var == 9
+    assert not found["t"].mean.any()
+    before = path.read_bytes()
+    with pytest.raises(FormatError, match="needs var: 'a' has no var"):
+        formats.write(path, {"a": Statistics(np.ones(1))}, "graphcast")
+    with pytest.raises(FormatError, match="got 3, 4"):
+        formats.write(
+            path, {"a": Statistics(var=var), "b": Statistics(var=np.ones(4))}, "graphcast"
+        )
+    assert path.read_bytes() == before
+
+
+def test_the_command_keeps_differences_and_fields_apart(tmp_path, rng, capsys, monkeypatch):
+    pytest.importorskip("h5netcdf")
+    monkeypatch.chdir(tmp_path)
+    x = rng.standard_normal((20, 3))
+    np.savez("x.npz", t=x)
+    common = ["x.npz", "--format"]
+    for arguments, said in [
+        (["graphcast", "--diff", "0", "--out", "stats"], "--out must be a file named diffs_stddev"),
+        (["graphcast", "--out", graphcast.DIFFERENCES], "--out must not be a file named diffs_st"),
+        (["makani", "--diff", "0", "--out", "stats"], "--diff must be left out with --format maka"),
+    ]:
+        assert main([*common, *arguments]) == 2
+        assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+    assert main([*common, "graphcast", "--diff", "0", "--out", graphcast.DIFFERENCES]) == 0
+    found = Normalizer.load(graphcast.DIFFERENCES).std["t"].ravel()
+    np.testing.assert_allclose(found, np.diff(x, axis=0).std(0), rtol=1e-12)

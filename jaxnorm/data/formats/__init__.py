@@ -46,7 +46,10 @@ SUFFIXES = {
     "sklearn": ".npz",
 }
 # Suffixes of data and statistics, which no folder of statistics has.
-OF_FILES = (".csv", ".h5", ".hdf5", ".joblib", ".json", ".jsonl", ".keras", ".msgpack", ".nc", ".nc4", ".npy", ".npz", ".parquet", ".pickle", ".pkl", ".pq", ".pt", ".pth", ".safetensors", ".tar", ".tfrecord", ".tif", ".zarr", ".zip")
+OF_FILES = frozenset(
+    {".csv", ".h5", ".hdf5", ".json", ".jsonl", ".nc", ".nc4", ".npy", ".npz", ".parquet", ".pq"}
+    | {".joblib", ".msgpack", ".pickle", ".pkl", ".pt", ".pth", ".safetensors", ".zarr", ".zip"}
+)
 
 
 def recognize(path: Path) -> str | None:
@@ -90,7 +93,7 @@ def check_target(path: Path, name: str) -> None:
         return
     suffix = SUFFIXES.get(name)
     if suffix is None:
-        own = path.name in getattr(writer, "FILES", ())
+        own = path.name == getattr(writer, "DIFFERENCES", None)
         if path.suffix.lower() in OF_FILES and not own:
             raise FormatError(
                 f"the name of a folder of {name!r} must not end as a file's: got {str(path)!r}. "

@@ -69,25 +69,33 @@ def read(path: Path) -> Contents:
 def write(path: Path, leaves: dict[str, Statistics]) -> None:
     """Write mean and deviation into a folder, without the levels' own values.
 
-    Statistics of shape (levels,) or (levels, 1, 1) become variables by level, and those of one
-    feature variables without.
+    A path named ``diffs_stddev_by_level.nc`` is that file, of deviations alone. Statistics of shape
+    (levels,) or (levels, 1, 1) become variables by level, and those of one feature variables
+    without.
     """
-    folder = Path(path)
+    path = folder = Path(path)
+    of_differences = path.name == DIFFERENCES and not path.is_dir()
+    needed = ("var",) if of_differences else ("mean", "var")
     means, deviations = {}, {}
-    for leaf, statistics in writable(leaves, "GraphCast's files", ("mean", "var")).items():
+    for leaf, statistics in writable(leaves, "GraphCast's files", needed).items():
         if not leaf or "/" in leaf:
             raise FormatError(
                 f"GraphCast's files must have variables with names, without '/': got {leaf!r}. "
                 "Give leaves such names."
             )
-        means[leaf] = _variable(leaf, statistics.mean)
+        if not of_differences:
+            means[leaf] = _variable(leaf, statistics.mean)
         deviations[leaf] = _variable(leaf, np.sqrt(statistics.var))
-    sizes = {array.size for dims, array in means.values() if dims}
+    sizes = {array.size for dims, array in deviations.values() if dims}
     if len(sizes) > 1:
         raise FormatError(
             "GraphCast's files must have one number of levels for all variables: got "
             f"{', '.join(map(str, sorted(sizes)))}."
         )
+    if of_differences:
+        files.placeable(path)
+        files.replace({path: netcdf.dumped(path, deviations)})
+        return
     files.make_folder(folder)
     files.placeable(folder / MEAN)
     files.replace(
