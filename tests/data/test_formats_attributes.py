@@ -1,5 +1,6 @@
 """Test statistics of live objects: scikit-learn, Keras, Gymnasium and Stable-Baselines3."""
 
+import importlib
 import json
 import pickle
 import warnings
@@ -254,3 +255,51 @@ def test_attributes_that_do_not_fit_are_refused(change, said):
     held = {"obs_rms": {"mean": np.ones(2), "var": np.ones(2), "count": 1.0001}}
     with pytest.raises(FormatError, match=said):
         attributes.contents(held | change)
+
+
+@pytest.mark.parametrize("name", ["MinMaxScaler", "MaxAbsScaler"])
+def test_other_scalers_are_no_standard_scaler(tmp_path, data, name):
+    # the attributes that scikit-learn's classes have once they were fitted
+    data = data[:, [0, 2]]
+    low, high, n = data.min(0), data.max(0), len(data)
+    most = abs(data).max(0)
+    held = {
+        "MinMaxScaler": {"scale_": 1 / (high - low), "min_": -low / (high - low)}
+        | {"data_min_": low, "data_max_": high, "n_samples_seen_": n},
+        "MaxAbsScaler": {"scale_": most, "max_abs_": most, "n_samples_seen_": n},
+    }[name]
+    for part in (held, {key: held[key] for key in ("scale_", "n_samples_seen_")}):
+        np.savez(tmp_path / "scaler.npz", **part)
+        for read in (
+            lambda part=part: attributes.contents(part),
+            lambda part=part: attributes.contents(SimpleNamespace(**part)),
+            lambda: Normalizer.load(tmp_path / "scaler.npz"),
+        ):
+            with pytest.raises(FormatError, match=r"from_statistics\(min="):
+                read()
+
+
+def test_scikit_learn_has_other_classes_with_counts(data):
+    preprocessing = library("sklearn.preprocessing")
+    decomposition = library("sklearn.decomposition")
+    for other in (
+        preprocessing.MinMaxScaler(),
+        preprocessing.MaxAbsScaler(),
+        decomposition.IncrementalPCA(),
+    ):
+        with pytest.raises(FormatError, match="must be a StandardScaler: it has"):
+            attributes.contents(other.fit(data))
+
+
+@pytest.mark.parametrize("of", ["jaxnorm", "jaxnorm.host"])
+def test_our_moments_have_no_prior(data, of):
+    data = data[:, [0, 2]]
+    moments = importlib.import_module(of).moments(data, 0)
+    read = Normalizer.from_object(moments)
+    np.testing.assert_allclose(read.mean.ravel(), data.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(read.std.ravel(), data.std(0), rtol=1e-5)
+    assert read.moments.count.ravel().tolist() == [len(data)] * data.shape[1]
+    assert not read.notes
+    assert read.formula == Normalizer.fit([data]).formula
+    with pytest.raises(FormatError, match="without_prior must be of a RunningMeanStd: got Moments"):
+        Normalizer.from_object(moments, without_prior=True)

@@ -4,6 +4,7 @@
 - Stable-Baselines3 and Gymnasium: ``VecNormalize``, ``NormalizeObservation``, ``NormalizeReward``
   and their ``RunningMeanStd``, by ``obs_rms``, ``return_rms``, ``mean``, ``var`` and ``count``.
 - Keras: ``Normalization``, by ``mean`` and ``variance``.
+- jaxnorm: ``Moments``, of arrays in JAX or on the host.
 
 A mapping of these names stands for such an object.
 """
@@ -16,7 +17,7 @@ import numpy as np
 
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
 from jaxnorm.data.formats.values import assembled, not_finite, numbers, scalar
-from jaxnorm.data.formula import Formula
+from jaxnorm.data.formula import OURS, Formula
 
 # What RunningMeanStd of Stable-Baselines3 and Gymnasium begins with: as if it had seen this much of
 # an element of mean 0 and variance 1.
@@ -30,6 +31,13 @@ KERAS_NOTES: tuple[str, ...] = (
     "Keras divides by keras.config.epsilon() at least, which is 1e-7 unless it was set.",
     "Keras 3 keeps no count.",
 )
+# What other classes of scikit-learn have, that count samples too, and what to do with them.
+OTHERS = {
+    "data_min_": "Pass Normalizer.from_statistics(min=data_min_, max=data_max_), of mode 'min_max'",
+    "min_": "Pass data_min_ and data_max_ to Normalizer.from_statistics(min=..., max=...)",
+    "max_abs_": "Pass Normalizer.from_statistics(min=-max_abs_, max=max_abs_), of mode 'min_max'",
+    "components_": "Fit a StandardScaler, or a Normalizer, on what it returns",
+}
 Get = Callable[[str], Any]
 
 
@@ -55,6 +63,8 @@ def contents(held: Any, *, without_prior: bool = False) -> Contents:
     has = lambda *names: all(get(name) is not None for name in names)
     if has("obs_rms") or has("return_rms"):
         read = _wrapper(called, get, without_prior)
+    elif type(held).__module__.startswith("jaxnorm.") and has("mean", "var", "count"):
+        read = Contents({"": _moments(called, get, without_prior)}, OURS)
     elif has("mean", "var", "count"):
         notes = () if without_prior else (PRIOR_NOTE,)
         read = Contents({"": _running(called, get, without_prior)}, Formula(inside=EPSILON), notes)
@@ -73,13 +83,29 @@ def contents(held: Any, *, without_prior: bool = False) -> Contents:
     return read._replace(notes=read.notes + not_finite(read.leaves))
 
 
+def _moments(called: str, get: Get, without_prior: bool) -> Statistics:
+    """Return the statistics of a Moments, which began with nothing."""
+    if without_prior:
+        raise FormatError(f"without_prior must be of a RunningMeanStd: got {called}. Leave it out.")
+    arrays = {name: numbers(called, name, get(name)) for name in ("mean", "var", "count")}
+    return assembled(called, "", arrays)
+
+
 def _scaler(called: str, get: Get) -> Contents:
     """Return the contents of a StandardScaler, which may leave out the mean or the deviation."""
+    for name, remedy in OTHERS.items():
+        if get(name) is not None:
+            raise FormatError(f"{called} must be a StandardScaler: it has {name}. {remedy}.")
     notes: tuple[str, ...] = ()
     arrays = {
         name: None if get(f"{name}_") is None else numbers(called, f"{name}_", get(f"{name}_"))
         for name in ("mean", "var", "scale")
     }
+    if arrays["mean"] is arrays["var"] is None and arrays["scale"] is not None:
+        raise FormatError(
+            f"{called} must have mean_ or var_: it has scale_ alone, which is no deviation for "
+            "MinMaxScaler and MaxAbsScaler. Pass from_statistics(min=data_min_, max=data_max_)."
+        )
     mean, var, scale = arrays.values()
     known = next((array for array in arrays.values() if array is not None), None)
     if known is None:
