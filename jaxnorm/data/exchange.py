@@ -1,14 +1,13 @@
 """Between a Normalizer's state and the contents of other libraries' files."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import given
 from jaxnorm.data.fitted import Fitted
-from jaxnorm.data.formats.contents import Contents, Statistics
+from jaxnorm.data.formats.contents import Contents, Statistics, tree_of
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
 from jaxnorm.data.trees import prefix_of
@@ -34,25 +33,7 @@ def to_state(contents: Contents) -> State:
             leaves[path] = given.fitted(own, asked, mask, leading=1)
         except ValueError as error:
             raise naming_leaf(path, error) from None
-    return State(leaves, _tree(list(leaves)), 0)
-
-
-def _tree(paths: list[str]) -> Any:
-    """Return a tree whose leaves are their paths."""
-    if paths == [""]:
-        return ""
-    tree: dict[str, Any] = {}
-    for path in paths:
-        *outer, last = path.split("/")
-        inner = tree
-        for key in outer:
-            inner = inner.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise ValueError(f"{path!r} must not lie within a leaf, which {key!r} is.")
-        if last in inner:
-            raise ValueError(f"{path!r} must not be a leaf and a tree of leaves.")
-        inner[last] = path
-    return tree
+    return State(leaves, tree_of(list(leaves)), 0)
 
 
 def renamed(
@@ -68,7 +49,7 @@ def renamed(
     if len(new) < len(state.leaves):
         raise ValueError(f"leaves must have names of their own: got {dict(names)}.")
     own = {names.get(path, path): axes[str(prefix_of(axes, path))] for path in state.leaves}
-    return State(new, _tree(list(new)), state.batches), own
+    return State(new, tree_of(list(new)), state.batches), own
 
 
 def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:

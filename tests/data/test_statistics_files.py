@@ -1,7 +1,6 @@
 """Test files of statistics as a user meets them: load, save, show, convert, fit --format."""
 
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -246,85 +245,3 @@ def test_show_keeps_names_whole_and_leaves_out_what_is_unknown(rng, capsys):
     assert "count" not in printed
     assert show(["missing"]) == 1
     assert "missing must exist" in capsys.readouterr().err
-
-
-# targets -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", WRITABLE)
-@pytest.mark.parametrize("target", ["v.npy", "v.npz", "v.txt", "other.json", "v.nc", "run/v.zarr"])
-def test_data_files_are_never_overwritten(name, target, rng, capsys):
-    _, fitted = of_robot(rng)
-    fitted.save("stats.safetensors")
-    Path("run").mkdir()
-    np.save("v.npy", np.ones(3))
-    np.savez("v.npz", a=np.ones(3))
-    Path("other.json").write_text('{"a": 1}')
-    for path in ("v.txt", "v.nc", "run/v.zarr"):
-        Path(path).write_bytes(b"CDF\x01")
-    before = Path(target).read_bytes()
-    assert convert(["stats.safetensors", target, "--to", name]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert Path(target).name in said
-    assert Path(target).read_bytes() == before
-    # before a long fit begins
-    np.savez("robot.npz", a=np.ones((4, 2)))
-    assert fit(["robot.npz", "--format", name, "--out", target]) == 2
-    assert capsys.readouterr().err == said
-    assert Path(target).read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "package.json"])
-def test_our_own_format_replaces_statistics_alone(name, rng, capsys):
-    from safetensors.numpy import save_file
-
-    _, fitted = of_robot(rng)
-    fitted.save("stats.json")
-    save_file({"weight": np.ones(3)}, "model.safetensors")
-    Path("package.json").write_text('{"name": "jaxnorm"}' + " " * 100)
-    before = Path(name).read_bytes()
-    assert convert(["stats.json", name]) == 1
-    assert "must be a new file, or one of statistics" in capsys.readouterr().err
-    assert Path(name).read_bytes() == before
-    Path(name).write_bytes(b"")
-    assert convert(["stats.json", name]) == 0  # an empty file holds nothing
-    assert convert(["stats.json", name]) == 0
-
-
-def test_the_configuration_of_a_model_is_kept(rng, capsys):
-    entry = {key: [1.0] for key in ("mean", "std", "min", "max", "q01", "q99")}
-    steps = [{"registry_name": "normalizer_processor", "state_file": "x.safetensors"}]
-    _, fitted = of_robot(rng, ("action", "proprio"))
-    fitted.save("stats.json")
-    for name, held in {
-        "config.json": {"vocabulary": 3, "norm_stats": {"bridge": {"action": entry}}},
-        "policy_preprocessor.json": {"steps": steps},
-    }.items():
-        Path(name).write_text(json.dumps(held))
-        for format in ("jaxnorm", "openpi", "openvla", "lerobot"):
-            assert convert(["stats.json", name, "--to", format]) == 1
-            assert "it holds something else" in capsys.readouterr().err
-        assert json.loads(Path(name).read_text()) == held
-
-
-@pytest.mark.parametrize("name", ["s3://bucket/stats.json", "memory://a/stats.safetensors"])
-def test_addresses_are_refused_in_words(name, rng, capsys):
-    said = re.escape(f"{name} must be a local file: addresses are read as data, not as statistics")
-    _, fitted = of_robot(rng)
-    fitted.save("stats.safetensors")
-    np.savez("robot.npz", a=np.ones((4, 2)))
-    for format in (None, "openpi", "brax"):
-        with pytest.raises(ValueError, match=said):
-            fitted.save(name, format=format)
-        with pytest.raises(ValueError, match=said):
-            Normalizer.load(name, format=format)
-    for command, arguments in [
-        (show, [name]),
-        (convert, ["stats.safetensors", name]),
-        (convert, [name, "new.json"]),
-        (fit, ["robot.npz", "--out", name]),
-    ]:
-        assert command(arguments) in (1, 2)
-        assert re.search(said, capsys.readouterr().err)
-    assert sorted(path.name for path in Path().iterdir()) == ["robot.npz", "stats.safetensors"]

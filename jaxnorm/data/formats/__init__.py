@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnorm.data import files
-from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
+from jaxnorm.data.formats.contents import Contents, FormatError, Statistics, tree_of
 
 __all__ = [
     "FORMATS",
@@ -61,7 +61,12 @@ def recognize(path: Path) -> str | None:
 def read(path: Path, name: str) -> Contents:
     """Read a file of statistics in the named format."""
     files.check_local(path)
-    return module(name).read(path)
+    found = module(name).read(path)
+    try:
+        tree_of(list(found.leaves))
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    return found
 
 
 def of_object(held: Any, *, without_prior: bool = False) -> Contents:

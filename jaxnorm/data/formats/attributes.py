@@ -125,7 +125,7 @@ def _scaler(called: str, get: Get) -> Contents:
 
 def _keras(called: str, get: Get) -> Contents:
     arrays = {
-        key: numbers(called, name, np.asarray(get(name)))
+        key: numbers(called, name, get(name))
         for key, name in (("mean", "mean"), ("var", "variance"))
     }
     notes = KERAS_NOTES

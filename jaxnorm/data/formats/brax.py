@@ -160,7 +160,7 @@ def _held(where: str, given: Any) -> _State:
         if shapes != {path: array.shape for path, array in arrays["mean"].items()}:
             raise FormatError(f"{where} must have the leaves of mean in {name}: got {shapes}.")
     mode, eps = get("mode"), get("std_eps")
-    if mode is not None and (np.shape(mode) != () or mode not in (WELFORD, EMA)):
+    if mode is not None and (_shape(mode) != () or mode not in (WELFORD, EMA)):
         raise FormatError(f"{where} must have mode 0 ('welford') or 1 ('ema'): got {mode!r:.60}.")
     return _State(
         arrays["mean"],
@@ -178,17 +178,31 @@ def _count(where: str, count: Any) -> float | None:
         return None
     words = count if isinstance(count, Mapping) else vars(count) if hasattr(count, "hi") else None
     parts: list[Any] = [count] if words is None else [words.get("hi"), words.get("lo")]
-    shapes = {np.shape(part) for part in parts}
+    shapes = {_shape(part) for part in parts}
     kinds = "iuf" if words is None else "iu"
     if shapes != {()} or any(np.asarray(part).dtype.kind not in kinds for part in parts):
         raise FormatError(
-            f"{where} must have one number as count, or the words hi and lo: got shape "
-            f"{shapes.pop()}. Take the state of one device: jax.tree.map(lambda x: x[0], state)."
+            f"{where} must have one number as count, or the words hi and lo: got "
+            f"{_described(parts[0])}. Take the state of one device: "
+            "jax.tree.map(lambda x: x[0], state)."
         )
     total = float(parts[0]) if words is None else float((int(parts[0]) << 32) + int(parts[1]))
     if total < 0:
         raise FormatError(f"{where} must have a count >= 0: got {total:g}, an int32 that overran.")
     return total
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a number or of an array, or None for lists of different lengths."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        return None
+
+
+def _described(value: Any) -> str:
+    shape = _shape(value)
+    return f"{value!r:.60}" if shape in ((), None) else f"shape {shape}"
 
 
 def _variance(summed: np.ndarray, held: _State, mode: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """What a file of statistics holds, whatever its format."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,3 +47,28 @@ class Contents(NamedTuple):
 
 class FormatError(ValueError):
     """An error of a file, or of what a format cannot say, in one sentence."""
+
+
+def tree_of(paths: list[str]) -> Any:
+    """Return a tree whose leaves are their paths, whose keys a slash separates.
+
+    Raises:
+      FormatError: a leaf would lie within another one.
+
+    >>> tree_of(["action", "observation/state"])
+    {'action': 'action', 'observation': {'state': 'observation/state'}}
+    """
+    if paths == [""]:
+        return ""
+    tree: dict[str, Any] = {}
+    for path in paths:
+        *outer, last = path.split("/")
+        inner = tree
+        for key in outer:
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise FormatError(f"{path!r} must not lie within a leaf, which {key!r} is.")
+        if last in inner:
+            raise FormatError(f"{path!r} must not be a leaf and a tree of leaves.")
+        inner[last] = path
+    return tree

@@ -44,7 +44,10 @@ def matches(path: Path, suits: Callable[[Any], bool]) -> bool:
 def save(path: Path, contents: Any, indent: int) -> None:
     """Write JSON in one step; arrays become lists, and every float64 keeps its bits."""
     files.placeable(path)
-    data = json.dumps(contents, indent=indent, allow_nan=False, default=np.ndarray.tolist)
+    try:
+        data = json.dumps(contents, indent=indent, allow_nan=False, default=np.ndarray.tolist)
+    except ValueError:
+        raise FormatError(f"{path} must hold finite numbers: some are NaN or inf.") from None
     files.replace({Path(path): data.encode()})
 
 

@@ -78,7 +78,8 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
     """
     entries = {}
     needed = ("mean", "var", "count", "min", "max")
-    for leaf, statistics in writable(leaves, "LeRobot's stats.json", needed).items():
+    known = writable(leaves, "LeRobot's stats.json", needed, quantiles=QUANTILES)
+    for leaf, statistics in known.items():
         found = {key: getattr(statistics, key) for key in ("min", "max", "mean")}
         found["std"] = np.sqrt(statistics.var)
         for rank in QUANTILES:

@@ -95,7 +95,9 @@ def write_keys(
     named = f"{title}'s dataset_statistics.json"
     needed = ("mean", "var", "count", "min", "max")
     contents: dict[str, Any] = {}
-    for leaf, statistics in writable(leaves, named, needed, masks=True).items():
+    ranks = tuple(quantiles.values())
+    known = writable(leaves, named, needed, masks=True, quantiles=ranks)
+    for leaf, statistics in known.items():
         dataset, _, name = leaf.rpartition("/")
         if name not in LEAVES or "/" in dataset or bool(dataset) != _in_datasets(leaves):
             raise FormatError(

@@ -49,7 +49,9 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
     openpi has no place for count, minimum and maximum.
     """
     entries = {}
-    for leaf, statistics in writable(leaves, f"openpi's {FILE}", ("mean", "var")).items():
+    ranks = tuple(QUANTILES.values())
+    known = writable(leaves, f"openpi's {FILE}", ("mean", "var"), quantiles=ranks)
+    for leaf, statistics in known.items():
         found = statistics.quantiles or {}
         arrays = {"mean": statistics.mean, "std": np.sqrt(statistics.var)} | {
             key: found.get(rank) for key, rank in QUANTILES.items()

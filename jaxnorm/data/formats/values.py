@@ -27,7 +27,10 @@ def numbers(path: Path | str, name: str, value: Any, *, nulls: bool = False) -> 
     except ValueError:
         raise _no_numbers(path, name, "lists of different lengths") from None
     if nulls and array.dtype.kind == "O" and all(_is_number_or_none(v) for v in array.flat):
-        array = array.astype(np.float64)
+        try:
+            array = array.astype(np.float64)
+        except OverflowError:
+            raise _no_numbers(path, name, "an integer beyond those of float64") from None
     # extremes of booleans are booleans in LeRobot, and its mean of them is a share
     if array.dtype.kind not in "fiub" or not array.size:
         raise _no_numbers(path, name, _shortened(value))
@@ -87,6 +90,18 @@ def assembled(
             raise FormatError(
                 f"{path} must hold {name} >= 0 of {leaf!r}: got {np.nanmin(found[name]):g}."
             )
+    if "count" in found and not np.all(np.isfinite(found["count"])):
+        raise FormatError(
+            f"{path} must hold a finite count of {leaf!r}: got {_broken(found['count'])}."
+        )
+    if {"min", "max"} <= set(found):
+        low, high = found["min"], found["max"]
+        # the extremes of no element are inf and -inf
+        if np.any(above := (low > high) & ~(np.isposinf(low) & np.isneginf(high))):
+            raise FormatError(
+                f"{path} must hold min <= max of {leaf!r}: got {low[above][0]:g} and "
+                f"{high[above][0]:g}."
+            )
     if "std" in found:
         found["var"] = found.pop("std") ** 2
     if "count" in found:
@@ -129,7 +144,12 @@ def doubtful(leaves: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def writable(
-    leaves: Mapping[str, Statistics], title: str, needed: Iterable[str], *, masks: bool = False
+    leaves: Mapping[str, Statistics],
+    title: str,
+    needed: Iterable[str],
+    *,
+    masks: bool = False,
+    quantiles: Iterable[float] = (),
 ) -> dict[str, Any]:
     """Return leaves to write, which have what is needed; refuse those that a format cannot say.
 
@@ -138,6 +158,7 @@ def writable(
       title: the format, for errors.
       needed: the attributes of Statistics that every leaf must have.
       masks: whether the format has masks.
+      quantiles: the ranks of the quantiles that the format has.
     """
     if not leaves:
         raise FormatError(f"{title} must hold one leaf at least: there is none. Fit one first.")
@@ -155,6 +176,9 @@ def writable(
             array = getattr(statistics, name)
             if name in (*needed, "mean", "var") and array is not None:
                 _check_finite(title, called, name, array)
+        for rank, array in (statistics.quantiles or {}).items():
+            if rank in quantiles:
+                _check_finite(title, called, f"quantile {rank:g}", array)
         if not masks and statistics.mask is not None and not np.all(statistics.mask):
             raise FormatError(
                 f"{title} must take every feature: the mask of {called} is "
