@@ -2,13 +2,20 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from jaxnorm.data import formats
+from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import name_and_new
 from jaxnorm.data.show import CannotLoad, loaded
+
+# Float64 keeps a number to the first, and float32 to the second of it, or to the smallest number.
+DOUBLE, SINGLE, TINY = 1e-12, 1e-6, float(np.finfo(np.float32).tiny)
 
 
 def main(arguments: list[str]) -> int:
@@ -47,6 +54,10 @@ def _lost(before: Normalizer, after: Normalizer) -> list[str]:
     lost: list[str] = []
     for leaf, old in before._state.leaves.items():
         new = after._state.leaves.get(leaf)
+        if new is None and list(after._state.leaves) == [""]:
+            # scikit-learn and Makani keep one array, which has no name
+            new = after._state.leaves[""]
+            lost.append(f"the file does not hold the name {leaf!r}.")
         if new is None:
             lost.append(f"the file does not hold {leaf!r}.")
             continue
@@ -56,7 +67,22 @@ def _lost(before: Normalizer, after: Normalizer) -> list[str]:
         missing += ["the mask"] if old.mask is not None and new.mask is None else []
         if missing:
             lost.append(f"the file does not hold {', '.join(missing)} of {leaf or 'the array'}.")
+        lost += _rounded(leaf or "the array", old, new)
     return lost
+
+
+def _rounded(leaf: str, before: Fitted, after: Fitted) -> Iterator[str]:
+    """Yield what the new file holds of a leaf with fewer digits, or differently."""
+    for field, name in (("mean", "mean"), ("var", "variance")):
+        if field in before.unknown | after.unknown:
+            continue
+        old, new = (getattr(one.summary.moments, field).ravel() for one in (before, after))
+        away, size = abs(new - old), abs(old)
+        if np.any(away > SINGLE * size + TINY):
+            yield f"the {name} of {leaf} is another one in the file, by up to {np.max(away):.1g}."
+        elif np.any(lost := away > DOUBLE * size):
+            most = np.max(away[lost] / np.maximum(size[lost], TINY))
+            yield f"the file keeps float32: the {name} of {leaf} is off by up to {most:.0e} of it."
 
 
 def _formulas(before: Normalizer, after: Normalizer) -> list[str]:

@@ -118,6 +118,33 @@ def test_convert_says_what_is_lost_and_how_readers_normalize(rng, capsys):
     )
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_convert_says_where_digits_are_lost(name, rng, capsys):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    leaf = "action"
+    _, fitted = of_robot(rng, (leaf,))
+    fitted.save("ours.json")
+    assert convert(["ours.json", TARGETS[name], "--to", name]) == 0
+    printed = capsys.readouterr().out
+    single = name in ("brax", "makani")
+    assert (f"the file keeps float32: the mean of {leaf} is off by up to " in printed) == single
+    assert (f"the file keeps float32: the variance of {leaf} is off by" in printed) == single
+    assert "is another one" not in printed
+    nameless = name in ("makani", "sklearn")
+    assert ("the file does not hold the name 'action'" in printed) == nameless
+    assert "the file does not hold 'action'" not in printed
+
+
+def test_convert_says_that_differences_have_no_mean(rng, capsys):
+    pytest.importorskip("h5netcdf")
+    Normalizer.fit([{"t": np.full((4, 1), 3.0) + np.arange(4.0)[:, None]}]).save("ours.json")
+    assert convert(["ours.json", "diffs_stddev_by_level.nc", "--to", "graphcast"]) == 0
+    printed = capsys.readouterr().out
+    assert "Note: the mean of t is another one in the file, by up to 4." in printed
+    assert "variance" not in printed
+
+
 def test_what_a_format_cannot_say_is_refused_and_changes_nothing(capsys):
     Normalizer.from_statistics(mean=np.zeros(2), std=np.ones(2)).save("ours.json")
     assert convert(["ours.json", "stats.json", "--to", "lerobot"]) == 1
