@@ -11,7 +11,6 @@ from jaxnorm.data import Normalizer
 from jaxnorm.data.command import main as fit
 from jaxnorm.data.convert import main as convert
 from jaxnorm.data.formats import WRITABLE, FormatError
-from jaxnorm.data.show import main as show
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +92,6 @@ def test_addresses_are_refused_in_words(name, fitted, capsys):
         with pytest.raises(ValueError, match=said):
             Normalizer.load(name, format=format)
     for command, arguments in [
-        (show, [name]),
         (convert, ["stats.safetensors", name]),
         (convert, [name, "new.json"]),
         (fit, ["robot.npz", "--out", name]),
