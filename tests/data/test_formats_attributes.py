@@ -4,6 +4,7 @@ import importlib
 import json
 import pickle
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -303,3 +304,17 @@ def test_our_moments_have_no_prior(data, of):
     assert read.formula == Normalizer.fit([data]).formula
     with pytest.raises(FormatError, match="without_prior must be of a RunningMeanStd: got Moments"):
         Normalizer.from_object(moments, without_prior=True)
+
+
+def test_the_low_parts_of_our_moments_are_added(data):
+    x = data[:, [0, 2]].astype(np.float32)
+    moments = importlib.import_module("jaxnorm").moments(x, 0)
+    read = Normalizer.from_object(moments)
+    whole = np.asarray(moments.mean, np.float64) + np.asarray(moments.low.mean)
+    np.testing.assert_array_equal(read.mean, whole)
+    exact = x.astype(np.float64).mean(0)
+    # float32 alone keeps 1e3 to 3e-5
+    np.testing.assert_allclose(read.mean[0], exact, rtol=1e-9, atol=1e-8)
+    many = replace(moments, count=moments.count + np.float32(2**24 - 50))
+    many = replace(many, low=many.low._replace(count=(np.ones((1, 2)), np.ones((1, 2)) / 2)))
+    assert Normalizer.from_object(many).moments.count.tolist() == [[2**24 + 1.5] * 2]

@@ -88,6 +88,12 @@ def _moments(called: str, get: Get, without_prior: bool) -> Statistics:
     if without_prior:
         raise FormatError(f"without_prior must be of a RunningMeanStd: got {called}. Leave it out.")
     arrays = {name: numbers(called, name, get(name)) for name in ("mean", "var", "count")}
+    if (low := get("low")) is not None:
+        # what each number loses by rounding; a count has two parts
+        for name, array in arrays.items():
+            parts = getattr(low, name)
+            for part in parts if isinstance(parts, tuple) else (parts,):
+                array += numbers(called, name, part)
     return assembled(called, "", arrays)
 
 
