@@ -246,14 +246,16 @@ class Normalizer(Results):
 
         Args:
           path: the file, or the folder where the format has one.
-          format: the name of another library's format, such as "openpi" or "lerobot": the keys of
-            :data:`jaxnorm.data.formats.FORMATS`. By default the file is ours, ``.safetensors`` or
+          format: the name of another library's format, such as "openpi" or "lerobot", of
+            :data:`jaxnorm.data.formats.WRITABLE`. By default the file is ours, ``.safetensors`` or
             ``.json`` by its suffix, and keeps everything to the bit.
 
         Raises:
-          ValueError: the format is unknown, or cannot say what is known, or needs what is not.
+          ValueError: the format is unknown, or needs what is not known; the path is an address, or
+            a file that holds something else than statistics.
         """
         if format in (None, OWN):
+            formats.check_replaceable(Path(path))
             files.write(path, *self._saved())
             return
         self._check_fitted()

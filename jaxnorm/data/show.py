@@ -67,6 +67,7 @@ class CannotLoad(Exception):  # noqa: N818  # what it says is the message
 def loaded(path: Path, format: str | None) -> Normalizer:
     """Load statistics of any format, and turn every error into one sentence."""
     try:
+        files.check_local(path)
         return Normalizer.load(path, format=format)
     except FileNotFoundError:
         raise CannotLoad(f"{path} must exist: there is no such file.") from None
@@ -75,7 +76,7 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     except ModuleNotFoundError as error:
         raise CannotLoad(str(error)) from None
     except ValueError as error:
-        if not path.exists():
+        if not path.exists() and ":/" not in str(path):
             raise CannotLoad(f"{path} must exist: there is no such file.") from None
         if path.is_dir() and not format:
             said = f"{path} must be a folder of statistics that is known: it is none"
