@@ -81,7 +81,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         if state.exists() and not options.resume:
             _announce(state, resume_command)
         fitted = fit_files.run(task, state, begun, options.engine, find_spec("rich") is not None)
-        fitted = fitted.rename(dict(options.rename))
+        if options.rename:
+            fitted = fitted.rename(dict(options.rename))
         _save(fitted, options, state)
     except (KeyboardInterrupt, OSError) as error:
         error.add_note(_how_to_resume(state, resume_command))
