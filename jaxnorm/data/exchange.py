@@ -1,6 +1,7 @@
 """Between a Normalizer's state and the contents of other libraries' files."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats.contents import Contents, Statistics, tree_of
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
-from jaxnorm.data.trees import prefix_of
+from jaxnorm.data.trees import flatten, prefix_of
 
 FIELDS = ("mean", "var", "count", "min", "max")
 
@@ -49,7 +50,19 @@ def renamed(
     if len(new) < len(state.leaves):
         raise ValueError(f"leaves must have names of their own: got {dict(names)}.")
     own = {names.get(path, path): axes[str(prefix_of(axes, path))] for path in state.leaves}
-    return State(new, tree_of(list(new)), state.batches), own
+    # leaves that keep their paths stay where they are, also under keys with a slash
+    kept = _without(state.structure, names) if isinstance(state.structure, Mapping) else {}
+    there = set(flatten(kept).values())
+    structure = tree_of([path for path in new if path not in there], kept)
+    return State(new, structure, state.batches), own
+
+
+def _without(tree: Any, names: Mapping[str, str]) -> Any:
+    """Return a copy of a tree of paths without those that get other names."""
+    if not isinstance(tree, Mapping):
+        return tree
+    left = {key: _without(value, names) for key, value in tree.items() if value not in names}
+    return {key: value for key, value in left.items() if value != {}}
 
 
 def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:

@@ -247,6 +247,8 @@ def test_leaves_are_renamed(rng, capsys):
         renamed.normalize(x)["robot"]["action"], fitted.normalize(batch)["action"]
     )
     assert renamed.update({"observation.state": batch["action"], **x}).batches == 2
+    flat = Normalizer.fit([{"data/x": np.ones((2, 1)), "data/y": np.ones((2, 1)), "z": None}])
+    assert set(flat.rename({"data/y": "y"}).mean) == {"data/x", "y", "z"}
     with pytest.raises(ValueError, match="names must be of leaves that are fitted"):
         fitted.rename({"state": "x"})
     with pytest.raises(ValueError, match="leaves must have names of their own"):

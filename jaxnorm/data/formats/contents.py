@@ -49,8 +49,10 @@ class FormatError(ValueError):
     """An error of a file, or of what a format cannot say, in one sentence."""
 
 
-def tree_of(paths: list[str]) -> Any:
+def tree_of(paths: list[str], tree: dict[str, Any] | None = None) -> Any:
     """Return a tree whose leaves are their paths, whose keys a slash separates.
+
+    The leaves are added to those that ``tree`` has already.
 
     Raises:
       FormatError: a leaf would lie within another one.
@@ -58,9 +60,9 @@ def tree_of(paths: list[str]) -> Any:
     >>> tree_of(["action", "observation/state"])
     {'action': 'action', 'observation': {'state': 'observation/state'}}
     """
-    if paths == [""]:
+    tree = {} if tree is None else tree
+    if paths == [""] and not tree:
         return ""
-    tree: dict[str, Any] = {}
     for path in paths:
         *outer, last = path.split("/")
         inner = tree
