@@ -78,10 +78,13 @@ class Sketch:
         """
         result = np.full(math.prod(self.shape), np.nan)
         for groups, levels in self.parts:
-            values, weights = levels.weighted()
-            if len(weights):
-                ends = low.ravel()[groups], high.ravel()[groups]
-                result[groups] = _quantile(values, weights, rank, *ends)
+            # few at a time, since sorting needs several times their memory
+            for start in range(0, len(groups), GROUPS):
+                some = slice(start, start + GROUPS)
+                values, weights = levels.rows(some).weighted()
+                if len(weights):
+                    ends = low.ravel()[groups[some]], high.ravel()[groups[some]]
+                    result[groups[some]] = _quantile(values, weights, rank, *ends)
         # a minimum that is NaN says that an element was
         return np.where(np.isnan(low), np.nan, result.reshape(self.shape))
 
