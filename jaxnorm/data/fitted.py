@@ -53,13 +53,11 @@ class Fitted(NamedTuple):
         self, x: np.ndarray, reduction: Reduction, where: np.ndarray | None, threads: int
     ) -> "Fitted":
         """Return the statistics with the elements of an array as well."""
-        sketch = self.sketch
         # a sketch takes in the elements themselves: merged with the sketch of each batch, it would
         # be no worse, but slower
-        if sketch is not None:
-            sketch = sketch.updated(x, reduction, where, threads)
-        new = Fitted(summarize(x, reduction, where, threads=threads), sketch, mask=self.mask)
-        return self._replace(sketch=None).merge(new._replace(sketch=None))._replace(sketch=sketch)
+        sketch = self.sketch and self.sketch.updated(x, reduction, where, threads)
+        new = Fitted(summarize(x, reduction, where, threads=threads), mask=self.mask)
+        return self._replace(sketch=None).merge(new)._replace(sketch=sketch)
 
     def quantile(self, rank: float) -> np.ndarray:
         """Return the quantile of a rank.

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,10 +33,13 @@ class Sketch:
     Attributes:
       shape: the shape of the statistics, one group for each element.
       parts: the indices of groups that have had as many elements each, and their levels.
+      read: the quantiles that were read so far, by their rank: whoever normalizes batch by batch
+        reads the same ones each time.
     """
 
     shape: tuple[int, ...]
     parts: tuple[tuple[np.ndarray, Levels], ...]
+    read: dict[float, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -76,6 +79,11 @@ class Sketch:
         ``low`` and ``high`` are the minimum and the maximum of each group. Quantiles lie between
         elements as those of ``numpy.quantile`` do.
         """
+        if rank not in self.read:
+            self.read[rank] = self._quantile(rank, low, high)
+        return self.read[rank].copy()
+
+    def _quantile(self, rank: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         result = np.full(math.prod(self.shape), np.nan)
         for groups, levels in self.parts:
             # few at a time, since sorting needs several times their memory
