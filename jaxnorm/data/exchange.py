@@ -8,12 +8,10 @@ import numpy as np
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import given
 from jaxnorm.data.fitted import Fitted
-from jaxnorm.data.formats.contents import Contents, Statistics, tree_of
+from jaxnorm.data.formats.contents import FIELDS, Contents, Statistics, tree_of
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
 from jaxnorm.data.trees import flatten, prefix_of
-
-FIELDS = ("mean", "var", "count", "min", "max")
 
 
 def to_state(contents: Contents) -> State:
@@ -25,13 +23,11 @@ def to_state(contents: Contents) -> State:
     for path, statistics in contents.leaves.items():
         known = {name: getattr(statistics, name) for name in FIELDS}
         own = {name: np.asarray(array) for name, array in known.items() if array is not None}
-        asked = {}
-        for rank, array in (statistics.quantiles or {}).items():
-            own[f"the quantile {rank}"] = np.asarray(array)
-            asked[str(rank)] = float(rank)
+        quantiles = statistics.quantiles or {}
+        own_quantiles = {float(rank): np.asarray(array) for rank, array in quantiles.items()}
         mask = None if statistics.mask is None else np.asarray(statistics.mask)
         try:
-            leaves[path] = given.fitted(own, asked, mask, leading=1)
+            leaves[path] = given.fitted(own, own_quantiles, mask, leading=1)
         except ValueError as error:
             raise naming_leaf(path, error) from None
     return State(leaves, tree_of(list(leaves)), 0)

@@ -14,9 +14,6 @@ from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
 from jaxnorm.data.trees import flatten, index, map_leaves, plain, prefix_of
 
-# What a feature that is added by padding has: it stays as it is in every mode.
-PADDING = {"mean": 0.0, "var": 1.0, "count": 0.0, "min": -1.0, "max": 1.0}
-
 
 def state(
     columns: Mapping[str, Any],
@@ -26,20 +23,23 @@ def state(
 ) -> State:
     """Return the state of a Normalizer from trees of statistics, by their names."""
     trees = {name: _as_array(tree) for name, tree in columns.items() if tree is not None}
-    trees |= {f"the quantile {rank}": _as_array(tree) for rank, tree in (quantiles or {}).items()}
-    if not trees.keys() - {"count"}:
+    asked = ranks(tuple(quantiles or ()))
+    by_rank = dict(zip(asked, map(_as_array, (quantiles or {}).values()), strict=True))
+    if not by_rank and not trees.keys() - {"count"}:
         raise TypeError("from_statistics needs a statistic: pass mean= and std=, or min= and max=.")
     if "mean" in trees and ("std" in trees) == ("var" in trees):
         raise TypeError("with a mean, from_statistics needs either std= or var=.")
-    leading = next(tree for name, tree in trees.items() if name != "count")
+    given = [tree for name, tree in trees.items() if name != "count"]
+    leading = next(iter([*given, *by_rank.values()]))
     by_path = {name: _arrays(name, tree, leading) for name, tree in trees.items()}
+    ranked = {rank: _arrays(_quantile(rank), tree, leading) for rank, tree in by_rank.items()}
     masks = {} if mask is None else _arrays("mask", mask, leading)
-    asked = dict(zip(map(str, quantiles or {}), ranks(tuple(quantiles or ())), strict=True))
     leaves = {}
     for path in flatten(leading):
         own = {name: arrays[path] for name, arrays in by_path.items()}
+        own_quantiles = {rank: arrays[path] for rank, arrays in ranked.items()}
         try:
-            leaves[path] = fitted(own, asked, masks.get(path), _leading(axes, path))
+            leaves[path] = fitted(own, own_quantiles, masks.get(path), _leading(axes, path))
             _check_axes(leaves[path].shape, axes.get(str(prefix_of(axes, path)), 0))
         except ValueError as error:
             raise naming_leaf(path, error) from None
@@ -89,19 +89,25 @@ def _check_axes(shape: tuple[int, ...], axes: Axes) -> None:
             )
 
 
-def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, leading: int) -> Fitted:
-    """Return the statistics of one leaf from those that are known, by their names."""
-    shapes = {array.shape for array in own.values()} - {()}
+def _quantile(rank: float) -> str:
+    return f"the quantile {rank}"
+
+
+def fitted(
+    own: Mapping[str, np.ndarray], quantiles: Mapping[float, np.ndarray], mask, leading: int
+) -> Fitted:
+    """Return the statistics of one leaf from those that are known, by their names or ranks."""
+    found = {**own, **{_quantile(rank): array for rank, array in quantiles.items()}}
+    shapes = {array.shape for array in found.values()} - {()}
     if len(shapes) > 1:
-        listed = ", ".join(f"{name} {array.shape}" for name, array in own.items())
+        listed = ", ".join(f"{name} {array.shape}" for name, array in found.items())
         raise ValueError(f"all statistics must have one shape, or be one number: got {listed}.")
     widest = shapes.pop() if shapes else ()
-    rank = max(array.ndim for array in own.values())
     # without the reduced axes: (features,) becomes (1, features)
-    missing = leading if widest[:leading] != (1,) * leading or rank <= leading else 0
+    missing = leading if widest[:leading] != (1,) * leading or len(widest) <= leading else 0
     shape = (1,) * missing + widest
     known = {}
-    for name, array in own.items():
+    for name, array in found.items():
         if array.dtype.kind not in "biuf":
             raise ValueError(f"{name} must hold real numbers: got {array.dtype}.")
         values = np.asarray(array, np.float64)
@@ -112,7 +118,7 @@ def fitted(own: Mapping[str, np.ndarray], asked: Mapping[str, float], mask, lead
     unknown |= set() if {"var", "std"} & set(known) else {"var"}
     missed = lambda name: known.get(name, np.full(shape, np.nan))
     moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape).copy())
-    given = {rank: known[f"the quantile {name}"] for name, rank in asked.items()}
+    given = {rank: known[_quantile(rank)] for rank in quantiles}
     _check_order(given)
     if mask is not None:
         if mask.dtype != bool:
@@ -178,10 +184,9 @@ def _padded(path: str, leaf: Fitted, size: int, kept: list[float], axes: Axes) -
     widths = [*[(0, 0)] * (len(leaf.shape) - 1), (0, size - last)]
     more = lambda array, value: np.pad(array, widths, constant_values=value)
     (count, mean, var, low), least, most = vars(leaf.summary.moments).values(), *leaf.summary[1:]
-    moments = Moments(
-        more(count, PADDING["count"]), more(mean, 0.0), more(var, PADDING["var"]), more(low, 0.0)
-    )
-    summary = Summary(moments, more(least, PADDING["min"]), more(most, PADDING["max"]))
+    # the features that are added stay as they are in every mode
+    moments = Moments(more(count, 0.0), more(mean, 0.0), more(var, 1.0), more(low, 0.0))
+    summary = Summary(moments, more(least, -1.0), more(most, 1.0))
     mask = np.ones(leaf.shape, bool) if leaf.mask is None else leaf.mask
     given = {}
     if leaf.sketch is not None or leaf.given:

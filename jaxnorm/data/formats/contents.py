@@ -7,6 +7,9 @@ import numpy as np
 
 from jaxnorm.data.formula import Formula
 
+# The attributes of Statistics that are arrays of numbers.
+FIELDS = ("mean", "var", "count", "min", "max")
+
 
 @dataclass(frozen=True)
 class Statistics:

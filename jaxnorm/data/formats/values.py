@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.data.formats.contents import FormatError, Statistics
+from jaxnorm.data.formats.contents import FIELDS, FormatError, Statistics
 from jaxnorm.data.leaves import label
-
-# The attributes of Statistics that are arrays of numbers.
-FIELDS = ("mean", "var", "count", "min", "max")
 
 
 def numbers(path: Path | str, name: str, value: Any, *, nulls: bool = False) -> np.ndarray:
