@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxnorm.arguments.axes import Axes
@@ -30,7 +30,14 @@ def parser() -> argparse.ArgumentParser:
             "--out stats.safetensors. Then: jaxnorm show stats.safetensors"
         ),
     )
-    add = new.add_argument
+    _add_data(new.add_argument)
+    _add_statistics(new.add_argument)
+    _add_output(new.add_argument)
+    return new
+
+
+def _add_data(add: Callable) -> None:
+    """Add the files, and which of their arrays are reduced over which axes."""
     add(
         "files",
         nargs="+",
@@ -65,6 +72,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=MASK_KEY",
         help=help_where,
     )
+
+
+def _add_statistics(add: Callable) -> None:
+    """Add what is fitted, and of which elements."""
     add(
         "--quantiles",
         type=_ranks,
@@ -82,6 +93,10 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--diff", type=_number_or_name, metavar="AXIS", help=help_diff)
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
+
+
+def _add_output(add: Callable) -> None:
+    """Add where it is computed, and the file that is written."""
     help_engine = (
         "where to compute: in this process (local, the default), or with Dask, Beam or Ray"
     )
@@ -109,7 +124,6 @@ def parser() -> argparse.ArgumentParser:
         help="the name of a leaf in the file of statistics; repeat it for each leaf",
     )
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
-    return new
 
 
 def _number_or_name(text: str) -> int | str:
