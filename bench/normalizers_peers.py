@@ -120,11 +120,7 @@ def openpi_fit() -> Fit:
     running = _module(OPENPI, "openpi_normalize", {}).RunningStats
 
     def run(chunks: Chunks) -> Found:
-        stats = running()
-        for chunk in chunks:
-            stats.update(chunk)
-            del chunk
-        found = stats.get_statistics()
+        found = _updated(running(), chunks).get_statistics()
         return Found(found.mean, found.std.astype(float) ** 2, {0.01: found.q01, 0.99: found.q99})
 
     return run
@@ -135,15 +131,18 @@ def lerobot_fit() -> Fit:
     running = lerobot().RunningQuantileStats
 
     def run(chunks: Chunks) -> Found:
-        stats = running()
-        for chunk in chunks:
-            stats.update(chunk)
-            del chunk
-        found = stats.get_statistics()
+        found = _updated(running(), chunks).get_statistics()
         quantiles = {0.01: found["q01"], 0.99: found["q99"]}
         return Found(found["mean"], found["std"].astype(float) ** 2, quantiles)
 
     return run
+
+
+def _updated(stats: Any, chunks: Chunks) -> Any:
+    for chunk in chunks:
+        stats.update(chunk)
+        del chunk
+    return stats
 
 
 def lerobot() -> ModuleType:

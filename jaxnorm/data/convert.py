@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxnorm.data import files, formats
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
@@ -26,10 +25,7 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        files.check_local(options.source)
         fitted = loaded(options.source, options.source_format).rename(dict(options.rename))
-        if options.target_format == OWN:
-            formats.check_replaceable(options.target)
         fitted.save(options.target, options.target_format)
         written = Normalizer.load(options.target, options.target_format)
     except CannotLoad as error:

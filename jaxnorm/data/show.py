@@ -68,6 +68,8 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     """Load statistics of any format, and turn every error into one sentence."""
     try:
         files.check_local(path)
+        if not path.exists():
+            raise FileNotFoundError
         return Normalizer.load(path, format=format)
     except FileNotFoundError:
         raise CannotLoad(f"{path} must exist: there is no such file.") from None
@@ -76,8 +78,6 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     except ModuleNotFoundError as error:
         raise CannotLoad(str(error)) from None
     except ValueError as error:
-        if not path.exists() and ":/" not in str(path):
-            raise CannotLoad(f"{path} must exist: there is no such file.") from None
         if path.is_dir() and not format:
             said = f"{path} must be a folder of statistics that is known: it is none"
             raise CannotLoad(f"{said}. To fit the statistics of data: jaxnorm fit.") from None
