@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxnorm.arguments.numbers import is_number
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formula import Formula
 from jaxnorm.data.host.parts import two_sum
@@ -201,5 +202,4 @@ def nonnegative(name: str, value) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_number and abs(value) < np.inf
+    return is_number(value) and abs(value) < np.inf

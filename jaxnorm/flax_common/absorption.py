@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnorm.arguments.numbers import is_number
 from jaxnorm.flax_common.layers import Layer, Norm, on_axes
 
 # of a module, by its number and name
@@ -116,7 +117,7 @@ def checked_bound(bound: Any) -> float | None:
     """Return a bound that is None or a number of at least 1, or raise."""
     if bound is None:
         return None
-    if isinstance(bound, bool) or not isinstance(bound, float | int | np.number):
+    if not is_number(bound):
         raise TypeError(f"bound must be a number or None: got {bound!r}.")
     if not bound >= 1:
         raise ValueError(

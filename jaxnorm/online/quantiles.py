@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxnorm.arguments import validation
+from jaxnorm.arguments.numbers import is_number
 from jaxnorm.online.samples import Range
 
 MODES = ("quantile", "min_max")
@@ -39,8 +40,7 @@ def ends(mode: str, ranks: Any) -> tuple[float, float]:
 
 
 def _is_rank(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_number and bool(0 <= value <= 1)
+    return is_number(value) and bool(0 <= value <= 1)
 
 
 def quantile(state: Range, rank: float) -> jax.Array:

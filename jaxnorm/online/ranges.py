@@ -1,6 +1,5 @@
 """Minimum, maximum and quantiles of all observations so far, for pytrees of arrays."""
 
-import operator
 from functools import partial, reduce
 from typing import Any
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnorm.arguments import validation
+from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.options import AxisName
 from jaxnorm.engine.collectives import hashable
 from jaxnorm.online import batches, quantiles, samples
@@ -263,15 +263,7 @@ def _empty(size: int, path, spec) -> Range:
 
 
 def _size(size: Any) -> int:
-    try:
-        number = operator.index(size)
-    except TypeError:
-        number = None
-    if number is None or isinstance(size, bool):
-        raise TypeError(
-            f"size must be an integer, the elements of a sample: got {size!r} "
-            f"({type(size).__name__})."
-        )
+    number = integer(size, "size must be an integer, the elements of a sample")
     if number < 1:
         raise ValueError(f"size must be at least 1, the elements of a sample: got {number}.")
     return number

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxnorm.arguments.axes import Reduction
+from jaxnorm.arguments.numbers import is_number
 from jaxnorm.data.host.levels import Levels
 
 # Elements of each group that are sorted at once: 256 KiB of float32, which a core's cache holds.
@@ -290,8 +291,7 @@ def ranks(given: Sequence[float] | None) -> tuple[float, ...]:
         return ()
     values = tuple(given) if isinstance(given, Iterable) else (given,)
     for value in values:
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             raise ValueError(f"quantiles must be ranks from 0 to 1, such as 0.01: got {value!r}.")
     # by its digits: 0.01 in float32 is meant as 0.01
     return tuple(float(str(value)) for value in values)
