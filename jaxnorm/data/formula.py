@@ -47,16 +47,14 @@ class Formula(NamedTuple):
     range_clip: float = math.inf
 
     def standard(self, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
-        """Return the divisor of mode "standard"; 1 for a feature without data."""
+        """Return the divisor of mode "standard"."""
         deviation = np.sqrt(var + self.inside) + self.added
         # without the condition, an infinite mean times 0 would be NaN
         least = (
             np.maximum(self.least, self.relative * np.abs(mean)) if self.relative else self.least
         )
-        deviation = np.clip(deviation, least, self.most)
-        if self.unit:
-            deviation = np.where(is_rounding(count, mean, var), 1.0, deviation)
-        return np.where(count == 0, 1.0, deviation)
+        deviation = np.minimum(np.maximum(deviation, least), self.most)
+        return np.where(is_rounding(count, mean, var), 1.0, deviation) if self.unit else deviation
 
     def ranged(
         self, low: np.ndarray, high: np.ndarray

@@ -190,8 +190,8 @@ class Results:
     def _scales(self, mode, clip, floor, floor_relative, mask, pair) -> Callable[[str], Any]:
         """Return a function from the path of a leaf to its scale."""
         self._check_fitted()
-        if pair is None and len(self._ranks()) > 1:
-            pair = self._ranks()[0], self._ranks()[-1]
+        if pair is None and len(known := self._ranks()) > 1:
+            pair = known[0], known[-1]
         chosen = scales.choices(self._state.leaves, mode, clip, floor, floor_relative, mask, pair)
         return lambda path: scales.scale(self._state.leaves[path], self.formula, chosen[path])
 

@@ -61,21 +61,24 @@ def scale(fitted: Fitted, formula: Formula, choice: Choice) -> Scale:
         (center, low, divisor), bound = _standard(fitted, formula), formula.clip
     else:
         (center, low, divisor), bound = _ranged(fitted, formula, choice), formula.range_clip
-    # a feature without any element stays as it is
+    # a feature without any element stays as it is, but for clipping
     empty = fitted.summary.moments.count == 0
-    center, low, divisor = (
-        np.where(empty, value, array)
-        for array, value in ((center, 0.0), (low, 0.0), (divisor, 1.0))
-    )
+    if empty.any():
+        center, low, divisor = _where(~empty, center, low, divisor)
     bound = bound if choice.clip is None else choice.clip
     mask = _mask(fitted, choice.mask)
     bounds = np.full(fitted.shape, bound) if np.isfinite(bound) else None
     if mask is not None:
-        # a feature that is left alone has center 0 and divisor 1, which change no bit
-        center, low = np.where(mask, center, 0.0), np.where(mask, low, 0.0)
-        divisor = np.where(mask, divisor, 1.0)
+        center, low, divisor = _where(mask, center, low, divisor)
         bounds = None if bounds is None else np.where(mask, bounds, np.inf)
     return Scale(center, low, divisor, bounds)
+
+
+def _where(
+    mask: np.ndarray, center: np.ndarray, low: np.ndarray, divisor: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return center 0 and divisor 1, which change no bit, where the mask is False."""
+    return np.where(mask, center, 0.0), np.where(mask, low, 0.0), np.where(mask, divisor, 1.0)
 
 
 def _standard(fitted: Fitted, formula: Formula) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
