@@ -125,7 +125,7 @@ class Normalizer(Results):
     def fit_files(cls, paths, axes: Axes | Mapping = 0, **options) -> "Normalizer":
         """Fit a Normalizer to data in files.
 
-        The arguments are those of :func:`jaxnorm.data.fit_files.fit_files`.
+        :func:`jaxnorm.data.fit_files.fit_files` describes the arguments.
         """
         # by its name, as that module imports this one
         return import_module("jaxnorm.data.fit_files").fit_files(paths, axes, **options)
@@ -272,8 +272,8 @@ class Normalizer(Results):
             :data:`jaxnorm.data.formats.FORMATS`. By default the file tells. Nothing is unpickled.
 
         Returns:
-          A Normalizer, whose :attr:`formula` is that of the other library and whose ``notes`` say
-          what to know of the file.
+          A Normalizer with the :attr:`formula` of the other library. Its ``notes`` say what to know
+          of the file.
 
         Raises:
           FileNotFoundError: the file does not exist.
@@ -295,7 +295,7 @@ class Normalizer(Results):
     def from_object(cls, held: Any, *, without_prior: bool = False) -> "Normalizer":
         """Return a Normalizer of what a fitted object of another library holds.
 
-        Its ``formula`` is that of the library, and its ``notes`` say what to know of it.
+        It has the ``formula`` of that library, and its ``notes`` say what to know of the object.
 
         Args:
           held: brax's ``RunningStatisticsState``, ``VecNormalize`` or ``RunningMeanStd`` of
@@ -331,7 +331,7 @@ class Normalizer(Results):
         axes: Axes | Mapping = 0,
         **sizes: int,
     ) -> "Normalizer":
-        """Return a Normalizer of statistics that are known already.
+        """Return a Normalizer of known statistics.
 
         Each argument is an array, or a tree of arrays with the leaves of the first that is given.
         What is left out is unknown: mode "standard" needs a mean and a deviation, "min_max" the
@@ -345,7 +345,7 @@ class Normalizer(Results):
           min: the smallest element of each feature.
           max: the largest element of each feature.
           quantiles: a mapping from ranks to the quantiles of each feature.
-          mask: booleans, False for features that :meth:`normalize` leaves as they are.
+          mask: booleans, False for features that :meth:`normalize` leaves unchanged.
           axes: the reduction axes. With integers, arrays without the leading reduction axes get
             them, with size 1; otherwise these axes are there, with size 1.
           **sizes: sizes of split axes in patterns.
@@ -388,7 +388,7 @@ class Normalizer(Results):
         return new
 
     def pad(self, sizes: int | Mapping[str, int]) -> "Normalizer":
-        """Return a Normalizer whose leaves have more features, which stay as they are.
+        """Return a Normalizer with more features in its leaves, which it leaves unchanged.
 
         Actions of robots are padded to a common size: the new features have mean 0, deviation 1 and
         the range from -1 to 1. The result can be saved and applied, but not fitted further.
@@ -452,7 +452,7 @@ class Normalizer(Results):
             ) from None
 
     def _leaves(self, batch) -> dict[str, Any]:
-        """Return the leaves of a batch that are fitted, after checking their names."""
+        """Return the leaves of a batch to fit, after checking their names."""
         leaves = {
             path: leaf
             for path, leaf in flatten(batch).items()
@@ -462,7 +462,7 @@ class Normalizer(Results):
         return leaves
 
     def _with(self, path: str, leaves: Mapping[str, Any], where, threads: int) -> Fitted:
-        """Return the statistics of a leaf with those of the next batch."""
+        """Return the statistics of a leaf after the next batch."""
         axes = self.axes[str(prefix_of(self.axes, path))]
         before = self._state.leaves.get(path)
         try:
