@@ -6,7 +6,7 @@
     logits = model(tokens)
 
 Modules have the names that the checkpoints give them. Llama 3's frequencies are scaled as its
-config says. There is no cache of keys and values. nnx.List needs Flax 0.12.
+config says. There is no cache of keys and values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,8 @@ AROUND: Names = (
     "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
+# a list of modules; before Flax 0.12 any list held modules
+List = getattr(nnx, "List", list)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": nnx.silu,
     "gelu_pytorch_tanh": nnx.gelu,
@@ -223,7 +225,7 @@ class Decoder(nnx.Module):
         self.embed_tokens = nnx.Embed(
             config.vocabulary, config.features, dtype=dtype, param_dtype=dtype, rngs=rngs
         )
-        self.layers = nnx.List(
+        self.layers = List(
             [Block(config, i, dtype=dtype, rngs=rngs) for i in range(len(config.layers))]
         )
         self.norm = norm(config, dtype=dtype, rngs=rngs)

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+import jaxnorm as jn
 from examples.models.attention import causal_mask, frequencies, rotated, softcapped
-from examples.models.decoder import FAMILIES, Config
+from examples.models.decoder import FAMILIES, Config, Decoder
 from examples.models.resnet import ResNet
 
 pytestmark = pytest.mark.usefixtures("ordinary_promotion")
@@ -98,6 +100,18 @@ def test_other_models_are_refused():
         Config.of({**SIZES, "model_type": "gpt2"})
     with pytest.raises(ValueError, match=r"rope_type must be .*: got 'yarn'"):
         frequencies(8, {"rope_theta": 1e4, "rope_type": "yarn"})
+
+
+def test_a_decoder_comes_back_from_what_it_was_saved_as():
+    # on every version of Flax, unlike the comparison with PyTorch
+    config = Config.of({"model_type": "llama", **SIZES, "num_hidden_layers": 1})
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    saved = jn.interop.save(model, framework="torch", names=config.names)
+    loaded = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(1)))
+    jn.interop.load(loaded, saved, framework="torch", names=config.names)
+    jax.tree.map(
+        np.testing.assert_array_equal, *map(nnx.to_pure_dict, map(nnx.state, (loaded, model)))
+    )
 
 
 def test_positions():
