@@ -113,13 +113,12 @@ def fitted(
         values = np.asarray(array, np.float64)
         known[name] = np.broadcast_to(values, widest).reshape(shape).copy()
     var = known["var"] if "var" in known else known.get("std", np.array(np.nan)) ** 2
-    _check(known, var)
     unknown = {name for name in ("mean", "count", "min", "max") if name not in known}
     unknown |= set() if {"var", "std"} & set(known) else {"var"}
     missed = lambda name: known.get(name, np.full(shape, np.nan))
     moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape).copy())
     given = {rank: known[_quantile(rank)] for rank in quantiles}
-    _check_order(given)
+    check(known, given)
     if mask is not None:
         if mask.dtype != bool:
             raise ValueError(f"mask must hold booleans: got {mask.dtype}.")
@@ -128,25 +127,30 @@ def fitted(
     return Fitted(summary, None, given, mask, frozenset(unknown))
 
 
-def _check(known: Mapping[str, np.ndarray], var: np.ndarray) -> None:
+def check(known: Mapping[str, np.ndarray], quantiles: Mapping[float, np.ndarray]) -> None:
+    """Refuse statistics of a leaf, by their names and ranks, that no data can have.
+
+    Raises:
+      ValueError: a deviation, variance or count is negative, a count is not finite, a minimum is
+        above its maximum, or a quantile above that of a higher rank. NaN is no reason to refuse.
+    """
     for name in ("std", "var", "count"):
-        if name in known and (known[name] < 0).any():
-            raise ValueError(f"{name} must be >= 0: got {known[name][known[name] < 0][0]}.")
-    if "count" in known and not np.isfinite(known["count"]).all():
-        raise ValueError("count must be finite. Leave it out where it is unknown.")
+        if name in known and (wrong := known[name] < 0).any():
+            raise ValueError(f"{name} must be >= 0: got {known[name][wrong][0]}.")
+    if "count" in known and (wrong := ~np.isfinite(known["count"])).any():
+        got = known["count"][wrong][0]
+        raise ValueError(f"count must be finite: got {got}. Leave it out where it is unknown.")
     if "min" in known and "max" in known:
+        # the extremes of no element are inf and -inf
         empty = np.isposinf(known["min"]) & np.isneginf(known["max"])
         if (wrong := (known["min"] > known["max"]) & ~empty).any():
             ends = known["min"][wrong][0], known["max"][wrong][0]
             raise ValueError(f"a minimum must not be above its maximum: got {ends[0]}, {ends[1]}.")
-
-
-def _check_order(given: Mapping[float, np.ndarray]) -> None:
-    for low, high in itertools.pairwise(sorted(given)):
-        if (wrong := given[low] > given[high]).any():
+    for low, high in itertools.pairwise(sorted(quantiles)):
+        if (wrong := quantiles[low] > quantiles[high]).any():
             raise ValueError(
                 f"a quantile must not be above that of a higher rank: the quantile {low} is "
-                f"{given[low][wrong][0]}, the quantile {high} {given[high][wrong][0]}."
+                f"{quantiles[low][wrong][0]}, the quantile {high} {quantiles[high][wrong][0]}."
             )
 
 

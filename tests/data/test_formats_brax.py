@@ -115,7 +115,7 @@ def test_mean_and_deviation_alone_are_a_state():
         ({"summed_variance": np.ones(3)}, r"the leaves of mean in summed_variance: got .*\(3,\)"),
         ({"count": np.ones(8)}, r"one number as count, .* got shape \(8,\). Take the state of one"),
         ({"count": [[1], [1, 2]]}, r"one number as count, .* got \[\[1\], \[1, 2\]\]. Take"),
-        ({"count": np.inf}, "a finite count of '': got inf"),
+        ({"count": np.inf}, "count must be finite: got inf"),
         ({"mode": [[1], [1, 2]]}, r"mode 0 .* got \[\[1\], \[1, 2\]\]"),
         ({"count": {"hi": 1}}, "or the words hi and lo"),
         ({"count": {"hi": 1, "lo": np.inf}}, "or the words hi and lo"),

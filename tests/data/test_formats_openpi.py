@@ -59,7 +59,7 @@ def test_round_trips_keep_every_bit(tmp_path, rng):
     leaf = Statistics(
         mean=rng.standard_normal(5) * 1e3,
         var=np.square(rng.standard_normal(5)),
-        quantiles={0.01: rng.standard_normal(5), 0.5: np.zeros(5), 0.99: rng.standard_normal(5)},
+        quantiles={0.01: -rng.random(5), 0.5: np.zeros(5), 0.99: rng.random(5)},
     )
     formats.write(tmp_path, {"state": leaf, "actions/left": leaf}, "openpi")
     first = openpi.read(tmp_path).leaves
@@ -96,7 +96,7 @@ def test_what_openpi_writes_for_nan_is_read_as_nan(tmp_path):
         ({"mean": [[1.0], [1.0, 2]], "std": [1.0]}, "lists of different lengths"),
         ({"mean": [], "std": []}, r"numbers in 'mean' of 'state': it holds \[\]"),
         ({"mean": [1.0, 2], "std": [1.0]}, r"mean has \(2,\), std has \(1,\)"),
-        ({"mean": [1.0], "std": [-1.0]}, "std >= 0 of 'state': got -1"),
+        ({"mean": [1.0], "std": [-1.0]}, "leaf 'state': std must be >= 0: got -1"),
         ({"mean": [1.0], "std": [1.0], "q01": [1.0, 2]}, r"the quantile 0.01 has \(2,\)"),
         (3, "'mean' and 'std' of 'state'"),
     ],

@@ -105,6 +105,7 @@ def test_addresses_are_refused_in_words(name, fitted, capsys):
 
 BIG = "1" + 400 * "0"
 ENTRY = '"mean": [1.0], "std": [1.0], "max": [2.0]'
+ABOVE = "a minimum must not be above its maximum: got 3.0, 2.0"
 SCALER = '{"mean_": [1, 2], "var_": [1, 2], "scale_": [1, 2], "n_samples_seen_":'
 DAMAGED = [
     (
@@ -116,15 +117,15 @@ DAMAGED = [
     ("sklearn", '{"mean": [[1], [1, 2]], "variance": [1, 2]}', "lists of different lengths"),
     ("sklearn", "SCALER [[1], [1, 2]]}", "lists of different lengths"),
     ("sklearn", "SCALER BIG}", "numbers in n_samples_seen_"),
-    ("sklearn", "SCALER 1e400}", "a finite count of '': got inf"),
+    ("sklearn", "SCALER 1e400}", "count must be finite: got inf"),
     (
         "lerobot",
         '{"s": {ENTRY, "min": [0], "count": [1e400]}}',
-        "a finite count of 's': got inf",
+        "leaf 's': count must be finite: got inf",
     ),
-    ("lerobot", '{"s": {ENTRY, "min": [3], "count": [5]}}', "min <= max of 's': got 3 and 2"),
-    ("octo", '{"action": {ENTRY, "min": [3]}}', "min <= max of 'action': got 3 and 2"),
-    ("openvla", '{"b": {"action": {ENTRY, "min": [3]}}}', "min <= max of 'b/action'"),
+    ("lerobot", '{"s": {ENTRY, "min": [3], "count": [5]}}', f"leaf 's': {ABOVE}"),
+    ("octo", '{"action": {ENTRY, "min": [3]}}', f"leaf 'action': {ABOVE}"),
+    ("openvla", '{"b": {"action": {ENTRY, "min": [3]}}}', f"leaf 'b/action': {ABOVE}"),
     (
         "openpi",
         '{"norm_stats": {"a": {"mean": [1], "std": [1]}, "a/b": {"mean": [1], "std": [1]}}}',

@@ -139,7 +139,7 @@ def test_half_and_damaged_folders_are_refused(tmp_path):
     with pytest.raises(FormatError, match="must have the same levels in all files"):
         graphcast.read(tmp_path)
     by_level(tmp_path, "stddev_by_level", t=[1.0, -2, 3])
-    with pytest.raises(FormatError, match="must hold std >= 0 of 't': got -2"):
+    with pytest.raises(FormatError, match="leaf 't': std must be >= 0: got -2"):
         graphcast.read(tmp_path)
     path = tmp_path / "stddev_by_level.nc"
     for damaged in (b"", b"no NetCDF", path.read_bytes()[:40]):

@@ -348,7 +348,7 @@ GIVEN_MISTAKES = {
         "std": np.ones(2)
     },
     "std must be >= 0: got -1.0.": {"std": -np.ones(3)},
-    "count must be finite.": {"count": np.nan},
+    "count must be finite: got nan.": {"count": np.nan},
     "mean must hold real numbers: got complex128.": {"mean": np.ones(3) * 1j},
     "a quantile must not be above that of a higher rank": {
         "quantiles": {0.01: np.ones(3), 0.99: np.zeros(3)}

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.data.formats.contents import FIELDS, FormatError, Statistics
-from jaxnorm.data.leaves import label
+from jaxnorm.data.given import check
+from jaxnorm.data.leaves import label, naming_leaf
 
 
 def numbers(path: Path | str, name: str, value: Any, *, nulls: bool = False) -> np.ndarray:
@@ -81,24 +82,10 @@ def assembled(
                 f"{path} must hold arrays of one shape for {leaf!r}: {first} has {shape}, {name} "
                 f"has {array.shape}."
             )
-    for name in ("std", "var", "count"):
-        # NaN is no reason to refuse, and a note names it
-        if name in found and np.any(found[name] < 0):
-            raise FormatError(
-                f"{path} must hold {name} >= 0 of {leaf!r}: got {np.nanmin(found[name]):g}."
-            )
-    if "count" in found and not np.all(np.isfinite(found["count"])):
-        raise FormatError(
-            f"{path} must hold a finite count of {leaf!r}: got {_broken(found['count'])}."
-        )
-    if {"min", "max"} <= set(found):
-        low, high = found["min"], found["max"]
-        # the extremes of no element are inf and -inf
-        if np.any(above := (low > high) & ~(np.isposinf(low) & np.isneginf(high))):
-            raise FormatError(
-                f"{path} must hold min <= max of {leaf!r}: got {low[above][0]:g} and "
-                f"{high[above][0]:g}."
-            )
+    try:
+        check(found, quantiles or {})
+    except ValueError as error:
+        raise FormatError(f"{path}: {naming_leaf(leaf, error)}") from None
     if "std" in found:
         found["var"] = found.pop("std") ** 2
     if "count" in found:
