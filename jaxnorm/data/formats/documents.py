@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from jaxnorm.data.formats.contents import FormatError
 def load(path: Path) -> Any:
     """Return the contents of a JSON file; NaN and Infinity are read as Python writes them."""
     try:
-        return parsed(Path(path).read_bytes())
+        return _parsed_once(Path(path).read_bytes())
     except FormatError as error:
         raise FormatError(f"{path} {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _parsed_once(data: bytes) -> Any:
+    """Return JSON from bytes, parsed once although each format asks; it must not be changed."""
+    return parsed(data)
 
 
 def parsed(data: bytes) -> Any:
