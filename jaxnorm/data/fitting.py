@@ -96,7 +96,8 @@ class Fitting(Results):
             )
         # the one with data says how to normalize and which ranks to show
         known = self if self._state.leaves or not other._state.leaves else other
-        if self._state.leaves and other._state.leaves and self.formula != other.formula:
+        alike = self.formula._replace(missing=other.formula.missing) == other.formula
+        if self._state.leaves and other._state.leaves and not alike:
             raise ValueError(
                 "merged Normalizers must divide in the same way: one computes "
                 f"{self.formula.standard_in_words()}, the other "

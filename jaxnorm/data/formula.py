@@ -7,6 +7,12 @@ import numpy as np
 
 # The smallest deviation or width that is divided by, unless a caller names another.
 FLOOR = 1e-6
+# What is done with leaves that have no statistics, which are left unchanged.
+MISSING = {
+    "keep": "left unchanged",
+    "warn": "left unchanged, with a warning",
+    "error": "refused",
+}
 
 
 class Formula(NamedTuple):
@@ -31,6 +37,8 @@ class Formula(NamedTuple):
       constant_is_zero: whether a feature whose range has width 0 becomes 0 instead of -1.
       clip: the largest absolute value of the result in mode "standard"; inf for all.
       range_clip: the same in the modes with a range.
+      missing: what is done with leaves that have no statistics: "keep" leaves them unchanged,
+        "warn" does so and warns, "error" refuses them.
     """
 
     inside: float = 0.0
@@ -45,6 +53,7 @@ class Formula(NamedTuple):
     constant_is_zero: bool = False
     clip: float = math.inf
     range_clip: float = math.inf
+    missing: str = "keep"
 
     def standard(self, count: np.ndarray, mean: np.ndarray, var: np.ndarray) -> np.ndarray:
         """Return the divisor of mode "standard"."""
@@ -107,6 +116,13 @@ class Formula(NamedTuple):
             zero = f", by {self.range_zero:g} where low = high"
         constant = ", 0 where low = high" if self.constant_is_zero else ""
         return f"2 (x - low) / {width} - 1{zero}{constant}{_clipped(self.range_clip)}"
+
+
+def checked_missing(value: object) -> str:
+    """Return what is done with leaves that have no statistics, after checking it."""
+    if not isinstance(value, str) or value not in MISSING:
+        raise ValueError(f"missing must be one of {', '.join(map(repr, MISSING))}: got {value!r}.")
+    return value
 
 
 def _clipped(bound: float) -> str:

@@ -12,6 +12,7 @@ from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import exchange, files, formats, given, progress, state
 from jaxnorm.data.fitting import Fitting
 from jaxnorm.data.formats.contents import Contents
+from jaxnorm.data.formula import OURS, checked_missing
 from jaxnorm.data.leaves import check_leaves
 
 # The name of our own format.
@@ -238,6 +239,7 @@ class Normalizer(Fitting):
         max=None,
         quantiles: Mapping[float, Any] | None = None,
         mask=None,
+        missing: str = "keep",
         axes: Axes | Mapping = 0,
         **sizes: int,
     ) -> "Normalizer":
@@ -256,6 +258,8 @@ class Normalizer(Fitting):
           max: the largest element of each feature.
           quantiles: a mapping from ranks to the quantiles of each feature.
           mask: booleans, False for features that :meth:`normalize` leaves unchanged.
+          missing: what :meth:`normalize` does with leaves that have no statistics: "keep" leaves
+            them unchanged, "warn" does so and warns of them, "error" refuses them.
           axes: the reduction axes. With integers, arrays without the leading reduction axes get
             them, with size 1; otherwise these axes are there, with size 1.
           **sizes: sizes of split axes in patterns.
@@ -274,6 +278,7 @@ class Normalizer(Fitting):
         new = cls(axes, quantiles=None, **sizes)
         columns = {"mean": mean, "std": std, "var": var, "count": count, "min": min, "max": max}
         new._state = given.state(columns, quantiles, mask, new.axes)
+        new.formula = OURS._replace(missing=checked_missing(missing))
         return new
 
     def rename(self, names: Mapping[str, str]) -> "Normalizer":

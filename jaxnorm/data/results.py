@@ -1,5 +1,6 @@
 """What a Normalizer knows of a data set, and normalizes by."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,6 +112,9 @@ class Results:
     ) -> Any:
         """Normalize each fitted leaf of a tree, and leave the others unchanged.
 
+        ``from_statistics(missing=...)``, and files of libraries that do so, warn of others or
+        refuse them. Statistics of leaves that the tree does not hold are not used.
+
         In mode "standard" the result is ``(x - mean) / max(deviation, floor, floor_relative *
         |mean|)``. In modes "min_max" and "quantile" it is ``2 * (x - low) / (high - low) - 1``,
         from -1 at the minimum or lower quantile to 1 at the maximum or upper quantile; where the
@@ -196,11 +200,7 @@ class Results:
         return lambda path: scales.scale(self._state.leaves[path], self.formula, chosen[path])
 
     def _map_fitted(self, function: Callable, tree, chosen: Callable, dtype) -> Any:
-        if not any(path in self._state.leaves for path in flatten(tree)):
-            raise ValueError(
-                f"the tree must hold a leaf that was fitted: got {sorted(flatten(tree))}, fitted "
-                f"{sorted(self._state.leaves)}."
-            )
+        self._report_missing(list(flatten(tree)))
 
         def leaf(path: str, x) -> Any:
             if path not in self._state.leaves:
@@ -212,3 +212,19 @@ class Results:
                 raise naming_leaf(path, error) from None
 
         return map_leaves(leaf, tree)
+
+    def _report_missing(self, paths: list[str]) -> None:
+        """Warn of leaves without statistics, or refuse them, as the formula says."""
+        lacking = [path for path in paths if path not in self._state.leaves]
+        missing = self.formula.missing
+        if lacking == paths and missing != "warn":
+            raise ValueError(
+                f"the tree must hold a leaf that was fitted: got {sorted(paths)}, fitted "
+                f"{sorted(self._state.leaves)}."
+            )
+        if lacking and missing != "keep":
+            said = f"{', '.join(map(repr, lacking))} {'has' if len(lacking) == 1 else 'have'} none"
+            if missing == "error":
+                raise ValueError(f"every leaf must have statistics: {said}. Leave it out.")
+            # the caller of normalize or denormalize
+            warnings.warn(f"leaves without statistics stay unchanged: {said}.", stacklevel=4)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnorm.data import files
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS
-from jaxnorm.data.formula import OURS
+from jaxnorm.data.formula import MISSING, OURS
 from jaxnorm.data.host.statistics import Moments, Summary
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
@@ -101,6 +101,9 @@ def _print_table(path: Path, fitted: Normalizer) -> None:
         console.print(f"standard: {fitted.formula.standard_in_words()}", highlight=False)
         if ranks or _is_known(fitted, "min"):
             console.print(f"range:    {fitted.formula.range_in_words()}", highlight=False)
+    if fitted.formula.missing != OURS.missing:
+        said = f"leaves without statistics are {MISSING[fitted.formula.missing]}"
+        console.print(f"missing:  {said}", highlight=False)
     for note in fitted.notes:
         console.print(f"Note: {note}", highlight=False)
 
@@ -256,6 +259,8 @@ def _plain(fitted: Normalizer) -> dict:
     if fitted.formula != OURS:
         words = fitted.formula.standard_in_words(), fitted.formula.range_in_words()
         plain[FORMULA] = dict(zip(("standard", "range"), words, strict=True))
+        if fitted.formula.missing != OURS.missing:
+            plain[FORMULA]["missing"] = fitted.formula.missing
     return plain
 
 

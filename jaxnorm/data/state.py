@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxnorm.data import files
 from jaxnorm.data.fitted import Fitted
-from jaxnorm.data.formula import OURS, Formula
+from jaxnorm.data.formula import OURS, Formula, checked_missing
 from jaxnorm.data.leaves import check_leaves, check_shape, naming_leaf
 from jaxnorm.data.trees import flatten
 
@@ -72,6 +72,9 @@ def of_file(metadata: dict, arrays: dict[str, np.ndarray]) -> tuple[State, Formu
     }
     changed: dict[str, Any] = metadata.get("formula", {})
     for name, value in changed.items():
+        if name == "missing":
+            checked_missing(value)
+            continue
         usual = getattr(OURS, name)
         kinds = (bool,) if isinstance(usual, bool) else (int, float)
         if not isinstance(value, kinds) and not (usual is None and value is None):

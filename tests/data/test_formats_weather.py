@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxnorm.data import Normalizer, formats
+from jaxnorm.data import Normalizer, formats, show
 from jaxnorm.data.command import main
 from jaxnorm.data.formats import FormatError, Statistics, graphcast, makani
 
@@ -254,3 +254,62 @@ def test_the_command_keeps_differences_and_fields_apart(tmp_path, rng, capsys, m
     assert main([*common, "graphcast", "--diff", "0", "--out", graphcast.DIFFERENCES]) == 0
     found = Normalizer.load(graphcast.DIFFERENCES).std["t"].ravel()
     np.testing.assert_allclose(found, np.diff(x, axis=0).std(0), rtol=1e-12)
+
+
+# names without statistics ------------------------------------------------------------------------
+
+
+def test_variables_without_statistics_are_kept_with_a_warning(tmp_path, rng):
+    weather(tmp_path)
+    x = rng.standard_normal((2, 3, 4, 5))
+    known = Normalizer.load(tmp_path)
+    for stats in (known, saved_and_loaded(known, tmp_path / "own.json")):
+        with pytest.warns(UserWarning, match=r"stay unchanged: 'a', 'b/c' have none\.") as caught:
+            found = stats.normalize({"a": x, "t": x, "b": {"c": x}})
+        assert [warning.filename for warning in caught] == [__file__]
+        assert found["a"] is x
+        assert found["b"]["c"] is x
+        np.testing.assert_array_equal(found["t"], known.normalize({"t": x})["t"])
+        with pytest.warns(UserWarning, match="'a' has none"):
+            assert stats.denormalize({"a": x})["a"] is x
+
+
+def saved_and_loaded(stats, path):
+    stats.save(path)
+    return Normalizer.load(path)
+
+
+def test_the_warning_comes_when_jit_traces(tmp_path):
+    jax = pytest.importorskip("jax")
+    weather(tmp_path)
+    known = Normalizer.load(tmp_path)
+    x = np.ones((3, 1, 1), np.float32)
+    normalize = jax.jit(known.normalize)
+    with pytest.warns(UserWarning, match="'a' has none"):
+        normalize({"a": x, "t": x})
+    # a second warning would be an error
+    np.testing.assert_array_equal(normalize({"a": x, "t": x})["a"], x)
+
+
+def test_what_is_missing_is_chosen(tmp_path, capsys):
+    stats = {
+        missing: Normalizer.from_statistics(mean={"x": 1.0}, std={"x": 2.0}, missing=missing)
+        for missing in ("keep", "warn", "error")
+    }
+    batch = {"x": np.ones((2, 1)), "y": np.ones(2)}
+    assert stats["keep"].normalize(batch)["y"] is batch["y"]
+    with pytest.warns(UserWarning, match="'y' has none"):
+        stats["warn"].normalize(batch)
+    with pytest.raises(ValueError, match="every leaf must have statistics: 'y' has none"):
+        stats["error"].normalize(batch)
+    with pytest.raises(ValueError, match=r"missing must be one of 'keep', .*got 'no'"):
+        Normalizer.from_statistics(mean=1.0, std=1.0, missing="no")
+    stats["warn"].save(tmp_path / "x.json")
+    assert show.main([str(tmp_path / "x.json")]) == 0
+    assert "missing:  leaves without statistics are left unchanged, with a warning" in (
+        capsys.readouterr().out
+    )
+    text = (tmp_path / "x.json").read_text()
+    (tmp_path / "x.json").write_text(text.replace('"missing": "warn"', '"missing": 3'))
+    with pytest.raises(ValueError, match=r"missing must be one of .*: got 3"):
+        Normalizer.load(tmp_path / "x.json")

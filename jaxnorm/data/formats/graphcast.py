@@ -21,9 +21,10 @@ MEAN, STD, MIN = "mean_by_level.nc", "stddev_by_level.nc", "min_by_level.nc"
 DIFFERENCES = "diffs_stddev_by_level.nc"
 LEVEL = "level"
 # (x - mean) / stddev
-FORMULA = Formula()
+FORMULA = Formula(missing="warn")
 NOTES: tuple[str, ...] = (
-    "GraphCast leaves a variable that has no statistics as it is, with a warning.",
+    "A variable that has no statistics is left unchanged, with a warning, as GraphCast does. Both "
+    "take no notice of statistics whose variable is not there.",
     "GraphCast adds nothing to deviations: a deviation of 0 gives NaN or inf.",
 )
 NO_MEAN = "GraphCast subtracts no mean from differences: it is 0 here."
