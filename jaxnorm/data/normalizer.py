@@ -198,6 +198,7 @@ class Normalizer(Fitting):
             kept = metadata.get("quantiles") or None
             new = cls(files.decode(metadata["axes"]), quantiles=kept, **metadata["sizes"])
             new._state, new.formula = state.of_file(metadata, arrays)
+            new.notes = tuple(map(str, metadata.get("notes", ())))
             if new._state.leaves:
                 check_leaves(new._state.leaves, new.axes, new._state.leaves)
         return new
@@ -334,7 +335,9 @@ class Normalizer(Fitting):
         """Return the metadata and arrays to write to a file."""
         metadata, arrays = state.to_file(self._state, self.formula)
         own = {"axes": files.encode(self.axes), "sizes": self.sizes}
-        return own | ({"quantiles": self.ranks} if self.ranks else {}) | metadata, arrays
+        own |= {"quantiles": self.ranks} if self.ranks else {}
+        own |= {"notes": list(self.notes)} if self.notes else {}
+        return own | metadata, arrays
 
     def _resume(self, state, begun: int) -> None:
         saved = Normalizer.load(state)

@@ -102,7 +102,11 @@ def test_fit_show_and_convert(rng, capsys):
     assert "99 %" in printed
     assert "standard: (x - mean) / (deviation + 1e-06)" in printed
     assert convert(["n.json", "ours.safetensors"]) == 0
-    assert Normalizer.load("ours.safetensors").formula == Normalizer.load("n.json").formula
+    ours, theirs = Normalizer.load("ours.safetensors"), Normalizer.load("n.json")
+    assert (ours.formula, ours.notes) == (theirs.formula, theirs.notes)
+    assert any("openpi takes the first dimensions" in note for note in ours.notes)
+    assert show(["ours.safetensors"]) == 0
+    assert "Note: openpi takes the first dimensions" in capsys.readouterr().out
     assert convert(["ours.safetensors", "again.json", "--to", "openpi"]) == 0
     assert Path("again.json").read_text() == Path("n.json").read_text()
 
