@@ -115,8 +115,9 @@ def fitted(
     var = known["var"] if "var" in known else known.get("std", np.array(np.nan)) ** 2
     unknown = {name for name in ("mean", "count", "min", "max") if name not in known}
     unknown |= set() if {"var", "std"} & set(known) else {"var"}
-    missed = lambda name: known.get(name, np.full(shape, np.nan))
-    moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape).copy())
+    # views of one number, as maps of the globe are large
+    missed = lambda name: known.get(name, np.broadcast_to(np.nan, shape))
+    moments = Moments(missed("count"), missed("mean"), np.broadcast_to(var, shape))
     given = {rank: known[_quantile(rank)] for rank in quantiles}
     check(known, given)
     if mask is not None:

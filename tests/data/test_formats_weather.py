@@ -313,3 +313,64 @@ def test_what_is_missing_is_chosen(tmp_path, capsys):
     (tmp_path / "x.json").write_text(text.replace('"missing": "warn"', '"missing": 3'))
     with pytest.raises(ValueError, match=r"missing must be one of .*: got 3"):
         Normalizer.load(tmp_path / "x.json")
+
+
+# climatology -------------------------------------------------------------------------------------
+
+
+def test_anomalies_from_the_climatology(tmp_path, rng):
+    channels(tmp_path, global_means=[1.0, 280], global_stds=[2.0, 10])
+    means = np.float32(rng.standard_normal((1, 2, 3, 4)) + 280)
+    path = tmp_path / "time_means.npy"
+    np.save(path, means)
+    assert formats.recognize(path) == "makani"
+    known = Normalizer.load(path)
+    x = rng.standard_normal((5, 2, 3, 4)) + 280
+    true = (x - means) / np.load(tmp_path / "global_stds.npy")
+    np.testing.assert_allclose(known.normalize(x), true, rtol=1e-14)
+    np.testing.assert_allclose(known.normalize(x[0]), true[0], rtol=1e-14)
+    assert known.notes[0] == makani.ANOMALIES
+    # the folder's own statistics are the global ones
+    assert Normalizer.load(tmp_path).mean.shape == (1, 2, 1, 1)
+    known.save(tmp_path / "own.safetensors")
+    np.testing.assert_array_equal(
+        Normalizer.load(tmp_path / "own.safetensors").normalize(x), known.normalize(x)
+    )
+
+
+@pytest.mark.parametrize("features", [1, 2])
+def test_the_climatology_is_written(tmp_path, rng, features):
+    x = np.float32(rng.standard_normal((6, features, 3, 4)))
+    np.save(tmp_path / "x.npy", x)
+    path = tmp_path / "time_means.npy"
+    pattern = ["--pattern", "[t] c h w", "--format", "makani"]
+    assert main([str(tmp_path / "x.npy"), *pattern, "--out", str(path)]) == 0
+    stored = np.load(path)
+    assert (stored.shape, stored.dtype.name) == ((1, features, 3, 4), "float32")
+    np.testing.assert_array_equal(stored, np.float32(x.astype(float).mean(0, keepdims=True)))
+    alone = Normalizer.load(path)
+    assert makani.NO_STD in alone.notes
+    with pytest.raises(ValueError, match="mode 'standard' needs mean and var: var is unknown"):
+        alone.normalize(x)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["time_means.npy", "x.npy"]
+
+
+def test_what_is_no_climatology_is_refused(tmp_path):
+    path = tmp_path / "time_means.npy"
+    channels(tmp_path, global_stds=[1.0, 2])
+    for shape, said in [
+        (
+            (1, 3, 4, 5),
+            r"the channels of .*global_stds\.npy: it has 3, of shape \(1, 3, 4, 5\), not 2",
+        ),
+        ((2, 4, 5), r"a mean at each grid point, .*: it has \(2, 4, 5\)"),
+        ((3, 2, 4, 5), r"a mean at each grid point, .*: it has \(3, 2, 4, 5\)"),
+    ]:
+        np.save(path, np.ones(shape))
+        with pytest.raises(FormatError, match=said):
+            makani.read(path)
+    before = path.read_bytes()
+    for array in (np.ones(2), np.ones((2, 1, 1))):
+        with pytest.raises(FormatError, match="Fit it over time alone"):
+            formats.write(path, {"x": Statistics(array)}, "makani")
+    assert path.read_bytes() == before

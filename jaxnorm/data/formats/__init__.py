@@ -22,8 +22,9 @@ __all__ = [
     "write",
 ]
 
-# The module of each format, which has recognizes(path), read(path) and write(path, leaves), and
-# target(path) if it writes a file of its own name into a folder.
+# The module of each format, which has recognizes(path), read(path) and write(path, leaves),
+# target(path) if it writes a file of its own name into a folder, and ALONE, the names of files that
+# it writes instead of a folder.
 FORMATS = {
     "openpi": "openpi",
     "octo": "octo",
@@ -98,7 +99,7 @@ def check_target(path: Path, name: str) -> None:
         return
     suffix = SUFFIXES.get(name)
     if suffix is None:
-        own = path.name == getattr(writer, "DIFFERENCES", None)
+        own = path.name in getattr(writer, "ALONE", ())
         if path.suffix.lower() in OF_FILES and not own:
             raise FormatError(
                 f"the name of a folder of {name!r} must not end as a file's: got {str(path)!r}. "

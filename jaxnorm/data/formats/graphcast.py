@@ -19,6 +19,8 @@ from jaxnorm.data.formula import Formula
 NAME = "graphcast"
 MEAN, STD, MIN = "mean_by_level.nc", "stddev_by_level.nc", "min_by_level.nc"
 DIFFERENCES = "diffs_stddev_by_level.nc"
+# The files that are read and written alone, by their own name.
+ALONE = (DIFFERENCES,)
 LEVEL = "level"
 # (x - mean) / stddev
 FORMULA = Formula(missing="warn")
