@@ -16,6 +16,7 @@ from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
     UsageError,
     check_differences,
+    check_names,
     check_out,
     check_sizes,
     parse_axes,
@@ -67,6 +68,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     # a shell leaves patterns in quotation marks as they are
     paths = fit_files.with_local_patterns(options.files)
     task = fit_files.planned(paths, axes, sizes, where=where, **given)
+    check_names(options, task.leaves)
     _print_left_out(task.left_out)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     arguments = [paths, options.pattern, options.size, options.where, options.skip_nan]
@@ -81,9 +83,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         if state.exists() and not options.resume:
             _announce(state, resume_command)
         fitted = fit_files.run(task, state, begun, options.engine, find_spec("rich") is not None)
-        if options.rename:
-            fitted = fitted.rename(dict(options.rename))
-        _save(fitted, options, state)
+        fitted = _saved(fitted, options, state)
     except (KeyboardInterrupt, OSError) as error:
         error.add_note(_how_to_resume(state, resume_command))
         raise
@@ -91,10 +91,11 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     return fitted
 
 
-def _save(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) -> None:
+def _saved(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) -> Normalizer:
     """Save what was fitted; if the format cannot say it, tell how to save it otherwise."""
     try:
-        fitted.save(options.out, options.format)
+        named = fitted.share_deviation(*options.share).rename(dict(options.rename))
+        named.save(options.out, options.format)
     except ValueError as error:
         state.save(fitted)
         error.add_note(
@@ -103,8 +104,9 @@ def _save(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) ->
         )
         raise
     if options.format != OWN:
-        for note in notes_on(fitted, Normalizer.load(options.out, options.format)):
+        for note in notes_on(named, Normalizer.load(options.out, options.format)):
             print(f"Note: {note}", file=sys.stderr)
+    return named
 
 
 def _print_left_out(left_out: Mapping[str, str]) -> None:

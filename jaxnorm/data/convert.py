@@ -10,7 +10,7 @@ import numpy as np
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
-from jaxnorm.data.options import name_and_new
+from jaxnorm.data.options import add_share, name_and_new
 from jaxnorm.data.show import CannotLoad, loaded
 
 # Float64 keeps a number to the first, and float32 to the second of it, or to the smallest number.
@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        fitted = loaded(options.source, options.source_format).rename(dict(options.rename))
+        fitted = loaded(options.source, options.source_format)
+        fitted = fitted.share_deviation(*options.share).rename(dict(options.rename))
         fitted.save(options.target, options.target_format)
         written = Normalizer.load(options.target, options.target_format)
     except CannotLoad as error:
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OLD=NEW",
         help="the name of a leaf in NEW; repeat it for each leaf",
     )
+    add_share(parser.add_argument)
     parser.add_argument(
         "--to",
         dest="target_format",

@@ -11,7 +11,7 @@ from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats.contents import FIELDS, Contents, Statistics, tree_of
 from jaxnorm.data.leaves import naming_leaf
 from jaxnorm.data.state import State
-from jaxnorm.data.trees import flatten, prefix_of
+from jaxnorm.data.trees import flatten, prefix_of, without_leading
 
 
 def to_state(contents: Contents) -> State:
@@ -67,10 +67,8 @@ def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:
 
 
 def _statistics(leaf: Fitted, ranks: list[float]) -> Statistics:
-    leading = 0
-    while leading < len(leaf.shape) - 1 and leaf.shape[leading] == 1:
-        leading += 1
-    bare = lambda array: None if array is None else array.reshape(leaf.shape[leading:])
+    shape = without_leading(leaf.shape)
+    bare = lambda array: None if array is None else array.reshape(shape)
     moments, low, high = leaf.summary
     fields = {"mean": moments.mean, "var": moments.var, "count": moments.count}
     fields |= {"min": low, "max": high}

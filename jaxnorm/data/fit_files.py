@@ -30,12 +30,14 @@ class Task(NamedTuple):
     Attributes:
       empty: a Normalizer without data.
       pieces: the pieces of the files.
+      leaves: the leaves that are fitted.
       left_out: the leaves that are not fitted, although the axes include them, with their contents
         in words.
     """
 
     empty: Normalizer
     pieces: list
+    leaves: list[str]
     left_out: dict[str, str]
 
 
@@ -154,7 +156,8 @@ def planned(
         # read together with its mask, a leaf may be cut along another axis
         together = wanted._replace(where=tuple(where.items()))
         found = sources.pieces(paths, fitted, empty.sizes, together)
-    return Task(empty, prepared(found, empty.axes, where, skip_nan), left_out)
+    leaves = [name for name, _ in found[0].along if name not in masks]
+    return Task(empty, prepared(found, empty.axes, where, skip_nan), leaves, left_out)
 
 
 def run(

@@ -9,6 +9,9 @@ from jaxnorm.arguments.axes import Reduction
 from jaxnorm.data.host.sketch import Sketch
 from jaxnorm.data.host.statistics import Summary, merge, summarize
 
+# Among what is unknown, where features share a deviation.
+SHARED = "own variance"
+
 
 class Fitted(NamedTuple):
     """The statistics of one leaf.
@@ -18,7 +21,8 @@ class Fitted(NamedTuple):
       sketch: what quantiles of any rank are read from, or None.
       given: quantiles by their rank, of statistics that came without a sketch.
       mask: False for features that stay as they are, or None if all are normalized.
-      unknown: the names of what is not known: "count", "mean", "var", "min", "max".
+      unknown: the names of what is not known: "count", "mean", "var", "min", "max", and
+        :data:`SHARED`.
     """
 
     summary: Summary
@@ -92,6 +96,11 @@ def first(
 
 def _check_mergeable(first: Fitted, second: Fitted) -> None:
     for one in (first, second):
+        if SHARED in one.unknown:
+            raise ValueError(
+                "features that share a deviation have lost their own, which merging needs. Merge "
+                "first, then share."
+            )
         if unknown := sorted(one.unknown):
             raise ValueError(
                 f"merging needs count, mean, variance, minimum and maximum of both: one lacks "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import exchange, files, formats, given, progress, state
+from jaxnorm.data import exchange, files, formats, given, progress, sharing, state
 from jaxnorm.data.fitting import Fitting
 from jaxnorm.data.formats.contents import Contents
 from jaxnorm.data.formula import OURS, checked_missing
@@ -315,6 +315,31 @@ class Normalizer(Fitting):
         """
         self._check_fitted()
         return self._copy(given.padded(self._state, sizes, self._ranks(), self.axes))
+
+    def share_deviation(self, *groups: Sequence) -> "Normalizer":
+        """Return a Normalizer in which the features of each group have one deviation.
+
+        It is the root of the mean of their variances, each around its own mean. The directions of
+        one vector, such as u and v of a wind, keep their angles so. All else stays as it is. The
+        result can be saved and applied, but not fitted further.
+
+        Args:
+          *groups: the members of each group: paths of leaves, such as ``["u10", "v10"]``, whose
+            features share one by one; or features, ``("wind", 0)`` of a leaf, and ``0`` of an array
+            that is no tree. Of several axes of features the first may be named alone.
+
+        Raises:
+          ValueError: a group names what is no leaf or feature, or less than two; groups overlap;
+            shapes or counts in a group differ; a deviation is unknown.
+
+        >>> import numpy as np
+        >>> from jaxnorm.data import Normalizer
+        >>> wind = Normalizer.from_statistics(mean=np.zeros(2), std=np.array([1.0, 7.0]))
+        >>> wind.share_deviation([0, 1]).std.tolist()
+        [[5.0, 5.0]]
+        """
+        self._check_fitted()
+        return self._copy(sharing.shared(self._state, groups))
 
     def __repr__(self) -> str:
         return (

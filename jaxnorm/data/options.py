@@ -2,8 +2,9 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, formats
@@ -123,7 +124,23 @@ def _add_output(add: Callable) -> None:
         metavar="OLD=NEW",
         help="the name of a leaf in the file of statistics; repeat it for each leaf",
     )
+    add_share(add)
     add("--resume", action="store_true", help="go on with an interrupted fit of the same files")
+
+
+def add_share(add: Callable) -> None:
+    """Add which leaves and features share a deviation."""
+    add(
+        "--share",
+        action="append",
+        default=[],
+        type=_members,
+        metavar="NAMES",
+        help=(
+            "arrays that share one deviation, feature by feature, such as u10,v10; or features, "
+            "wind[0],wind[1], or 0,1 of a single array; repeat it for each group"
+        ),
+    )
 
 
 def _number_or_name(text: str) -> int | str:
@@ -135,6 +152,21 @@ def _size(text: str) -> tuple[str, int]:
     if not name.isidentifier() or not size.isdecimal() or not int(size):
         raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
     return name, int(size)
+
+
+def _members(text: str) -> list[Any]:
+    """Parse a group of leaves and features, as ``Normalizer.share_deviation`` takes them.
+
+    >>> _members("u10,wind[1],2")
+    ['u10', ('wind', 1), 2]
+    """
+    members: list[Any] = []
+    for word in text.split(","):
+        if feature := re.fullmatch(r"(.+)\[(\d+)\]", word):
+            members.append((feature[1], int(feature[2])))
+        else:
+            members.append(int(word) if word.isdecimal() else word)
+    return members
 
 
 def name_and_new(text: str) -> tuple[str, str]:
@@ -197,6 +229,20 @@ def _ranks(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(
             f"must be ranks from 0 to 1, such as 0.01,0.99: got {text!r}."
         ) from None
+
+
+def check_names(options: argparse.Namespace, leaves: Collection[str]) -> None:
+    """Refuse names of ``--share`` and ``--rename`` that no leaf has which will be fitted."""
+    members = [
+        one[0] if isinstance(one, tuple) else one for group in options.share for one in group
+    ]
+    # a number is a feature of the one array, which has no name
+    named = {one: "" if isinstance(one, int) else one for one in [*members, *dict(options.rename)]}
+    if unknown := [one for one, name in named.items() if name not in leaves]:
+        raise UsageError(
+            f"--share and --rename must name arrays that are fitted: got {unknown}, fitted are "
+            f"{sorted(leaves)}."
+        )
 
 
 def check_differences(diff: int | str | None, format: str, out: Path) -> None:

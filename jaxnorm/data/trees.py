@@ -143,6 +143,17 @@ def index(axis) -> Any:
     )
 
 
+def without_leading(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its leading axes of size 1, but for the last axis.
+
+    >>> without_leading((1, 1, 3)), without_leading((1, 1))
+    ((3,), (1,))
+    """
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
 def sizes_in(axes: Axes, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the sizes that a pattern names; other sizes are for other leaves."""
     return {
