@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, masking, progress, sources, weighting
+from jaxnorm.data.formats.episodes import counted, without_counts
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.prepared import prepared
 from jaxnorm.data.sources import PatternError, SourceError, Wanted
@@ -33,12 +34,14 @@ class Task(NamedTuple):
       leaves: the leaves that are fitted.
       left_out: the leaves that are not fitted, although the axes include them, with their contents
         in words.
+      episodes: how many episodes the leaves are of, or None if the files do not tell.
     """
 
     empty: Normalizer
     pieces: list
     leaves: list[str]
     left_out: dict[str, str]
+    episodes: int | None
 
 
 def fit_files(
@@ -157,7 +160,8 @@ def planned(
         together = wanted._replace(where=tuple(where.items()))
         found = sources.pieces(paths, fitted, empty.sizes, together)
     leaves = [name for name, _ in found[0].along if name not in masks]
-    return Task(empty, prepared(found, empty.axes, where, skip_nan), leaves, left_out)
+    steps = prepared(found, empty.axes, where, skip_nan)
+    return Task(empty, steps, leaves, left_out, sources.episodes(paths, leaves))
 
 
 def run(
@@ -173,8 +177,12 @@ def run(
     done = sum(sizes[: begun.batches])
     with progress.shown(show_progress, sum(sizes), done, "bytes") as advance:
         if engine == "local":
-            return _fit_local(begun, task, state, advance, threads)
-        return _fit_in_rounds(begun, task, state, advance, engine)
+            fitted = _fit_local(begun, task, state, advance, threads)
+        else:
+            fitted = _fit_in_rounds(begun, task, state, advance, engine)
+    if task.episodes is not None:
+        fitted.notes = (*without_counts(fitted.notes), counted(task.episodes))
+    return fitted
 
 
 def _fit_local(

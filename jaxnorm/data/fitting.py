@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data.fitted import Fitted, first
+from jaxnorm.data.formats.episodes import without_counts
 from jaxnorm.data.formula import OURS, Formula
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.leaves import check_leaves, check_shape, elements, naming_leaf, with_remedy
@@ -77,6 +78,7 @@ class Fitting(Results):
             structure = map_leaves(lambda path, _: path if path in leaves else None, plain(batch))
         # assigned once all leaves are reduced, so that an error before leaves the state as it was
         self._state = State(new or self._state.leaves, structure, self._state.batches + 1)
+        self.notes = without_counts(self.notes)
         return self
 
     def merge(self, other: Self) -> Self:
@@ -104,7 +106,10 @@ class Fitting(Results):
                 f"{other.formula.standard_in_words()}. Give the statistics of one to "
                 "from_statistics."
             )
-        return known._copy(self._state.merge(other._state, self.axes))
+        merged = known._copy(self._state.merge(other._state, self.axes))
+        if self._state.leaves and other._state.leaves:
+            merged.notes = without_counts(merged.notes)
+        return merged
 
     def without_data(self) -> Self:
         """Return a Normalizer of the same axes and ranks, which has taken in no batch."""

@@ -171,7 +171,7 @@ class Normalizer(Fitting):
             return
         self._check_fitted()
         held = exchange.to_statistics(self._state, self._ranks())
-        formats.write(Path(path), held, str(format))
+        formats.write(Path(path), held, str(format), self.notes)
 
     @classmethod
     def load(cls, path: str | os.PathLike, format: str | None = None) -> "Normalizer":

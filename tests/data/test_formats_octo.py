@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxnorm.data import Normalizer, formats
-from jaxnorm.data.formats import FormatError, Statistics, octo, openvla
+from jaxnorm.data.command import main as fit
+from jaxnorm.data.formats import FormatError, Statistics, episodes, octo, openvla
 
 MASK = [True, True, True, False]
 
@@ -47,8 +48,10 @@ def test_a_file_is_read_and_written_to_the_bit(tmp_path, name, contents):
     assert leaf.min[2] == -2
     formats.write(tmp_path / "new.json", read.leaves, name)
     new = json.loads((tmp_path / "new.json").read_text())
-    # what no statistics say
-    contents = {key: value for key, value in contents.items() if key != "num_trajectories"}
+    # what no statistics say, and Octo cannot do without
+    at = lambda held: held["bridge"] if name == "openvla" else held
+    assert at(new).pop("num_trajectories") is None
+    at(contents := json.loads(json.dumps(contents))).pop("num_trajectories", None)
     assert new == contents
 
 
@@ -155,3 +158,45 @@ def test_padding_is_written_with_its_mask(tmp_path):
     new = json.loads((tmp_path / "new.json").read_text())
     assert new["action"]["mask"] == [*MASK, False, False]
     assert new["num_transitions"] == 7
+
+
+# episodes ----------------------------------------------------------------------------------------
+
+
+def test_the_number_of_episodes_comes_along(tmp_path, rng):
+    numbers = {"a": 2, "b": [3, 4], "c": None}
+    many = {name: OCTO | {"num_trajectories": held} for name, held in numbers.items()}
+    known = Normalizer.load(stored(tmp_path, many))
+    assert episodes.counts(known.notes) == {"a": 2, "b": 7}
+    known.save(tmp_path / "own.json")
+    Normalizer.load(tmp_path / "own.json").save(tmp_path / "new.json", format="octo")
+    new = json.loads((tmp_path / "new.json").read_text())
+    assert [new[name]["num_trajectories"] for name in "abc"] == [2, 7, None]
+
+
+@pytest.mark.parametrize("held", [-1, 1e400, [2, None]])
+def test_what_is_no_number_of_episodes_is_unknown(tmp_path, held):
+    known = Normalizer.load(stored(tmp_path, OCTO | {"num_trajectories": held}))
+    assert episodes.counts(known.notes) == {}
+
+
+def test_fitting_demonstrations_knows_their_number(tmp_path, rng, capsys):
+    h5py = pytest.importorskip("h5py")
+    for name, numbers in (("a", (0, 1, 10)), ("b", (2, 3))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for number in numbers:
+                file[f"data/demo_{number}/actions"] = rng.standard_normal((4, 2))
+    wanted = ["--format", "octo", "--quantiles", "0.01,0.99", "--out", str(tmp_path / "o.json")]
+    rename = ["--rename", "data/demo_*/actions=x/action"]
+    files = [str(tmp_path / f"{name}.h5") for name in "ab"]
+    assert fit([*files, *wanted, *rename]) == 0
+    new = json.loads((tmp_path / "o.json").read_text())["x"]
+    assert (new["num_transitions"], new["num_trajectories"]) == (20, 5)
+    # of one of them alone, and of more batches, it is another one
+    one = Normalizer.fit_files(files[0], {"data/demo_1/actions": 0})
+    assert episodes.counts(one.notes) == {}
+    whole = Normalizer.fit_files(files)
+    assert episodes.counts(whole.notes) == {"": 5}
+    assert episodes.counts(whole.merge(whole.without_data()).notes) == {"": 5}
+    assert episodes.counts(whole.merge(whole).notes) == {}
+    assert whole.update({"data/demo_*/actions": np.ones((4, 2))}).notes == ()

@@ -57,6 +57,7 @@ def write(version, columns, features=(), path="set"):
         **{name: feature(str(x.dtype), 1) for name, x in indices.items()},
     }
     info = {"codebase_version": version, "fps": 30, "features": described}
+    info["total_episodes"] = int(episode[-1]) + 1
     Path(path, "meta/info.json").write_text(json.dumps(info))
 
 
@@ -93,6 +94,7 @@ def test_features_are_leaves(arrays, capsys):
         "out, as each holds a coordinate of the others.",
     }
     assert read("set", {"timestamp": 0})["timestamp"].shape == (48,)
+    assert Normalizer.load("stats.safetensors").notes == ("The data set has 4 episodes.",)
 
 
 @pytest.mark.parametrize("size", [1, 300, 10**6])

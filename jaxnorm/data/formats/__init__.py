@@ -38,6 +38,8 @@ FORMATS = {
 }
 # A policy's statistics come within its weights, and are not written.
 WRITABLE = tuple(name for name in FORMATS if name != "lerobot_policy")
+# Formats that say how many episodes there are, which notes tell.
+OF_EPISODES = ("octo", "openvla")
 # The suffix of each format that is a file; the other ones are folders.
 SUFFIXES = {
     "openpi": ".json",
@@ -79,10 +81,12 @@ def of_object(held: Any, *, without_prior: bool = False) -> Contents:
     return import_module(f"{__name__}.attributes").contents(held, without_prior=without_prior)
 
 
-def write(path: Path, leaves: dict[str, Statistics], name: str) -> None:
-    """Write a file of statistics in the named format."""
+def write(
+    path: Path, leaves: dict[str, Statistics], name: str, notes: tuple[str, ...] = ()
+) -> None:
+    """Write a file of statistics in the named format; some say what ``notes`` say."""
     check_target(path, name)
-    module(name).write(path, leaves)
+    module(name).write(path, leaves, *([notes] if name in OF_EPISODES else []))
 
 
 def check_target(path: Path, name: str) -> None:

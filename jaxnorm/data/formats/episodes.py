@@ -1,5 +1,9 @@
-"""Statistics of episodes, merged into those of all of them."""
+"""Statistics of episodes, merged into those of all of them, and how many there are.
 
+No one normalizes by the number of episodes, so it is a note.
+"""
+
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,6 +12,28 @@ import numpy as np
 
 from jaxnorm.data.formats.contents import FormatError, Statistics
 from jaxnorm.data.host.statistics import Moments
+
+NOTE = re.compile(r"The data set(?: '(.+)')? has (\d+) episodes\.")
+
+
+def counted(count: int, name: str = "") -> str:
+    """Return the note of how many episodes a data set has.
+
+    >>> counted(50), counts([counted(3, "bridge"), "Another note."])
+    ('The data set has 50 episodes.', {'bridge': 3})
+    """
+    return f"The data set{f' {name!r}' if name else ''} has {count} episodes."
+
+
+def counts(notes: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of episodes that notes tell, by the name of a data set."""
+    found = [match for note in notes if (match := NOTE.fullmatch(note))]
+    return {match[1] or "": int(match[2]) for match in found}
+
+
+def without_counts(notes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return notes without those of how many episodes there are."""
+    return tuple(note for note in notes if not NOTE.fullmatch(note))
 
 
 def merged(path: Path, episodes: Iterable[dict[str, Statistics]]) -> dict[str, Statistics]:

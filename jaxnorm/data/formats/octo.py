@@ -1,10 +1,11 @@
 """dataset_statistics.json of Octo and of other loaders of Open X-Embodiment data.
 
 Octo (https://github.com/octo-models/octo, ``octo.data.utils.data_utils``) writes a file for each
-data set, ``{"action": ..., "proprio": ..., "num_transitions": ...}``, and one for a model, which
-holds that by the name of each data set. The entries have mean, std, min, max, p01, p99 and, in a
-model's file, a mask. OpenVLA has the same files with other keys: see
-:mod:`jaxnorm.data.formats.openvla`.
+data set, ``{"action": ..., "proprio": ..., "num_transitions": ..., "num_trajectories": ...}``, and
+one for a model, which holds that by the name of each data set. The entries have mean, std, min,
+max, p01, p99 and, in a model's file, a mask. Octo cannot combine data sets without the number of
+trajectories, but computes nothing by it, so null is written where it is unknown. OpenVLA has the
+same files with other keys: see :mod:`jaxnorm.data.formats.openvla`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +16,14 @@ import numpy as np
 
 from jaxnorm.data.formats import documents
 from jaxnorm.data.formats.contents import Contents, FormatError, Statistics
+from jaxnorm.data.formats.episodes import counted, counts
 from jaxnorm.data.formats.values import assembled, booleans, doubtful, not_finite, numbers, writable
 from jaxnorm.data.formula import Formula
 
 NAME = "octo"
 QUANTILES = {"p01": 0.01, "p99": 0.99}
 LEAVES = ("action", "proprio")
-COUNT = "num_transitions"
+COUNT, EPISODES = "num_transitions", "num_trajectories"
 # where the config.json of an OpenVLA model holds them
 MODEL = "norm_stats"
 # (x - mean) / (std + 1e-8), and clip(2 * (x - p01) / (p99 - p01 + 1e-8) - 1, -1, 1)
@@ -45,9 +47,9 @@ def read(path: Path) -> Contents:
     return read_keys(path, QUANTILES, FORMULA, NOTES)
 
 
-def write(path: Path, leaves: dict[str, Statistics]) -> None:
+def write(path: Path, leaves: dict[str, Statistics], notes: tuple[str, ...] = ()) -> None:
     """Write a file of one data set, ``action`` and ``proprio``, or of several by their names."""
-    write_keys(path, leaves, QUANTILES, "Octo")
+    write_keys(path, leaves, QUANTILES, "Octo", notes)
 
 
 def holds(held: Any, quantiles: Mapping[str, float]) -> bool:
@@ -68,7 +70,7 @@ def read_keys(
 ) -> Contents:
     """Read a file whose quantiles have these keys."""
     path = Path(path)
-    leaves = {}
+    leaves, told = {}, {}
     for name, dataset, entry in _entries(documents.load(path)):
         if not isinstance(entry, dict):
             raise FormatError(f"{path} must hold statistics of {name!r}: it holds {entry!r:.60}.")
@@ -80,16 +82,24 @@ def read_keys(
             if key in entry
         }
         found = {rank: arrays.pop(key) for key, rank in quantiles.items() if key in entry}
-        arrays["count"] = _count(path, dataset)
+        arrays["count"] = _total(path, COUNT, dataset)
+        count = _total(path, EPISODES, dataset)
+        if count is not None and 0 <= count.item() < np.inf:
+            told[name.rpartition("/")[0]] = counted(int(count.item()), name.rpartition("/")[0])
         mask = booleans(path, f"'mask' of {name!r}", entry["mask"]) if "mask" in entry else None
         leaves[name] = assembled(path, name, arrays, found, mask)
     if not leaves:
         raise FormatError(f"{path} must hold 'action' or 'proprio': it holds neither.")
-    return Contents(leaves, formula, notes + not_finite(leaves) + doubtful(leaves))
+    notes = (*notes, *told.values(), *not_finite(leaves), *doubtful(leaves))
+    return Contents(leaves, formula, notes)
 
 
 def write_keys(
-    path: Path, leaves: dict[str, Statistics], quantiles: Mapping[str, float], title: str
+    path: Path,
+    leaves: dict[str, Statistics],
+    quantiles: Mapping[str, float],
+    title: str,
+    notes: tuple[str, ...],
 ) -> None:
     """Write a file whose quantiles have these keys."""
     named = f"{title}'s dataset_statistics.json"
@@ -97,6 +107,9 @@ def write_keys(
     contents: dict[str, Any] = {}
     ranks = tuple(quantiles.values())
     known = writable(leaves, named, needed, masks=True, quantiles=ranks)
+    episodes = counts(notes)
+    # what was fitted has no name of a data set, but its leaves may be renamed
+    alone = episodes.get("") if len({leaf.rpartition("/")[0] for leaf in leaves}) == 1 else None
     for leaf, statistics in known.items():
         dataset, _, name = leaf.rpartition("/")
         if name not in LEAVES or "/" in dataset or bool(dataset) != _in_datasets(leaves):
@@ -104,25 +117,33 @@ def write_keys(
                 f"{named} must hold 'action' and 'proprio', or those of data sets, as in "
                 f"'bridge/action': got {leaf!r}. Name the leaves so."
             )
-        if missing := [rank for rank in quantiles.values() if not _has(statistics, rank)]:
-            raise FormatError(
-                f"{named} needs the quantiles 0.01 and 0.99: {leaf!r} has no {missing[0]}. "
-                "Fit with quantiles=(0.01, 0.99)."
-            )
-        entry = {"mean": statistics.mean, "std": np.sqrt(statistics.var)}
-        entry |= {"max": statistics.max, "min": statistics.min}
-        entry |= {key: statistics.quantiles[rank] for key, rank in quantiles.items()}
-        if statistics.mask is not None:
-            entry["mask"] = statistics.mask
         own = contents.setdefault(dataset, {}) if dataset else contents
-        own[name] = {key: np.atleast_1d(array) for key, array in entry.items()}
+        own[name] = _entry(named, leaf, statistics, quantiles)
         count = _whole_count(named, leaf, statistics)
         if own.setdefault(COUNT, count) != count:
             raise FormatError(
                 f"{named} must have one count for action and proprio: they have {own[COUNT]} and "
                 f"{count}. Fit them on the same steps."
             )
+        own[EPISODES] = episodes.get(dataset, alone)
     documents.save(Path(path), contents, indent=2)
+
+
+def _entry(
+    named: str, leaf: str, statistics: Any, quantiles: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a leaf by their keys in the file."""
+    if missing := [rank for rank in quantiles.values() if not _has(statistics, rank)]:
+        raise FormatError(
+            f"{named} needs the quantiles 0.01 and 0.99: {leaf!r} has no {missing[0]}. "
+            "Fit with quantiles=(0.01, 0.99)."
+        )
+    entry = {"mean": statistics.mean, "std": np.sqrt(statistics.var)}
+    entry |= {"max": statistics.max, "min": statistics.min}
+    entry |= {key: statistics.quantiles[rank] for key, rank in quantiles.items()}
+    if statistics.mask is not None:
+        entry["mask"] = statistics.mask
+    return {key: np.atleast_1d(array) for key, array in entry.items()}
 
 
 def _entries(held: Any) -> Iterator[tuple[str, Mapping, Any]]:
@@ -139,12 +160,14 @@ def _entries(held: Any) -> Iterator[tuple[str, Mapping, Any]]:
                 yield f"{name}/{leaf}", dataset, dataset[leaf]
 
 
-def _count(path: Path, dataset: Mapping) -> np.ndarray | None:
-    """Return the number of steps; files of models of several versions may lack it."""
-    count = dataset.get(COUNT)
-    # several data sets that Octo combined have a list of counts
+def _total(path: Path, key: str, dataset: Mapping) -> np.ndarray | None:
+    """Return the number of steps or episodes; files of models of several versions may lack it."""
+    count = dataset.get(key)
+    # several data sets that Octo combined have a list of counts, with null for unknown ones
+    if count is None or (isinstance(count, list) and None in count):
+        return None
     with np.errstate(over="ignore"):
-        return None if count is None else np.sum(numbers(path, repr(COUNT), count), keepdims=True)
+        return np.sum(numbers(path, repr(key), count), keepdims=True)
 
 
 def _has(statistics: Any, rank: float) -> bool:

@@ -34,6 +34,6 @@ def read(path: Path) -> Contents:
     return read_keys(path, QUANTILES, FORMULA, NOTES)
 
 
-def write(path: Path, leaves: dict[str, Statistics]) -> None:
+def write(path: Path, leaves: dict[str, Statistics], notes: tuple[str, ...] = ()) -> None:
     """Write a file of data sets by their names, as in ``bridge_orig/action``, or of one."""
-    write_keys(path, leaves, QUANTILES, "OpenVLA")
+    write_keys(path, leaves, QUANTILES, "OpenVLA", notes)

@@ -1,6 +1,6 @@
 """Data sets in files of many formats, local or at an address, read piece by piece."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ __all__ = [
     "Piece",
     "SourceError",
     "Wanted",
+    "episodes",
     "fingerprint",
     "lacking",
     "left_out",
@@ -128,6 +129,21 @@ def left_out(path: str, axes: Mapping[str, Axes]) -> dict[str, str]:
             if leaf.unsupported or leaf.is_coordinate
         } | choosing.without_dimensions(one, axes)
     return found
+
+
+def episodes(paths: Sequence[str], leaves: Collection[str]) -> int | None:
+    """Return how many episodes these leaves are of, or None if one of the files does not tell.
+
+    Raises:
+      SourceError: a file cannot be read.
+    """
+    total = 0
+    for path in expanded(paths):
+        count = guarded(path, lambda reader: reader.episodes(leaves))
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def vector(path: str, name: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class Hdf5(ChunkedReader):
             if "*" in whole:
                 stem = whole.partition("*")[0]
                 groups.setdefault(stem, set()).add(_group(dataset.name, stem))
+        self.groups = groups
         self.leaves = {}
         self.arrays = arrays = {}
         for name, parts in joined.items():
@@ -76,6 +77,14 @@ class Hdf5(ChunkedReader):
                     starts[1:] |= ends.read(0, (0, lengths[0]))[0] != 0
         first, last = cut or (0, len(starts))
         return starts[:-1][first : last + after]
+
+    def episodes(self, leaves: Collection[str]) -> int | None:
+        stems = {leaf.partition("*")[0] for leaf in leaves if "*" in leaf}
+        if len(stems) != 1 or not all("*" in leaf for leaf in leaves):
+            return None
+        (stem,) = stems
+        name = f"{stem.rpartition('/')[2]}0"
+        return len(self.groups[stem]) if SEQUENCES.fullmatch(name) else None
 
 
 class Joined:

@@ -1,7 +1,7 @@
 """Reader of LeRobot's data sets (v2 and v3), folders with Parquet files and meta/info.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,13 @@ class LeRobot(Parquet):
 
     def __init__(self, path: str):
         with opened_file(inside(path, INFO)) as file:
-            self.features, frames = _described(path, file.read())
+            self.features, self.info = _described(path, file.read())
         if not exists(inside(path, "data")):
             raise SourceError(f"{path} must hold the folder data, beside {INFO}: there is none.")
         super().__init__(inside(path, "data"))
         self.path = path
         rows = sum(group.rows for group in self.groups)
-        self._check_frames(rows, frames)
+        self._check_frames(rows, self.info.get("total_frames"))
         for name, feature in self.features.items():
             if feature["dtype"] in FRAMES:
                 self.leaves[name] = Leaf((rows,), "frames", obstacle=FRAMES[feature["dtype"]])
@@ -53,6 +53,10 @@ class LeRobot(Parquet):
             keep = self._mask(leaf, read[leaf], keep)
             masks[leaf] = masks[leaf] & keep if leaf in masks else keep
         return Batch({leaf: read[leaf] for leaf in along}, masks)
+
+    def episodes(self, leaves: Collection[str]) -> int | None:
+        found = self.info.get("total_episodes")
+        return found if isinstance(found, int) else None
 
     def _mask(self, leaf: str, x: np.ndarray, keep: np.ndarray) -> np.ndarray:
         if x.shape[: keep.ndim] != keep.shape:
@@ -100,8 +104,8 @@ def _longer(shape: tuple[int, ...]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _described(path: str, data: bytes) -> tuple[Mapping[str, Mapping[str, Any]], Any]:
-    """Return the features, and the number of frames or None."""
+def _described(path: str, data: bytes) -> tuple[Mapping[str, Mapping[str, Any]], Mapping]:
+    """Return the features, and all of the description."""
     try:
         info = json.loads(data)
         features = info["features"]
@@ -110,4 +114,4 @@ def _described(path: str, data: bytes) -> tuple[Mapping[str, Mapping[str, Any]],
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         said = f"{type(error).__name__}, {error}"
         raise SourceError(f"{path} must describe features in {INFO}: {said}.") from None
-    return features, info.get("total_frames")
+    return features, info

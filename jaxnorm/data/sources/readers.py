@@ -1,7 +1,7 @@
 """The interface of readers, one for each format: a file's leaves, its cuts and its parts."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -111,6 +111,10 @@ class Reader(Protocol):
 
         ``cut`` is None for all rows.
         """
+        return None
+
+    def episodes(self, leaves: Collection[str]) -> int | None:
+        """Return how many episodes these leaves are of, or None if the file does not tell."""
         return None
 
     def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
