@@ -265,12 +265,20 @@ def check_differences(diff: int | str | None, format: str, out: Path) -> None:
 
 
 def check_out(path: Path, format: str) -> None:
-    """Refuse a path that is no file or folder of the format, or that holds something else."""
+    """Refuse a path that is no file or folder of the format, or that holds something else.
+
+    Raises:
+      UsageError: the name is wrong, or something else would be lost.
+      OSError: nothing can be written there.
+    """
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise NotADirectoryError(f"{above} must be a folder: it is a file. Name another one.")
     try:
         if format == OWN:
             files.known(path)
             formats.check_replaceable(path)
         else:
             formats.check_target(path, format)
-    except (ValueError, NotADirectoryError) as error:
+    except (ValueError, FileExistsError, NotADirectoryError) as error:
         raise UsageError(str(error)) from None

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,46 @@ def test_addresses_are_refused_in_words(name, fitted, capsys):
         assert command(arguments) in (1, 2)
         assert re.search(said, capsys.readouterr().err)
     assert sorted(path.name for path in Path().iterdir()) == ["robot.npz", "stats.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "status", "said"),
+    [
+        ("brax", "folder", 2, "folder must not exist: it does. Name another folder, or remove it."),
+        ("octo", "folder", 1, "folder must be a file: it is a folder. Name another one."),
+        (
+            "lerobot",
+            "folder",
+            1,
+            "must lie in a folder that exists: folder/meta is none. Make it first.",
+        ),
+        ("makani", "file", 2, "file must be a folder: it is a file. Name another one."),
+        ("jaxnorm", "file/a.json", 1, "file must be a folder: it is a file. Name another one."),
+        ("graphcast", "file/a", 1, "file must be a folder: it is a file. Name another one."),
+    ],
+)
+def test_where_a_format_cannot_be_written_is_known_before_the_fit(
+    name, target, status, said, capsys
+):
+    for needed, module in (("brax", "orbax.checkpoint"), ("graphcast", "xarray")):
+        if name == needed:
+            pytest.importorskip(module)
+    Path("folder").mkdir()
+    Path("file").touch()
+    np.savez("robot.npz", action=np.ones((4, 2)))
+    assert fit(["robot.npz", "--format", name, "--out", target]) == status
+    assert capsys.readouterr().err.endswith(f"{said}\n")
+    # no state of a fit
+    assert sorted(path.name for path in Path().iterdir()) == ["file", "folder", "robot.npz"]
+
+
+@pytest.mark.parametrize(("name", "module"), [("brax", "orbax"), ("graphcast", "xarray")])
+def test_a_library_that_is_missing_is_known_before_the_fit(name, module, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    np.savez("robot.npz", action=np.ones((4, 2)))
+    assert fit(["robot.npz", "--format", name, "--out", "new"]) == 1
+    assert "which is not installed: pip install" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["robot.npz"]
 
 
 # damaged files -----------------------------------------------------------------------------------

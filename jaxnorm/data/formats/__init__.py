@@ -22,9 +22,9 @@ __all__ = [
     "write",
 ]
 
-# The module of each format, which has recognizes(path), read(path) and write(path, leaves),
-# target(path) if it writes a file of its own name into a folder, and ALONE, the names of files that
-# it writes instead of a folder.
+# The module of each format, which has recognizes(path), read(path) and write(path, leaves). Some
+# have target(path), the file of its own name in a folder; ALONE, names of files that are written
+# instead of a folder; and check(path), which refuses a path that cannot be written.
 FORMATS = {
     "openpi": "openpi",
     "octo": "octo",
@@ -90,11 +90,15 @@ def write(
 
 
 def check_target(path: Path, name: str) -> None:
-    """Refuse a path whose name is none of the format, or where a file holds something else.
+    """Refuse a path to which the format cannot be written, before a long fit begins.
+
+    The folder that the path lies in may be missing, as it can be made.
 
     Raises:
       FormatError: the suffix is another one; a file is there that holds no statistics.
-      NotADirectoryError: the format is a folder, and the path is a file.
+      OSError: a file is there, and the format is a folder, or the other way round; a folder is
+        there that must be new, or cannot be written to.
+      ModuleNotFoundError: the format needs a library that is missing.
     """
     writer = module(name)
     files.check_local(path)
@@ -111,9 +115,13 @@ def check_target(path: Path, name: str) -> None:
             )
         if path.is_file() and not own:
             raise NotADirectoryError(f"{path} must be a folder: it is a file. Name another one.")
+        getattr(writer, "check", lambda _: None)(path)
+        if path.is_dir():
+            files.placeable(path / "any")
         return
     if path.is_dir():
         path = getattr(writer, "target", Path)(path)
+        files.placeable(path)
     elif path.suffix != suffix:
         raise FormatError(
             f"the name of a file of {name!r} must end in {suffix}: got {str(path)!r}. Name "

@@ -19,6 +19,7 @@ from jaxnorm.data.formula import Formula
 from jaxnorm.data.trees import flatten
 
 NAME = "brax"
+check = orbax.check
 # std = clip(sqrt(summed_variance / count + std_eps), 1e-6, 1e6), by which brax divides
 LEAST, MOST = 1e-6, 1e6
 # float32 rounds the deviation of the state by 6e-8 of it, and sums by some more

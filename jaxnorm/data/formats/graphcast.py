@@ -17,6 +17,7 @@ from jaxnorm.data.formats.values import assembled, not_finite, numbers, writable
 from jaxnorm.data.formula import Formula
 
 NAME = "graphcast"
+check = netcdf.check
 MEAN, STD, MIN = "mean_by_level.nc", "stddev_by_level.nc", "min_by_level.nc"
 DIFFERENCES = "diffs_stddev_by_level.nc"
 # The files that are read and written alone, by their own name.

@@ -39,13 +39,18 @@ def load(path: Path) -> Any:
         ) from error
 
 
-def save(path: Path, tree: Any) -> None:
-    """Write a checkpoint in one step, to a folder that does not exist."""
-    path = Path(path).absolute()
+def check(path: Path) -> None:
+    """Refuse a path where something is, or whose library is missing."""
     if path.exists():
         raise FileExistsError(f"{path} must not exist: it does. Name another folder, or remove it.")
+    _libraries(path)
+
+
+def save(path: Path, tree: Any) -> None:
+    """Write a checkpoint in one step, to a folder that does not exist."""
+    check(path)
     _, checkpoint = _libraries(path)
-    checkpoint.PyTreeCheckpointer().save(path, tree)
+    checkpoint.PyTreeCheckpointer().save(Path(path).absolute(), tree)
 
 
 def _libraries(path: Path) -> tuple[Any, Any]:
