@@ -10,7 +10,7 @@ import numpy as np
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
-from jaxnorm.data.options import add_share, name_and_new
+from jaxnorm.data.options import UsageError, add_share, check_names, check_out, name_and_new
 from jaxnorm.data.show import CannotLoad, loaded
 
 # Float64 keeps a number to the first, and float32 to the second of it, or to the smallest number.
@@ -21,16 +21,20 @@ def main(arguments: list[str]) -> int:
     """Run the command, and return its exit status.
 
     The status is 0 for success, 1 for a file that cannot be read or written, or whose statistics
-    the format cannot say, 2 for wrong usage.
+    the format cannot say, 2 for arguments that are wrong or do not fit the files.
     """
     options = _parser().parse_args(arguments)
     try:
         fitted = loaded(options.source, options.source_format)
+        check_names(options, fitted.summaries)
+        check_out(options.target, options.target_format)
         fitted = fitted.share_deviation(*options.share).rename(dict(options.rename))
         fitted.save(options.target, options.target_format)
         written = Normalizer.load(options.target, options.target_format)
     except CannotLoad as error:
         return _failed(str(error), error.status)
+    except UsageError as error:
+        return _failed(str(error), 2)
     except (ValueError, ModuleNotFoundError, OSError) as error:
         return _failed(str(error), 1)
     leaves = ", ".join(

@@ -36,7 +36,7 @@ COLUMNS = ("count", "mean", "deviation", "min", "max")
 def main(arguments: list[str]) -> int:
     """Run the command, and return its exit status.
 
-    The status is 0 for success, 1 for a file that cannot be shown, 2 for wrong usage.
+    The status is 0 for success, 1 for a file that cannot be shown, 2 for arguments that are wrong.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -68,6 +68,9 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     """Load statistics of any format, and turn every error into one sentence."""
     try:
         files.check_local(path)
+    except ValueError as error:
+        raise CannotLoad(str(error), 2) from None
+    try:
         if not path.exists():
             raise FileNotFoundError
         return Normalizer.load(path, format=format)
@@ -81,9 +84,7 @@ def loaded(path: Path, format: str | None) -> Normalizer:
         if path.is_dir() and not format:
             said = f"{path} must be a folder of statistics that is known: it is none"
             raise CannotLoad(f"{said}. To fit the statistics of data: jaxnorm fit.") from None
-        # a suffix that no format has is a mistake of usage
-        known = path.suffix in files.SUFFIXES or format
-        raise CannotLoad(str(error), 1 if known else 2) from None
+        raise CannotLoad(str(error)) from None
 
 
 def _print_table(path: Path, fitted: Normalizer) -> None:

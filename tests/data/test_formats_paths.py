@@ -39,7 +39,7 @@ def test_data_files_are_never_overwritten(name, target, fitted, capsys):
     for path in ("v.txt", "v.nc", "run/v.zarr"):
         Path(path).write_bytes(b"CDF\x01")
     before = Path(target).read_bytes()
-    assert convert(["stats.safetensors", target, "--to", name]) == 1
+    assert convert(["stats.safetensors", target, "--to", name]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert Path(target).name in said
@@ -59,7 +59,7 @@ def test_our_own_format_replaces_statistics_alone(name, fitted, capsys):
     save_file({"weight": np.ones(3)}, "model.safetensors")
     Path("package.json").write_text('{"name": "jaxnorm"}' + " " * 100)
     before = Path(name).read_bytes()
-    assert convert(["stats.json", name]) == 1
+    assert convert(["stats.json", name]) == 2
     assert "must be a new file, or one of statistics" in capsys.readouterr().err
     assert Path(name).read_bytes() == before
     Path(name).write_bytes(b"")
@@ -77,7 +77,7 @@ def test_the_configuration_of_a_model_is_kept(fitted, capsys):
     }.items():
         Path(name).write_text(json.dumps(held))
         for format in ("jaxnorm", "openpi", "openvla", "lerobot"):
-            assert convert(["stats.json", name, "--to", format]) == 1
+            assert convert(["stats.json", name, "--to", format]) == 2
             assert "it holds something else" in capsys.readouterr().err
         assert json.loads(Path(name).read_text()) == held
 

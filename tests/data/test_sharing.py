@@ -133,7 +133,7 @@ def test_the_commands_share(rng, tmp_path, capsys, monkeypatch):
     ]:
         assert fit(["x.npz", *wrong, "--out", "e.json"]) in (1, 2)
         assert said in capsys.readouterr().err
-    assert convert(["b.json", "e.json", "--share", "u,w"]) == 1
+    assert convert(["b.json", "e.json", "--share", "u,w"]) == 2
     # what was fitted before the last mistake is kept
     left = {path.name for path in tmp_path.iterdir()} - set(before)
     assert all(name.startswith(".e.") for name in left)
