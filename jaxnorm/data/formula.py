@@ -74,14 +74,15 @@ class Formula(NamedTuple):
         """
         empty = np.isposinf(low) & np.isneginf(high)
         low, high = np.where(empty, -1.0, low), np.where(empty, 1.0, high)
+        # half the width has the same bits as the width, and no range is too wide for it
         with np.errstate(invalid="ignore"):
-            exact = high - low
-        width = np.maximum(exact + self.range_added, self.range_least)
+            exact = high / 2 - low / 2
+        half = np.maximum(exact + self.range_added / 2, self.range_least / 2)
         if self.range_zero is not None:
-            width = np.where(exact == 0, self.range_zero, width)
+            half = np.where(exact == 0, self.range_zero / 2, half)
         # only a width that was replaced has its center moved: what is added keeps low at -1
-        constant = self.constant_is_zero & (exact <= self.range_least)
-        return low, np.where(constant, exact, width) / 2, width / 2
+        constant = self.constant_is_zero & (exact <= self.range_least / 2)
+        return low, np.where(constant, exact, half), half
 
     def standard_in_words(self) -> str:
         """Return the formula of mode "standard".

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxnorm.data import Normalizer
-from jaxnorm.data.formula import Formula
+from jaxnorm.data.formula import OURS, Formula
 
 RANKS = (0.01, 0.99)
 
@@ -397,3 +397,33 @@ def test_files_that_were_changed_by_hand_are_refused(old, new, tmp_path):
     path.write_text(text.replace(old, new))
     with pytest.raises(ValueError, match=r"stats.json must be a Normalizer's file"):
         Normalizer.load(path)
+
+
+# wide ranges -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float64, 1.7e308), (np.float32, 3.4e38)])
+@pytest.mark.parametrize("mode", ["min_max", "quantile"])
+def test_a_range_wider_than_the_largest_number(dtype, most, mode):
+    low, high = np.array([-most, -most, most / 2]), np.array([most, most / 2, most])
+    known = {"min": low, "max": high, "quantiles": {0.01: low, 0.99: high}}
+    stats = Normalizer.from_statistics(**known)
+    x = np.array([low, low / 2 + high / 2, high], dtype)
+    y = stats.normalize(x, mode=mode)
+    np.testing.assert_allclose(y, np.outer([-1, 0, 1], [1, 1, 1]), atol=4 * np.finfo(dtype).eps)
+    restored = stats.denormalize(y, mode=mode)
+    np.testing.assert_allclose(restored, x, rtol=8 * np.finfo(dtype).eps, atol=most * 1e-7)
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [OURS, Formula(range_added=1e-8), Formula(range_zero=1e-8), Formula(range_added=1e-6)],
+    ids=["ours", "octo", "lerobot", "openpi"],
+)
+def test_widths_keep_every_bit(formula, rng):
+    low = rng.standard_normal(10_000) * 10.0 ** rng.integers(-30, 30, 10_000)
+    high = low + np.abs(rng.standard_normal(10_000)) * 10.0 ** rng.integers(-30, 30, 10_000)
+    width = np.maximum(high - low + formula.range_added, formula.range_least)
+    if formula.range_zero is not None:
+        width = np.where(high == low, formula.range_zero, width)
+    assert np.array_equal(formula.ranged(low, high)[2], width / 2)
