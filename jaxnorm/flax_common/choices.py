@@ -1,11 +1,12 @@
 """Which norms of a model an argument means: by class, by path, or by a function."""
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 Choice = type | str | Callable[[str, Any], bool]
 # a class, a path, a function of path and module, or several of these
 Chosen = Choice | Iterable[Choice] | None
+Module = TypeVar("Module")
 
 
 def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
@@ -79,6 +80,24 @@ def check_named(
             f"{name} must name {what} by their paths from the top: got {choice!r}; there are "
             f"{', '.join(map(repr, paths)) or 'none'}."
         )
+
+
+def frozen_among(only: Chosen, frozen: Mapping[str, Module]) -> dict[str, Module]:
+    """Return the frozen norms that ``only`` names, by their paths; None names all.
+
+    Raises:
+      TypeError: ``only`` is no choice.
+      ValueError: it names no frozen norm.
+    """
+    chosen = choices("only", only)
+    check_named("only", chosen, frozen, "frozen norms")
+    found = {path: norm for path, norm in frozen.items() if is_chosen(chosen, path, norm)}
+    if chosen is not None and not found:
+        raise ValueError(
+            "the model must have a frozen norm that only names: frozen are "
+            f"{', '.join(frozen) or 'none'}."
+        )
+    return found
 
 
 def unnamed(chosen: tuple[Choice, ...] | None, paths: Collection[str]) -> list[str]:

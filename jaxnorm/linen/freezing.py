@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.choices import Chosen, frozen_among
 from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import Edited, check_module
@@ -81,12 +81,17 @@ def freeze(
     return Edited(model, edits), Report(tuple(rows))
 
 
-def unfreeze(model: Any, *, only: Chosen = None) -> Any:
+def unfreeze(
+    model: nn.Module | Edited, *, only: Chosen = None
+) -> tuple[nn.Module | Edited, Report]:
     """Return a model without what :func:`freeze` did to it.
 
     Args:
       model: the model, which stays as it is.
       only: the norms, as in :func:`freeze`. None takes all that are frozen.
+
+    Returns:
+      The model, and a report of the norms that were frozen.
 
     Raises:
       TypeError: the model is no linen module, or ``only`` is something else.
@@ -96,19 +101,14 @@ def unfreeze(model: Any, *, only: Chosen = None) -> Any:
     >>> from jaxnorm import linen as nn
     >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
     >>> frozen, _ = nn.freeze(norm, norm.init(jax.random.key(0), x), x, mutable=["batch_stats"])
-    >>> nn.unfreeze(frozen) is norm
-    True
+    >>> thawed, report = nn.unfreeze(frozen)
+    >>> thawed is norm, report.rows[0].outcome
+    (True, 'unfrozen')
     """
     check_module("unfreeze", model)
-    chosen, frozen = choices("only", only), dict(_frozen(model))
-    check_named("only", chosen, frozen, "frozen norms")
-    thawed = {path for path, norm in frozen.items() if is_chosen(chosen, path, norm)}
-    if chosen is not None and not thawed:
-        raise ValueError(
-            "the model must have a frozen norm that only names: frozen are "
-            f"{', '.join(frozen) or 'none'}."
-        )
-    return _thawed(model, thawed)
+    found = frozen_among(only, dict(_frozen(model)))
+    rows = [Row(path, type(norm).__name__, "unfrozen") for path, norm in found.items()]
+    return _thawed(model, found), Report(tuple(rows))
 
 
 def _frozen(model: Any) -> Iterator[tuple[str, nn.Module]]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
-from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, frozen_among, is_chosen
 from jaxnorm.flax_common.surgery import Report, Row
 from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
@@ -129,20 +129,28 @@ def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
 
     Args:
       model: the model, which is modified.
-      only: the norms, as in :func:`freeze`.
+      only: the norms, as in :func:`freeze`. None takes all that are frozen.
 
     Returns:
       The model, and a report of the norms that were frozen.
 
     Raises:
-      TypeError: as in :func:`freeze`.
-      ValueError: ``only`` names no norm with running statistics, or the model has none.
+      TypeError: the model is no nnx module, or ``only`` is something else.
+      ValueError: ``only`` names no frozen norm.
+
+    >>> from flax.nnx import Rngs
+    >>> from jaxnorm import nnx
+    >>> norm, _ = nnx.freeze(nnx.BatchNorm(1, rngs=Rngs(0)))
+    >>> norm, report = nnx.unfreeze(norm)
+    >>> report.rows[0].outcome
+    'unfrozen'
     """
-    found = _found("unfreeze", model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
-    thawed = {path: norm for path, norm in found.items() if is_frozen(norm)}
-    for norm in thawed.values():
+    check_module("unfreeze", model)
+    norms = modules(model, (), WITH_RUNNING)
+    found = frozen_among(only, {path: norm for path, norm in norms.items() if is_frozen(norm)})
+    for norm in found.values():
         del norm.frozen
-    return model, Report(tuple(Row(p, type(n).__name__, "unfrozen") for p, n in thawed.items()))
+    return model, Report(tuple(Row(p, type(n).__name__, "unfrozen") for p, n in found.items()))
 
 
 def _found(

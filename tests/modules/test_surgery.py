@@ -11,6 +11,7 @@ import pytest
 from flax import nnx as fnx
 
 import jaxnorm as jn
+from jaxnorm.flax_common.surgery import Report
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 3, 8)) + 3
@@ -222,9 +223,11 @@ class TestFreezing:
         np.testing.assert_array_equal(
             all_frozen.apply(variables, X, True), model.apply(variables, X, False)
         )
-        assert jn.linen.unfreeze(frozen) is model
+        thawed, report = jn.linen.unfreeze(frozen)
+        assert thawed is model
+        assert [(row.path, row.outcome) for row in report.rows] == [("Block_0/norm", "unfrozen")]
         swapped, *_ = jn.linen.swap(frozen, variables, X, to="rms", only=fnn.LayerNorm)
-        assert jn.linen.unfreeze(swapped).model is model
+        assert jn.linen.unfreeze(swapped)[0].model is model
 
     def test_linen_in_part(self):
         model = Linen()
@@ -237,31 +240,38 @@ class TestFreezing:
             (frozen, jn.linen.BatchNorm),
             (frozen, [lambda path, norm: type(norm) is jn.linen.BatchNorm and path[:1] == "B"]),
         ):
-            part = jn.linen.unfreeze(all_frozen, only=only)
+            part, report = jn.linen.unfreeze(all_frozen, only=only)
+            assert [row.path for row in report.rows] == ["Block_0/norm"]
             new = part.apply(variables, X, True, mutable=["batch_stats"])[1]["batch_stats"]
             old = variables["batch_stats"]
             assert (new["Block_0"]["norm"]["mean"] != old["Block_0"]["norm"]["mean"]).all()
             np.testing.assert_array_equal(new["BatchNorm_0"]["mean"], old["BatchNorm_0"]["mean"])
-            assert jn.linen.unfreeze(part, only="BatchNorm_0") is model
-        assert jn.linen.unfreeze(model) is model
+            assert jn.linen.unfreeze(part, only="BatchNorm_0")[0] is model
+        assert jn.linen.unfreeze(model) == (model, Report(()))
 
     @pytest.mark.parametrize(
         ("only", "error", "message"),
         [
-            ("nowhere", ValueError, "name frozen norms .* got 'nowhere'; there are 'BatchNorm_0'"),
-            (["Block_0", "nowhere"], ValueError, "got 'nowhere'"),
-            (fnn.Dense, ValueError, "must have a frozen norm that only names: .* BatchNorm_0, Bl"),
+            ("nowhere", ValueError, "name frozen norms .* got 'nowhere'; there are '.*', '"),
+            ([fnn.Dense, "nowhere"], ValueError, "got 'nowhere'"),
+            (fnn.Dense, ValueError, "must have a frozen norm that only names: frozen are .*, "),
             ([None], TypeError, "only must be a class, a path"),
         ],
     )
-    def test_what_linen_cannot_unfreeze(self, only, error, message):
+    def test_what_cannot_be_unfrozen(self, only, error, message):
         frozen, _ = jn.linen.freeze(Linen(), variables_of(Linen()), X)
-        with pytest.raises(error, match=message):
-            jn.linen.unfreeze(frozen, only=only)
-        with pytest.raises(error):
-            jn.linen.unfreeze(Linen(), only=only)
-        with pytest.raises(TypeError, match=r"module of flax\.linen: got int"):
-            jn.linen.unfreeze(3)
+        nnx, _ = jn.nnx.freeze(Nnx(fnx.Rngs(0)))
+        for unfreeze, model, untouched in (
+            (jn.linen.unfreeze, frozen, Linen()),
+            (jn.nnx.unfreeze, nnx, Nnx(fnx.Rngs(0))),
+        ):
+            with pytest.raises(error, match=message):
+                unfreeze(model, only=only)
+            with pytest.raises(error):
+                unfreeze(untouched, only=only)
+            assert unfreeze(untouched)[1] == Report(())
+            with pytest.raises(TypeError, match=r"module of flax\.(linen|nnx): got int"):
+                unfreeze(3)
 
     def test_linen_calibration(self):
         model = Linen(jn.linen)  # Flax's collect no Moments

@@ -486,7 +486,7 @@ def linen_surgery(variables: dict[str, dict[str, Array]]) -> None:
     jn.linen.fold(folded, new, x)
     swapped, new, _ = jn.linen.swap(norm, variables, x, to="rms", options={"epsilon": 1e-5})
     frozen, _ = jn.linen.freeze(swapped, new, x)
-    jn.linen.unfreeze(frozen, only=jn.linen.BatchNorm)
+    print(jn.linen.unfreeze(frozen, only=jn.linen.BatchNorm)[1].to_json().upper())
 
 
 def nnx_surgery() -> None:
