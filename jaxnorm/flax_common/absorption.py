@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxnorm.arguments.numbers import is_number
 from jaxnorm.flax_common.layers import Layer, Norm, on_axes
+from jaxnorm.flax_common.surgery import double
 
 # of a module, by its number and name
 Variables = Mapping[tuple[int, str], np.ndarray]
@@ -134,8 +135,3 @@ def default_bound(dtype: Any) -> float:
     2896
     """
     return 1 / math.sqrt(jnp.finfo(dtype).eps)
-
-
-def double(array: Any) -> np.ndarray:
-    kind = np.complex128 if np.iscomplexobj(array) else np.float64
-    return np.asarray(array).astype(kind)

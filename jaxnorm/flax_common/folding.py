@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxnorm.flax_common.absorption import Weights, affine, condition, default_bound, double, into
+from jaxnorm.flax_common.absorption import Weights, affine, condition, default_bound, into
 from jaxnorm.flax_common.layers import Layer, Norm
-from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.surgery import Report, Row, difference, double
 from jaxnorm.flax_common.tracing import Program, evaluate
 
 _KINDS = ("module", "result")
@@ -162,7 +162,7 @@ class Folding:
         """
         outputs, results = self._run(program, arrays)
         rows = tuple(self._row(norm, outputs) for norm in self.graph.norms)
-        return Report(rows, *_difference(self._results, results))
+        return Report(rows, *difference(self._results, results))
 
     def _row(self, norm: int, after: Mapping[int, Any]) -> Row:
         about, fold = self.graph.norms[norm], self.folds.get(norm)
@@ -172,12 +172,10 @@ class Folding:
         # a layer with a norm before and after it shows both in the output of the second
         taken = {other.layers[0]: other.norm for other in self.folds.values() if other.before}
         shown = [taken.get(layer, layer) for layer in fold.layers]
-        difference, largest = _difference(
-            [self._outputs[i] for i in shown], [after[i] for i in shown]
-        )
+        apart, largest = difference([self._outputs[i] for i in shown], [after[i] for i in shown])
         names = tuple(self.graph.layers[layer].path for layer in fold.layers)
         row = replace(row, outcome="folded", into=names)
-        return replace(row, difference=difference, largest=largest)
+        return replace(row, difference=apart, largest=largest)
 
     def _folded(self, fold: Fold) -> dict[int, Weights] | str:
         """Return the new weights of the layers that take over a norm, or why they cannot."""
@@ -215,13 +213,3 @@ class Folding:
 
     def _has_parameters(self, norm: int) -> bool:
         return any((norm, name) in self._variables for name in ("scale", "bias"))
-
-
-def _difference(before: list[Any], after: list[Any]) -> tuple[float, float]:
-    """Return the largest difference of arrays, and the largest of them before."""
-    largest = lambda arrays: max(
-        (float(np.abs(double(a)).max(initial=0)) for a in arrays), default=0.0
-    )
-    return largest([double(b) - double(a) for a, b in zip(before, after, strict=True)]), largest(
-        before
-    )

@@ -1,6 +1,11 @@
 """Reports of what was changed in a model."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
 
 from jaxnorm.arguments.text import in_columns
 from jaxnorm.flax_common.plain_json import as_json
@@ -78,6 +83,42 @@ class Report:
                 f"{self.largest:.3g}"
             )
         return "\n".join(shown)
+
+
+def changed(rows: Sequence[Row], before: Any, after: Any) -> Report:
+    """Return the report of a model with these outputs before and after; None if nothing ran."""
+    if before is None:
+        return Report(tuple(rows))
+    return Report(tuple(rows), *difference(jax.tree.leaves(before), jax.tree.leaves(after)))
+
+
+def difference(before: Sequence[Any], after: Sequence[Any]) -> tuple[float, float]:
+    """Return the largest difference of arrays, and the largest of them before.
+
+    >>> difference([np.array([1.0, -3.0])], [np.array([1.5, -3.0])])
+    (0.5, 3.0)
+    """
+    apart = [double(b) - double(a) for a, b in zip(before, after, strict=True)]
+    return _largest(apart), _largest(before)
+
+
+def _largest(arrays: Sequence[Any]) -> float:
+    return max((float(np.abs(double(a)).max(initial=0)) for a in arrays), default=0.0)
+
+
+def double(array: Any) -> np.ndarray:
+    """Return an array in double precision."""
+    kind = np.complex128 if np.iscomplexobj(array) else np.float64
+    return np.asarray(array).astype(kind)
+
+
+def are_values(tree: Any) -> bool:
+    """Return whether this process holds all arrays of a tree, none of them abstract or traced."""
+    return not any(
+        isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer)
+        or not getattr(leaf, "is_fully_addressable", True)
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _words(row: Row) -> tuple[str, ...]:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
 from flax import linen as nn
 
 from jaxnorm.flax_common.choices import Chosen, frozen_among
-from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, check_module
+from jaxnorm.linen.edited import Edited, check_module, check_variables
 from jaxnorm.linen.surgery import call_arguments, visited
 
 __all__ = ["freeze", "unfreeze"]
@@ -53,14 +54,16 @@ def freeze(
     Args:
       model: the model, which stays as it is.
       variables: its variables.
-      *inputs: inputs of the model, to find the norms that it calls.
+      *inputs: inputs of the model, to find the norms that it calls, and for the difference in the
+        report.
       only: the norms to freeze: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
         all norms below it, a function of path and module, or several of these. None takes all.
       **arguments: further arguments of ``model.apply``, such as ``train=False``.
 
     Returns:
-      The new model, whose ``apply`` is called as the model's, and a report. :func:`unfreeze`
-      returns the model.
+      The new model, whose ``apply`` is called as the model's, and a report, with the largest
+      difference of the outputs unless it is called with abstract variables or in ``jax.jit``.
+      :func:`unfreeze` returns the model.
 
     Raises:
       TypeError: ``only`` is something else.
@@ -73,22 +76,32 @@ def freeze(
     >>> frozen, report = nn.freeze(norm, variables, x, mutable=["batch_stats"])
     >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
     ([[1.0], [2.0]], 'frozen')
+    >>> round(report.difference, 3)
+    2.0
     """
     check_module("freeze", model)
     found = visited(model, variables, inputs, arguments, only, _runs)
     edits = tuple((path, Frozen(module)) for path, (module, _) in found.items())
     rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
-    return Edited(model, edits), Report(tuple(rows))
+    frozen, given = Edited(model, edits), (variables, inputs, arguments)
+    return frozen, changed(rows, _outputs(model, *given), _outputs(frozen, *given))
 
 
 def unfreeze(
-    model: nn.Module | Edited, *, only: Chosen = None
+    model: nn.Module | Edited,
+    variables: Mapping[str, Any] | None = None,
+    *inputs: Any,
+    only: Chosen = None,
+    **arguments: Any,
 ) -> tuple[nn.Module | Edited, Report]:
     """Return a model without what :func:`freeze` did to it.
 
     Args:
       model: the model, which stays as it is.
+      variables: its variables; None, the default, leaves out the difference in the report.
+      *inputs: inputs of the model, for the largest difference of its outputs in the report.
       only: the norms, as in :func:`freeze`. None takes all that are frozen.
+      **arguments: further arguments of ``model.apply``, as in :func:`freeze`.
 
     Returns:
       The model, and a report of the norms that were frozen.
@@ -106,9 +119,30 @@ def unfreeze(
     (True, 'unfrozen')
     """
     check_module("unfreeze", model)
+    if variables is not None:
+        check_variables(variables)
     found = frozen_among(only, dict(_frozen(model)))
     rows = [Row(path, type(norm).__name__, "unfrozen") for path, norm in found.items()]
-    return _thawed(model, found), Report(tuple(rows))
+    thawed, given = _thawed(model, found), (variables, inputs, arguments)
+    return thawed, changed(rows, _outputs(model, *given), _outputs(thawed, *given))
+
+
+def _outputs(
+    model: nn.Module | Edited,
+    variables: Mapping[str, Any] | None,
+    inputs: tuple,
+    arguments: Mapping[str, Any],
+) -> Any:
+    """Return what a model returns without its state, or None if there are no values to run on."""
+    if variables is None or not are_values((variables, inputs, arguments)):
+        return None
+    state = arguments.get("mutable", False) is not False or arguments.get("capture_intermediates")
+
+    def run(variables: Mapping[str, Any]) -> Any:
+        found = model.apply(variables, *inputs, **arguments)
+        return found[0] if state else found
+
+    return jax.jit(run)(variables)
 
 
 def _frozen(model: Any) -> Iterator[tuple[str, nn.Module]]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, frozen_among, is_chosen
-from jaxnorm.flax_common.surgery import Report, Row
+from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
 from jaxnorm.nnx.calls import check_module
@@ -86,7 +86,9 @@ def swap(
     return model, Report(tuple(rows))
 
 
-def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
+def freeze(
+    model: Model, *inputs: Any, only: Chosen = None, **arguments: Any
+) -> tuple[Model, Report]:
     """Make norms normalize by their running statistics, and keep these, also in training.
 
     Neither ``model.train()`` nor ``use_running_average=False`` at the call changes that, until
@@ -95,8 +97,11 @@ def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
 
     Args:
       model: the model, which is modified.
+      *inputs: inputs of the model, for the largest difference of its outputs in the report; none
+        leave it out.
       only: the norms to freeze: a class, a path such as ``"encoder/norm"``, which includes all
         norms below it, a function of path and module, or several of these. None takes all.
+      **arguments: further arguments of the call of the model.
 
     Returns:
       The model, and a report.
@@ -109,9 +114,10 @@ def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
     >>> from jaxnorm import nnx
-    >>> norm, report = nnx.freeze(nnx.BatchNorm(1, rngs=Rngs(0)))
-    >>> norm(jnp.array([[1.0], [2.0]])).round(3).tolist(), norm.mean[...].tolist()
-    ([[1.0], [2.0]], [0.0])
+    >>> x = jnp.array([[1.0], [2.0]])
+    >>> norm, report = nnx.freeze(nnx.BatchNorm(1, rngs=Rngs(0)), x)
+    >>> norm(x).round(3).tolist(), norm.mean[...].tolist(), round(report.difference, 3)
+    ([[1.0], [2.0]], [0.0], 2.0)
     """
     found = _found("freeze", model, only, (nnx.BatchNorm,), ours=WITH_RUNNING)
     if flax := [path for path, norm in found.items() if not isinstance(norm, WITH_RUNNING)]:
@@ -119,17 +125,24 @@ def freeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
             f"norms must be of jaxnorm.nnx to be frozen: {', '.join(map(repr, flax))} would "
             "thaw in model.train(). Use jaxnorm.nnx.BatchNorm, for example by jaxnorm.nnx.adopt."
         )
+    before = _outputs(model, inputs, arguments)
     for norm in found.values():
         norm.frozen = True
-    return model, Report(tuple(Row(p, type(n).__name__, "frozen") for p, n in found.items()))
+    rows = [Row(path, type(norm).__name__, "frozen") for path, norm in found.items()]
+    return model, changed(rows, before, _outputs(model, inputs, arguments))
 
 
-def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
+def unfreeze(
+    model: Model, *inputs: Any, only: Chosen = None, **arguments: Any
+) -> tuple[Model, Report]:
     """Let norms follow the mode of the model again, which :func:`freeze` had overridden.
 
     Args:
       model: the model, which is modified.
+      *inputs: inputs of the model, for the largest difference of its outputs in the report; none
+        leave it out.
       only: the norms, as in :func:`freeze`. None takes all that are frozen.
+      **arguments: further arguments of the call of the model.
 
     Returns:
       The model, and a report of the norms that were frozen.
@@ -148,9 +161,19 @@ def unfreeze(model: Model, *, only: Chosen = None) -> tuple[Model, Report]:
     check_module("unfreeze", model)
     norms = modules(model, (), WITH_RUNNING)
     found = frozen_among(only, {path: norm for path, norm in norms.items() if is_frozen(norm)})
+    before = _outputs(model, inputs, arguments)
     for norm in found.values():
         del norm.frozen
-    return model, Report(tuple(Row(p, type(n).__name__, "unfrozen") for p, n in found.items()))
+    rows = [Row(path, type(norm).__name__, "unfrozen") for path, norm in found.items()]
+    return model, changed(rows, before, _outputs(model, inputs, arguments))
+
+
+def _outputs(model: nnx.Module, inputs: tuple, arguments: Mapping[str, Any]) -> Any:
+    """Return what a copy of a model returns, or None if there are no values to run on."""
+    given = (*inputs, *arguments.values())
+    if not given or not are_values((nnx.state(model), given)):
+        return None
+    return nnx.jit(lambda model: model(*inputs, **arguments))(nnx.clone(model))
 
 
 def _found(

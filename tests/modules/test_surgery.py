@@ -322,6 +322,33 @@ class TestFreezing:
         with pytest.raises(ValueError, match=r"a norm must not be frozen .* Call unfreeze\(\)"):
             jn.nnx.recalibrate(model, [X])
 
+    def test_differences(self):
+        """Of the outputs in the mode of the call; it is the same number on the way back."""
+        model, training = Linen(jn.linen), {"train": True, "mutable": ["batch_stats"]}
+        variables = variables_of(model)
+        batch, _ = model.apply(variables, X, **training)
+        running = model.apply(variables, X)
+        apart, sizes = (
+            float(abs(batch - running).max()),
+            [float(abs(y).max()) for y in (batch, running)],
+        )
+        frozen, report = jn.linen.freeze(model, variables, X, **training)
+        assert (report.difference, report.largest) == pytest.approx((apart, sizes[0]), rel=1e-6)
+        _, report = jn.linen.unfreeze(frozen, variables, X, **training)
+        assert (report.difference, report.largest) == pytest.approx((apart, sizes[1]), rel=1e-6)
+        assert jn.linen.freeze(model, variables, X)[1].difference == 0
+        assert jax.eval_shape(lambda v: jn.linen.freeze(model, v, X)[0].apply(v, X), variables)
+        twin = Nnx(fnx.Rngs(0))
+        before, stats = twin(X), jax.tree.map(np.array, fnx.state(twin, fnx.BatchStat))
+        _, report = jn.nnx.freeze(twin, X)
+        apart = float(abs(twin(X) - before).max())
+        assert (report.difference, report.largest) == pytest.approx(
+            (apart, float(abs(before).max())), rel=1e-6
+        )
+        assert jn.nnx.unfreeze(twin, X)[1].difference == report.difference
+        jax.tree.map(np.testing.assert_array_equal, fnx.state(twin, fnx.BatchStat), stats)
+        assert jn.nnx.freeze(twin)[1].difference is None
+
     def test_refusals(self):
         for freeze in both("freeze"):
             with pytest.raises(ValueError, match="only must name norms"):
