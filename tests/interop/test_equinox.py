@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
-from interop_values import close, inputs
+from interop_values import OF_SEQUENCES, close, in_float64, inputs
 
 from jaxnorm import interop, recurrent
 from jaxnorm import linen as jnn
@@ -102,10 +102,10 @@ def test_layers(case, tmp_path):
     theirs, x = drawn(make()), inputs(*shape)
     variables = loaded(model, theirs, x)
     if case in CASES:
-        expected = jax.vmap(theirs)(x)
+        expected = in_float64(jax.vmap(theirs), x)
     else:
-        expected = jnp.moveaxis(jax.vmap(theirs)(first(x)), 1, -1)
-    close(model.apply(variables, x), expected, 4e-7)
+        expected = in_float64(lambda x: jnp.moveaxis(jax.vmap(theirs)(first(x)), 1, -1), x)
+    close(model.apply(variables, x), expected)
     same(interop.save(variables, framework="equinox", like=theirs), theirs)
     eqx.tree_serialise_leaves(path := tmp_path / "m.eqx", theirs)
     options = {
@@ -132,8 +132,9 @@ def trained(mode, steps, x, momentum=0.9):
 
 
 def evaluated(norm, state, x):
+    """The output in float64."""
     call = lambda x: norm(x, state, inference=True)[0]
-    return jax.vmap(call, axis_name="n")(x)
+    return in_float64(jax.vmap(call, axis_name="n"), x)
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("batch", 0), ("batch", 1), ("batch", 5), ("ema", 3)])
@@ -142,7 +143,7 @@ def test_batch_norm(mode, steps, tmp_path):
     norm, state = trained(mode, steps, x)
     model = jnn.BatchNorm(use_running_average=True)
     variables = loaded(model, (norm, state), x)
-    close(model.apply(variables, x), evaluated(norm, state, x), 1.2e-6)
+    close(model.apply(variables, x), evaluated(norm, state, x))
     same(interop.save(variables, framework="equinox", like=(norm, state)), (norm, state))
     eqx.tree_serialise_leaves(path := tmp_path / "m.eqx", (norm, state))
     classes = {"norm": ("BatchNorm", {"mode": mode, "momentum": 0.9})}
@@ -161,7 +162,7 @@ def test_averages_that_moved_go_on_in_equinox(mode):
     variables = {**variables, **after}
     norm, state = interop.save(variables, framework="equinox", like=(norm, state))
     evaluation = jnn.BatchNorm(use_running_average=True)
-    close(evaluation.apply(variables, x), evaluated(norm, state, x), 1.2e-6)
+    close(evaluation.apply(variables, x), evaluated(norm, state, x))
     step = jax.vmap(norm, axis_name="n", in_axes=(0, None), out_axes=(0, None))
     _, state = step(x, state)
     index = norm.batch_state_index if mode == "batch" else norm.ema_state_index
@@ -178,8 +179,8 @@ def test_cells(name, bias):
     params = interop.load(like, cell, framework="equinox")
     carry = h if kind == "gru" else (h, h)
     ours = getattr(recurrent, kind)(x, params, initial=carry, norm=None)[1][:, 0]
-    theirs = jax.vmap(cell)(jnp.asarray(x[:, 0]), carry)
-    close(ours, theirs if kind == "gru" else theirs[0], 4e-7)
+    theirs = in_float64(lambda x: jax.tree.leaves(jax.vmap(cell)(x, carry))[0], x[:, 0])
+    close(ours, theirs)
     if bias:
         same(interop.save(params, framework="equinox", like=cell), cell)
 
@@ -190,7 +191,8 @@ def test_attention(bias):
     theirs, x = drawn(eqx.nn.MultiheadAttention(2, 6, **options, key=KEY)), inputs(2, 4, 6)
     model = linen.MultiHeadDotProductAttention(num_heads=2, use_bias=bias)
     variables = loaded(model, theirs, x)
-    close(model.apply(variables, x), jax.vmap(theirs)(x, x, x), 1e-6)
+    expected = in_float64(lambda x: jax.vmap(theirs)(x, x, x), x)
+    close(model.apply(variables, x), expected, OF_SEQUENCES)
     same(interop.save(variables, framework="equinox", like=theirs), theirs)
 
 
@@ -231,9 +233,9 @@ def test_a_network_and_its_file(tmp_path):
     )
     for _ in range(3):
         _, state = call(False)(first(x), state)
-    theirs = call(True)(first(x), state)[0]
+    theirs = in_float64(lambda x: call(True)(x, state)[0], first(x))
     variables = loaded(model := Ours(), (net, state), x, show=False)
-    close(model.apply(variables, x), theirs, 1.2e-6)
+    close(model.apply(variables, x), theirs)
     same(interop.save(variables, framework="equinox", like=(net, state)), (net, state))
     eqx.tree_serialise_leaves(path := tmp_path / "m.eqx", (net, state))
     classes = {

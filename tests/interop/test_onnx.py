@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from interop_values import close, inputs, same_bits
+from interop_values import OF_SEQUENCES, close, inputs, same_bits
 
 from jaxnorm import interop, recurrent
 from jaxnorm import linen as jnn
@@ -92,14 +92,14 @@ def test_operators(case, directions):
     model = model(3, norm=None, time_major=True, bidirectional=directions == 2, **options)
     shapes = jax.eval_shape(lambda: model.init(KEY, x))
     variables = interop.load(shapes, weights, framework="onnx", names={"": "encoder"})
-    close(model.apply(variables, x), theirs, 4e-7)
+    close(model.apply(variables, x), theirs, OF_SEQUENCES)
     back = interop.save(variables, framework="onnx", like=weights, names={"": "encoder"})
     same_bits(back, weights)
     if directions == 1:
         like = getattr(recurrent, f"init_{kind}")(KEY, 4, 3, norm=None, **options)
         params = interop.load(like, operator(kind, 1), framework="onnx")
         found = getattr(recurrent, kind)(x, params, norm=None, time_major=True, **options)[1]
-        close(found, theirs, 4e-7)
+        close(found, theirs, OF_SEQUENCES)
         again = interop.load(like, interop.save(params, framework="onnx"), framework="onnx")
         jax.tree.map(np.testing.assert_array_equal, again, params)
 
