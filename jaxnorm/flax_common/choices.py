@@ -1,7 +1,10 @@
 """Which norms of a model an argument means: by class, by path, or by a function."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from inspect import signature
 from typing import Any, TypeVar
+
+from jaxnorm.flax_common.inputs import RefusedError
 
 Choice = type | str | Callable[[str, Any], bool]
 # a class, a path, a function of path and module, or several of these
@@ -9,15 +12,19 @@ Chosen = Choice | Iterable[Choice] | None
 Module = TypeVar("Module")
 
 
-def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
+def choices(
+    name: str, given: Chosen, kinds: Collection[type] = (object,)
+) -> tuple[Choice, ...] | None:
     """Return the choices in an argument, or None if it is None.
 
     Args:
       name: the name of the argument, for errors.
       given: the argument.
+      kinds: the classes that norms may have. Base classes and subclasses of these are choices.
 
     Raises:
       TypeError: it holds something else.
+      ValueError: it holds a class of which no norm can be.
 
     >>> choices("only", None), choices("only", "encoder"), choices("only", ["encoder", "head/norm"])
     (None, ('encoder',), ('encoder', 'head/norm'))
@@ -32,7 +39,31 @@ def choices(name: str, given: Chosen) -> tuple[Choice, ...] | None:
                 f"{name} must be a class, a path, a function of path and module, or several of "
                 f"these: got {choice!r}."
             )
+        if not isinstance(choice, str | type) and not _takes_two(choice):
+            raise TypeError(
+                f"a function of {name} must take path and module: got {choice!r}, which does not "
+                "take two arguments."
+            )
+        if isinstance(choice, type) and not any(_related(choice, kind) for kind in kinds):
+            got = f"{choice.__module__}.{choice.__qualname__}"
+            raise ValueError(f"{name} must name classes of norms: got {got}.")
     return found
+
+
+def _related(a: type, b: type) -> bool:
+    return issubclass(a, b) or issubclass(b, a)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        own = signature(function)
+    except (TypeError, ValueError):  # not every callable tells
+        return True
+    try:
+        own.bind("", None)
+    except TypeError:
+        return False
+    return True
 
 
 def is_chosen(
@@ -60,7 +91,13 @@ def _matches(choice: Choice, path: str, module: Any, kind: type) -> bool:
     if isinstance(choice, str):
         # with the slash "norm" names norm and norm/inner, but not norm2
         return f"{path}/".startswith(f"{choice.strip('/')}/")
-    return bool(choice(path, module))
+    try:
+        return bool(choice(path, module))
+    except Exception as error:  # whatever a user's function raises
+        raise RefusedError(
+            f"a function that chooses norms must return whether it takes {path!r}: it raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def check_named(

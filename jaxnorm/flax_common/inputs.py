@@ -1,9 +1,13 @@
 """Say which arguments do not fit the call of a user's model."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Signature, ismethod, signature
 from typing import Any
+
+import jax
+from flax import errors
 
 from jaxnorm.arguments.axes import integer
 from jaxnorm.arguments.keywords import did_you_mean
@@ -11,6 +15,20 @@ from jaxnorm.arguments.keywords import did_you_mean
 
 class InputsError(TypeError):
     """Raised for arguments that the call of a model does not take."""
+
+
+class RefusedError(ValueError):
+    """Raised within the call of a model for what this package refuses, in its own words."""
+
+
+# what errors of Flax say about the arguments of apply; of any other error the inputs may be a cause
+BLAMED = {
+    errors.ScopeParamNotFoundError: "variables must be those of the model",
+    errors.ScopeCollectionNotFound: "variables must be those of the model",
+    errors.ScopeVariableNotFoundError: "variables must be those of the model",
+    errors.ScopeParamShapeError: "variables and inputs must fit each other",
+    errors.ModifyScopeVariableError: "mutable must name what the call updates",
+}
 
 
 def check_rounds(rounds: Any) -> int:
@@ -34,7 +52,7 @@ def naming_inputs(
     keywords: Mapping[str, Any],
     options: Collection[str] | None = None,
 ) -> Iterator[None]:
-    """Raise InputsError in place of a TypeError within, if the method does not take the arguments.
+    """Say what does not fit, in place of an error of the call of a model, which is its cause.
 
     The call itself comes first, since a decorator may take others than its signature says.
 
@@ -44,17 +62,37 @@ def naming_inputs(
       inputs: the arguments by position.
       keywords: the arguments by keyword.
       options: the names of other arguments that may have been meant.
+
+    Raises:
+      InputsError: the method does not take the arguments.
+      TypeError: the call raises a TypeError.
+      ValueError: the call raises anything else.
     """
     try:
         yield
-    except TypeError as error:
+    except (InputsError, RefusedError):
+        raise
+    except Exception as error:  # whatever a user's model raises
         function = method
         if method is None or isinstance(method, str):
             function = getattr(type(model), method or "__call__", None)
-        said = _misfit(model, function, inputs, keywords, options or ())
-        if not said or isinstance(error, InputsError):
-            raise
-        raise InputsError(said) from None
+        is_type = isinstance(error, TypeError)
+        if is_type and (said := _misfit(model, function, inputs, keywords, options or ())):
+            raise InputsError(said) from error
+        kind = TypeError if is_type else ValueError
+        raise kind(_failure(model, inputs, error)) from error
+
+
+def _failure(model: Any, inputs: tuple, error: Exception) -> str:
+    """Return what must hold so that the call of a model does not raise an error."""
+    blamed = (said for kind, said in BLAMED.items() if isinstance(error, kind))
+    must = next(blamed, "inputs and model must fit each other")
+    leaves = [leaf for leaf in jax.tree.leaves(inputs) if hasattr(leaf, "shape")]
+    shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves[:4])
+    shown = f" for {shown}{', ...' if leaves[4:] else ''}" if leaves else ""
+    # without the address of a page
+    first = re.sub(r" \(https?://\S+\)", "", str(error).partition("\n")[0]).rstrip(". ")
+    return f"{must}: {type(model).__name__} raises {type(error).__name__}{shown}: {first}."
 
 
 def _misfit(

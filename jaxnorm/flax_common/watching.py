@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxnorm.flax_common.choices import Choice, check_named
 from jaxnorm.flax_common.folding import Graph
+from jaxnorm.flax_common.inputs import RefusedError
 from jaxnorm.flax_common.layers import Layer, Norm, negative_axes
 from jaxnorm.flax_common.tracing import Tags, trace
 
@@ -139,8 +140,8 @@ def check_chosen(chosen: tuple[Choice, ...] | None, watch: Watch) -> None:
 
 
 def refuse_training(path: str) -> None:
-    """Raise ValueError for a batch norm that is called in training."""
-    raise ValueError(
+    """Raise an error for a batch norm that is called in training."""
+    raise RefusedError(
         "batch norms must normalize by their running statistics to be folded: "
         f"{path or 'the model'} uses the statistics of its batch. Call the model as for "
         "evaluation: train=False or use_running_average=True, and model.eval() in nnx."

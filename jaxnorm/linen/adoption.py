@@ -31,6 +31,7 @@ OURS: Mapping[type[nn.Module], type[nn.Module]] = MappingProxyType(
         nn.SpectralNorm: SpectralNorm,
     }
 )
+KINDS = (*OURS, *OURS.values())
 # They store what they compute at initialization.
 OF_WEIGHTS = (WeightNorm, SpectralNorm)
 
@@ -64,10 +65,12 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
       without: the norms that stay Flax's: a class, a path such as ``"encoder/LayerNorm_0"``, which
         includes all norms below it, a function of path and module, or several of these. None, the
         default, leaves out nothing. A path that names none of the norms that were called is warned
-        of where the context ends.
+        of where the context ends. It is no error, since a context may run a part of a model, or a
+        program that was compiled before, which calls no module.
 
     Raises:
       TypeError: ``without`` is something else.
+      ValueError: a class in ``without`` is of no norm.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm.linen import adopted
@@ -78,7 +81,7 @@ def adopted(*, without: Chosen = None) -> Iterator[None]:
     >>> y.round(3).tolist(), norm.apply(variables, x).round().tolist()
     ([[-1.0, 1.0]], [[-500.0, 500.0]])
     """
-    chosen = choices("without", without) or ()
+    chosen = choices("without", without, KINDS) or ()
     called: dict[str, None] = {}
 
     def as_ours(run: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
+from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
 from jaxnorm.flax_common.comparison import Comparison
 from jaxnorm.flax_common.inputs import check_rounds, naming_inputs
 from jaxnorm.flax_common.measuring import Loss, Norms, measure
-from jaxnorm.linen.adoption import OURS, adopted
+from jaxnorm.linen.adoption import KINDS, OURS, adopted
 from jaxnorm.linen.edited import check_module, check_variables, path_of
 
 __all__ = ["compare"]
@@ -61,7 +61,9 @@ def compare(
     Raises:
       TypeError: ``model`` is no linen module, and ``variables`` none of its; inputs that it does
         not take; ``without`` is of a wrong kind, or ``rounds`` no integer.
-      ValueError: ``rounds`` is not positive; variables that are parameters alone.
+      ValueError: ``rounds`` is not positive; variables that are parameters alone; ``without``
+        names no norm of Flax's that the model calls.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import flax.linen, jax, jax.numpy as jnp
     >>> from jaxnorm import linen
@@ -72,8 +74,8 @@ def compare(
     check_module("compare", model, edited=False)
     if variables is not None:
         check_variables(variables)
-    chosen, rounds = choices("without", without) or (), check_rounds(rounds)
-    norms = Norms(path_of)
+    chosen, rounds = choices("without", without, KINDS) or (), check_rounds(rounds)
+    norms, theirs = Norms(path_of), dict[str, None]()
     naming = partial(naming_inputs, model, method, inputs, keywords, compare.__kwdefaults__)
     if variables is None:
         with naming():
@@ -84,6 +86,7 @@ def compare(
     def listen(run: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         module = context.module
         if context.method_name == "__call__" and isinstance(module, tuple(OURS)):
+            theirs.update({path_of(module): None} if type(module) in OURS else {})
             norms.add(path_of(module), type(module).__name__, ours=_is_ours(module, chosen))
         return run(*given, **named)
 
@@ -92,9 +95,11 @@ def compare(
             collections = {**rest["state"], "params": params}
             # the innermost interceptor decides, so the others come first
             with naming(), nn.intercept_methods(listen), context():
-                return model.apply(
+                found = model.apply(
                     collections, *given, rngs=rest["rngs"], method=method, mutable=names, **named
                 )
+            check_named("without", chosen, theirs, "norms of Flax's")
+            return found
 
         return call
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
-from jaxnorm.linen.edited import check_module, check_variables, path_of
+from jaxnorm.linen.edited import check_module, check_variables, naming_call, path_of
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
 COLLECTION = "diagnosis"
@@ -41,6 +41,7 @@ def diagnose(
     Raises:
       TypeError: a model that is no module of linen.
       ValueError: the model calls no norm.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -61,7 +62,8 @@ def diagnose(
         return call(*args, **kwargs)
 
     mutable = [name for name in variables if name != "params"] + [COLLECTION]
-    with nn.intercept_methods(intercept):
+    naming = naming_call(diagnose, model, inputs, arguments)
+    with naming, nn.intercept_methods(intercept):
         _, state = model.apply(variables, *inputs, mutable=mutable, **arguments)
     if not called:
         raise ValueError(

@@ -1,17 +1,22 @@
 """A linen model some of whose modules run otherwise than its code says."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from inspect import signature
 from typing import Any, Protocol, TypeVar, cast
 
 import jax
 from flax import linen as nn
 from flax.core import FrozenDict, freeze
 
+from jaxnorm.flax_common.inputs import naming_inputs
+
 Variables = TypeVar("Variables", bound=Mapping[str, Any])
+# arguments of apply that are not the model's
+OF_APPLY = ("rngs", "method", "mutable", "capture_intermediates")
 # as nn.intercept_methods takes it: call, positional and keyword arguments, context
 Interceptor = Callable[[Callable[..., Any], tuple, dict, Any], Any]
 
@@ -78,6 +83,27 @@ def check_module(function: str, model: Any, *, edited: bool = True) -> None:
     elif isinstance(model, type):
         got = f"the class {model.__name__}. Make a module."
     raise TypeError(f"model must be a module of flax.linen: got {got}")
+
+
+def naming_call(
+    function: Callable[..., Any],
+    model: Any,
+    inputs: tuple,
+    arguments: Mapping[str, Any],
+) -> AbstractContextManager[None]:
+    """Return a context that says what does not fit where ``model.apply`` raises an error.
+
+    Args:
+      function: the function that takes model, inputs and arguments.
+      model: the model, which may be edited.
+      inputs: its inputs by position.
+      arguments: the arguments of ``apply`` by keyword, options of Flax's among them.
+    """
+    while isinstance(model, Edited):
+        model = model.model
+    keywords = {name: value for name, value in arguments.items() if name not in OF_APPLY}
+    options = (*OF_APPLY, *signature(function).parameters)
+    return naming_inputs(model, arguments.get("method"), inputs, keywords, options)
 
 
 def check_variables(variables: Any) -> None:

@@ -34,6 +34,7 @@ from jaxnorm.linen.edited import (
     distinct,
     frozen_like,
     intercepting,
+    naming_call,
     path_of,
     subtree,
     with_subtree,
@@ -98,6 +99,7 @@ def fold(
       TypeError: the variables are abstract or traced, or ``only`` is something else.
       ValueError: a batch norm uses the statistics of its batch, ``only`` names no norm, or the
         model calls none.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import linen as nn
@@ -120,7 +122,8 @@ def fold(
     def traced(model: nn.Module | Edited, watch: Watch, build: Callable[..., Any]) -> Any:
         def run(arrays: list[Any]) -> Any:
             variables, inputs = build(arrays)
-            with distinct(watch), intercepting(_watching(watch, chosen)):
+            naming = naming_call(fold, model, inputs, arguments)
+            with naming, distinct(watch), intercepting(_watching(watch, chosen)):
                 return model.apply(variables, *inputs, **arguments)
 
         return run

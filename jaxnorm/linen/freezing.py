@@ -10,7 +10,7 @@ from flax import linen as nn
 from jaxnorm.flax_common.choices import Chosen, frozen_among
 from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, check_module, check_variables
+from jaxnorm.linen.edited import Edited, check_module, check_variables, naming_call
 from jaxnorm.linen.surgery import call_arguments, visited
 
 __all__ = ["freeze", "unfreeze"]
@@ -68,6 +68,7 @@ def freeze(
     Raises:
       TypeError: ``only`` is something else.
       ValueError: ``only`` names no norm with running statistics, or the model calls none.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -80,7 +81,7 @@ def freeze(
     2.0
     """
     check_module("freeze", model)
-    found = visited(model, variables, inputs, arguments, only, _runs)
+    found = visited(freeze, model, variables, inputs, arguments, only, _runs)
     edits = tuple((path, Frozen(module)) for path, (module, _) in found.items())
     rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
     frozen, given = Edited(model, edits), (variables, inputs, arguments)
@@ -109,6 +110,7 @@ def unfreeze(
     Raises:
       TypeError: the model is no linen module, or ``only`` is something else.
       ValueError: ``only`` names no frozen norm.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
@@ -139,7 +141,8 @@ def _outputs(
     state = arguments.get("mutable", False) is not False or arguments.get("capture_intermediates")
 
     def run(variables: Mapping[str, Any]) -> Any:
-        found = model.apply(variables, *inputs, **arguments)
+        with naming_call(unfreeze, model, inputs, arguments):
+            found = model.apply(variables, *inputs, **arguments)
         return found[0] if state else found
 
     return jax.jit(run)(variables)

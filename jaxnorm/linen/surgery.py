@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax.core import meta
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
+from jaxnorm.flax_common.inputs import RefusedError
 from jaxnorm.flax_common.surgery import Report
 from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
@@ -23,6 +24,7 @@ from jaxnorm.linen.edited import (
     check_variables,
     frozen_like,
     intercepting,
+    naming_call,
     path_of,
     subtree,
     with_subtree,
@@ -90,6 +92,7 @@ def swap(
       TypeError: no ``to``; options that the class does not take; ``only`` is something else.
       ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
         axis; ``only`` names no norm, or the model calls none.
+      TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
     >>> from flax import linen as nn
@@ -103,7 +106,7 @@ def swap(
     """
     check_module("swap", model)
     row, given = target(to), dict(options or {})
-    found = visited(model, variables, inputs, arguments, only, _is_norm)
+    found = visited(swap, model, variables, inputs, arguments, only, _is_norm)
     new, edits, rows = core.unfreeze(dict(variables)), {}, []
     for path, (module, x) in found.items():
         make = table.maker("linen", sys.modules["jaxnorm.linen"], to)
@@ -136,6 +139,7 @@ def call_arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
 
 
 def visited(
+    function: Callable[..., Any],
     model: Any,
     variables: Mapping[str, Any],
     inputs: tuple,
@@ -143,7 +147,17 @@ def visited(
     only: Chosen,
     wanted: Callable[[Any], bool],
 ) -> dict[str, tuple[nn.Module, Any]]:
-    """Return the modules that a call runs, unbound, with their first arguments, by their paths."""
+    """Return the modules that a call runs, unbound, with their first arguments, by their paths.
+
+    Args:
+      function: the function that looks for them.
+      model: the model.
+      variables: its variables.
+      inputs: the positional arguments of the call.
+      arguments: further arguments of ``model.apply``.
+      only: which modules.
+      wanted: whether a module can be among them.
+    """
     check_variables(variables)
     chosen = choices("only", only)
     found: dict[str, tuple[nn.Module, Any]] = {}
@@ -163,7 +177,7 @@ def visited(
         return call(*given, **named)
 
     def run(variables: Any) -> Any:
-        with intercepting(intercept):
+        with naming_call(function, model, inputs, arguments), intercepting(intercept):
             return model.apply(variables, *inputs, **arguments)
 
     jax.eval_shape(run, variables)
@@ -178,12 +192,12 @@ def visited(
 
 
 def _check_stored(path: str, module: nn.Module, variables: Mapping[str, Any]) -> None:
-    """Raise ValueError if a module gets other variables than the model stores at its path."""
+    """Raise an error if a module gets other variables than the model stores at its path."""
     for collection in COLLECTIONS:
         stored = meta.unbox(subtree(variables, collection, path))
         for name, value in module.variables.get(collection, {}).items():
             if jnp.shape(stored.get(name)) != jnp.shape(meta.unbox(value)):
-                raise ValueError(
+                raise RefusedError(
                     f"{path} must get its variables as the model stores them: {name} of "
                     f"{jnp.shape(meta.unbox(value))} is stored as {jnp.shape(stored.get(name))}, "
                     "as nn.scan and nn.vmap do. Leave it out by only=."

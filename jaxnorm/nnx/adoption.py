@@ -34,6 +34,7 @@ OURS: Mapping[type[nnx.Module], type[nnx.Module]] = MappingProxyType(
         if hasattr(nnx, ours.__name__)
     }
 )
+KINDS = (*OURS, *OURS.values())
 
 
 def adopt(model: Model, *, without: Chosen = None, copy: bool = False) -> Model:
@@ -61,7 +62,7 @@ def adopt(model: Model, *, without: Chosen = None, copy: bool = False) -> Model:
 
     Raises:
       TypeError: the model is no nnx module; ``without`` is something else.
-      ValueError: a path in ``without`` names no norm of Flax's.
+      ValueError: a path in ``without`` names no norm of Flax's, or a class is of no norm.
 
     >>> import flax.nnx, jax.numpy as jnp
     >>> from jaxnorm import nnx
@@ -72,7 +73,7 @@ def adopt(model: Model, *, without: Chosen = None, copy: bool = False) -> Model:
     <class 'jaxnorm.nnx.layers.LayerNorm'>
     """
     check_module("adopted", model)
-    chosen = choices("without", without) or ()
+    chosen = choices("without", without, KINDS) or ()
     check_named("without", chosen, [path for path, _ in _norms(model)], "norms of Flax's")
     if copy:
         model = nnx.clone(model)

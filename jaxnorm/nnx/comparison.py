@@ -55,6 +55,7 @@ def compare(
       TypeError: ``model`` is no nnx module; inputs that it does not take; ``without`` is of a
         wrong kind, or ``rounds`` no integer.
       ValueError: ``rounds`` is not positive; ``without`` names no norm.
+      TypeError or ValueError: inputs do not fit the model, whose error is the cause.
 
     >>> import flax.nnx, jax.numpy as jnp
     >>> from jaxnorm import nnx

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
+from jaxnorm.flax_common.inputs import naming_inputs
 from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.flax_versions import get_value
 
@@ -39,6 +40,7 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
     Raises:
       TypeError: a model that is no module of nnx.
       ValueError: the model has no norm, or calls none.
+      TypeError or ValueError: inputs do not fit the model, whose error is the cause.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -65,7 +67,8 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
             name = f"{path}:{again}" if again else path
             found.append((name, type(module).__name__, _health(module, args, kwargs)))
 
-    with _recorded({type(node) for _, node in norms.values()}, record):
+    naming = naming_inputs(model, None, inputs, arguments)
+    with naming, _recorded({type(node) for _, node in norms.values()}, record):
         copy(*inputs, **arguments)
     if not found:
         raise ValueError(

@@ -14,6 +14,7 @@ from jaxnorm.flax_common import layers
 from jaxnorm.flax_common.absorption import checked_bound, stored
 from jaxnorm.flax_common.choices import Chosen, choices, is_chosen
 from jaxnorm.flax_common.folding import Folding
+from jaxnorm.flax_common.inputs import naming_inputs
 from jaxnorm.flax_common.layers import Layer, Norm
 from jaxnorm.flax_common.surgery import Report
 from jaxnorm.flax_common.watching import (
@@ -102,6 +103,7 @@ def fold(
       TypeError: the model is no nnx module, is abstract or traced, or ``only`` is something else.
       ValueError: a batch norm uses the statistics of its batch, ``only`` names no norm, or the
         model calls none.
+      TypeError or ValueError: inputs do not fit the model, whose error is the cause.
 
     >>> import flax.nnx, jax.numpy as jnp
     >>> from jaxnorm import nnx
@@ -190,7 +192,8 @@ def _traced(
         state, inputs = rebuilt(arrays)
         before = _watching.set((watch, chosen))
         try:
-            return nnx.merge(graph, state)(*inputs, **arguments)
+            with naming_inputs(model, None, inputs, arguments, fold.__kwdefaults__):
+                return nnx.merge(graph, state)(*inputs, **arguments)
         finally:
             _watching.reset(before)
 

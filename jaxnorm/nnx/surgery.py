@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, frozen_among, is_chosen
+from jaxnorm.flax_common.inputs import naming_inputs
 from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.nnx.batch import is_frozen
@@ -110,6 +111,7 @@ def freeze(
       TypeError: ``only`` is something else.
       ValueError: ``only`` names no norm with running statistics, the model has none, or some are
         Flax's, which know only the mode that ``train()`` sets.
+      TypeError or ValueError: inputs do not fit the model, whose error is the cause.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -150,6 +152,7 @@ def unfreeze(
     Raises:
       TypeError: the model is no nnx module, or ``only`` is something else.
       ValueError: ``only`` names no frozen norm.
+      TypeError or ValueError: inputs do not fit the model, whose error is the cause.
 
     >>> from flax.nnx import Rngs
     >>> from jaxnorm import nnx
@@ -173,7 +176,12 @@ def _outputs(model: nnx.Module, inputs: tuple, arguments: Mapping[str, Any]) -> 
     given = (*inputs, *arguments.values())
     if not given or not are_values((nnx.state(model), given)):
         return None
-    return nnx.jit(lambda model: model(*inputs, **arguments))(nnx.clone(model))
+
+    def run(model: Any) -> Any:
+        with naming_inputs(model, None, inputs, arguments, freeze.__kwdefaults__):
+            return model(*inputs, **arguments)
+
+    return nnx.jit(run)(nnx.clone(model))
 
 
 def _found(

@@ -148,7 +148,8 @@ def test_names_of_no_norm_are_warned_of():
         assert [warning.filename for warning in seen] == [__file__]
     with pytest.warns(UserWarning, match="got 'nor', 'orm'; called"):
         assert by(Wrapped(), without=("nor", "orm")) == "ours"
-    with pytest.warns(UserWarning, match="got 'head'"):
+    # where all norms of the model are known it is an error
+    with pytest.raises(ValueError, match="got 'head'; there are 'norm'"):
         jn.linen.compare(Wrapped(), None, X, rounds=1, float64=False, without="head")
 
 

@@ -208,7 +208,11 @@ class Wrong(fnn.Module):
         (of_nnx(), TypeError, r"inputs must fit NnxModel\.__call__\(x\): got 0 by position"),
         (of_nnx(X, X), TypeError, "got 2 by position, too many"),
         (of_nnx(X, method=lambda model, x, y: x), TypeError, "missing a required argument: 'y'"),
-        (lambda: jn.linen.compare(Wrong(), None, X), TypeError, r"^LayerNorm\.__call__\(\) takes"),
+        (
+            lambda: jn.linen.compare(Wrong(), None, X),
+            TypeError,
+            r"^inputs and model .*: Wrong raises TypeError .*: LayerNorm\.__call__\(\) takes",
+        ),
     ],
 )
 def test_inputs_that_the_model_does_not_take(call, error, said):
