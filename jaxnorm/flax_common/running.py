@@ -10,6 +10,7 @@ from jax import lax
 from jaxnorm.arguments.dtypes import complex_beside, compute_dtype, real_dtype
 from jaxnorm.core.running import merged_into
 from jaxnorm.core.statistics import Moments
+from jaxnorm.flax_common.choices import check_named, choices, is_chosen
 
 Seen = dict[str, Moments]  # by the path of the norm
 Progress = bool | Callable[[int, Seen], Any] | None
@@ -107,23 +108,10 @@ def chosen(only: Only, paths: Iterable[str]) -> set[str]:
       ValueError: ``only`` names an unknown path, or no path at all.
     """
     paths = list(paths)
-    if only is None:
-        return set(paths)
-    if callable(only):
-        found = {path for path in paths if only(path)}
-    else:
-        named = [only] if isinstance(only, str) else list(only)
-        # With the slash "norm" names norm and norm/inner, but not norm2.
-        below = {
-            name: {path for path in paths if f"{path}/".startswith(f"{name}/")} for name in named
-        }
-        if unknown := [name for name, some in below.items() if not some]:
-            raise ValueError(
-                "only must name norms with running statistics, by their paths from the top: got "
-                f"{', '.join(map(repr, unknown))} for "
-                f"{', '.join(paths)}."
-            )
-        found = set().union(*below.values())
+    own = (lambda path, _: only(path)) if callable(only) else only
+    taken = choices("only", own)
+    check_named("only", taken, paths, "norms with running statistics")
+    found = {path for path in paths if is_chosen(taken, path, None)}
     if not found:
         raise ValueError(
             f"only must leave norms to calibrate: it takes none of {', '.join(paths)}."

@@ -371,7 +371,7 @@ class PairTwin(nnx.Module):
 
 @pytest.mark.parametrize(
     "only",
-    [None, "late", ["late"], lambda path: path == "late"],
+    [None, "late", ["/late/"], lambda path: path == "late"],
     ids=["all", "path", "paths", "function"],
 )
 def test_only_some_norms_are_recalibrated(only, ordinary_promotion):
@@ -403,8 +403,8 @@ def test_frozen_norms_are_recalibrated_where_all_are_or_they_are_named(ordinary_
     with pytest.raises(
         ValueError,
         match=(
-            r"only must name norms with running statistics, by their paths from the top: "
-            r"got 'block' for early, frozen, late\."
+            r"only must name norms with running statistics by their paths from the top: "
+            r"got 'block'; there are 'early', 'frozen', 'late'\."
         ),
     ):
         jnnx.recalibrate(other, parts, only="block")
