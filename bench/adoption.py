@@ -95,6 +95,17 @@ def mnist(examples: Path, **options) -> Comparison:
 
 
 MODELS = (mnist, imagenet, lm1b, nlp_seq, wmt)
+# examples without a row of numbers, and why
+REST = {
+    "gemma": "its RMSNorm is a class of its own, which is left alone",
+    "ogbg_molpcba": "LayerNorm, not measured: its graphs need the package jraph",
+    "nnx_toy_examples": "one BatchNorm in a loop over layers, not measured",
+    "linen_design_test": "no norm",
+    "ppo": "no norm",
+    "seq2seq": "no norm",
+    "sst2": "no norm",
+    "vae": "no norm",
+}
 
 
 def row(name: str, found: dict) -> str:
@@ -119,14 +130,14 @@ def page(results: dict) -> str:
     """Return the page of the results."""
     facts = results["machine"]
     table = HEAD + "\n".join(row(name, found) for name, found in results["rows"].items())
+    table += "".join(f"\n| {name} | {why} | | | | | | |" for name, why in REST.items())
     return f"""# Flax's examples in one line
 
 `python -m bench.adoption FLAX --rounds {results["rounds"]}`: small models of Flax's own examples,
 with Flax's norms and adopted; {facts["cores"]} cores ({facts["processor"]}), jax {facts["jax"]},
 flax {facts["flax"]}, commit {results["commit"]}. Differences are the largest, divided by the
 largest value. Residuals are those of ours over Flax's. Such small models say nothing about speed;
-models.md does.
-The examples vae and ppo have no norm, and gemma has a class of its own, which is left alone.
+models.md does. Examples without numbers come last.
 
 {table}
 """
