@@ -16,6 +16,7 @@ from jaxnorm.core.call import Call
 from jaxnorm.flax_common.calls import watching
 from jaxnorm.flax_common.comparison import Comparison, Cost, Difference, Norm
 from jaxnorm.flax_common.float64 import coarsest, in_float64
+from jaxnorm.flax_common.surgery import apart, double, largest_of
 from jaxnorm.kernels.placement import platform
 from jaxnorm.norms.kernels import path_name
 
@@ -227,13 +228,13 @@ def _differences(theirs: dict, ours: dict, true: dict | None) -> Iterable[Differ
         if not any(leaf.size for leaf in found[0].values()):
             continue
         best = found[2]
-        largest = max(float(_finite(np.abs(leaf)).max(initial=0)) for leaf in best.values())
-        apart = {
-            name: [_apart(*pair) for pair in ((a, b), (a, best[name]), (b, best[name]))]
+        largest = largest_of(best.values())
+        differ = {
+            name: [apart(*pair) for pair in ((a, b), (a, best[name]), (b, best[name]))]
             for (name, a), b in zip(found[0].items(), found[1].values(), strict=True)
         }
-        worst = max(apart, key=lambda name: apart[name][0])
-        relative = [max(each) / (largest or 1) for each in zip(*apart.values(), strict=True)]
+        worst = max(differ, key=lambda name: differ[name][0])
+        relative = [max(each) / (largest or 1) for each in zip(*differ.values(), strict=True)]
         errors = relative[1:] if true else (None, None)
         if part == PARTS[-1]:  # of the arguments by position, or of those by keyword
             worst = worst.partition("/")[2]
@@ -250,21 +251,4 @@ def _named(tree: Any) -> tuple[list[tuple[str, Any]], Any]:
 
 
 def _wide_floats(tree: Any) -> dict[str, np.ndarray]:
-    return {name: _wide(leaf) for name, leaf in _named(tree)[0] if _is_float(leaf)}
-
-
-def _wide(leaf: Any) -> np.ndarray:
-    complex_ = jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-    return np.asarray(leaf).astype(np.complex128 if complex_ else np.float64)
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return values[np.isfinite(values)]
-
-
-def _apart(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest absolute difference; where both are the same NaN or infinity, it is 0."""
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(a - b))
-    return float(np.nan_to_num(apart, nan=np.inf).max(initial=0))
+    return {name: double(leaf) for name, leaf in _named(tree)[0] if _is_float(leaf)}

@@ -1,10 +1,11 @@
 """Reports of what was changed in a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxnorm.arguments.text import in_columns
@@ -89,21 +90,35 @@ def changed(rows: Sequence[Row], before: Any, after: Any) -> Report:
     """Return the report of a model with these outputs before and after; None if nothing ran."""
     if before is None:
         return Report(tuple(rows))
-    return Report(tuple(rows), *difference(jax.tree.leaves(before), jax.tree.leaves(after)))
+    numbers = [
+        [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.number)]
+        for tree in (before, after)
+    ]
+    return Report(tuple(rows), *difference(*numbers))
 
 
 def difference(before: Sequence[Any], after: Sequence[Any]) -> tuple[float, float]:
     """Return the largest difference of arrays, and the largest of them before.
 
-    >>> difference([np.array([1.0, -3.0])], [np.array([1.5, -3.0])])
+    >>> difference([np.array([1.0, -3.0, -np.inf])], [np.array([1.5, -3.0, -np.inf])])
     (0.5, 3.0)
     """
-    apart = [double(b) - double(a) for a, b in zip(before, after, strict=True)]
-    return _largest(apart), _largest(before)
+    wide = [(double(a), double(b)) for a, b in zip(before, after, strict=True)]
+    return max((apart(a, b) for a, b in wide), default=0.0), largest_of(a for a, _ in wide)
 
 
-def _largest(arrays: Sequence[Any]) -> float:
-    return max((float(np.abs(double(a)).max(initial=0)) for a in arrays), default=0.0)
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the largest absolute difference; where both are the same NaN or infinity, it is 0."""
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        found = np.where(same, 0.0, np.abs(a - b))
+    return float(np.nan_to_num(found, nan=np.inf).max(initial=0))
+
+
+def largest_of(arrays: Iterable[np.ndarray]) -> float:
+    """Return the largest absolute value that is finite."""
+    sizes = (np.abs(array[np.isfinite(array)]) for array in arrays)
+    return max((float(size.max(initial=0)) for size in sizes), default=0.0)
 
 
 def double(array: Any) -> np.ndarray:

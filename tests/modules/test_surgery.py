@@ -349,6 +349,18 @@ class TestFreezing:
         jax.tree.map(np.testing.assert_array_equal, fnx.state(twin, fnx.BatchStat), stats)
         assert jn.nnx.freeze(twin)[1].difference is None
 
+    def test_differences_of_outputs_that_are_no_numbers(self):
+        """Keys have none, and what is infinite before and after does not differ."""
+
+        class Model(fnn.Module):
+            @fnn.compact
+            def __call__(self, x):
+                y = fnn.BatchNorm(use_running_average=True)(x)
+                return {"key": KEY, "logits": jnp.where(y > 3, -jnp.inf, 2.0)}
+
+        _, report = jn.linen.freeze(Model(), Model().init(KEY, X), X)
+        assert (report.difference, report.largest) == (0, 2)
+
     def test_refusals(self):
         for freeze in both("freeze"):
             with pytest.raises(ValueError, match="only must name norms"):
