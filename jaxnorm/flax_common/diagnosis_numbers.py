@@ -162,7 +162,9 @@ def _numbers(
     x = x.astype(compute_dtype(x.dtype))
     finite = jnp.isfinite(x)
     where = finite if mask is None else _both(finite, jnp.asarray(mask))
-    channels = moments(x, other_axes(groups.features, x.ndim), where=where)
+    # one example alone has no axis beside its features
+    axes = other_axes(groups.features, x.ndim)
+    channels = moments(x, axes, where=where) if axes else moments(x[None], 0, where=where[None])
     found = channels if groups.reduced is None else _moments_of(groups, x, where, segments)
     known = found.count > 0
     level = found.var if groups.centered else found.var + jnp.square(jnp.abs(found.mean))
@@ -180,7 +182,7 @@ def _numbers(
         collapsed=share(level < epsilon, known),
         mean_distance=distance,
         var_ratio=ratio,
-        dead=share(channels.var == 0, channels.count > 0),
+        dead=share(channels.var == 0, channels.count > 1),  # one number alone has no variance
         exploding=jnp.max(exploding),
         channel=jnp.argmax(exploding),
         gain_min=None if gain is None else jnp.min(gain),

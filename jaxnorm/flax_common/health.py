@@ -41,7 +41,7 @@ class Health:
         deviations; None without running statistics.
       var_ratio: variance of the batch over running variance, for the channel where it is farthest
         from 1; None without running statistics.
-      dead: the share of channels with variance 0.
+      dead: the share of channels with variance 0, of those with more than one element.
       exploding: the largest root mean square of a channel over that of the median channel.
       channel: the index of that channel.
       gain_min: the least gain, with its offset; None without a gain.
