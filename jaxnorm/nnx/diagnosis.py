@@ -1,20 +1,25 @@
 """Diagnose the norms of an nnx model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
-from flax import nnx
+from flax import errors, nnx
 
 from jaxnorm.flax_common.diagnosis import Diagnosis, assert_healthy, plot_diagnoses
 from jaxnorm.flax_common.diagnosis_numbers import given, health, kind_of
 from jaxnorm.flax_common.health import Health
-from jaxnorm.flax_common.inputs import naming_inputs
+from jaxnorm.flax_common.inputs import RefusedError, naming_inputs
 from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.flax_versions import get_value
 
 __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
+PATH, CALL = "_path_in_diagnosis", "_numbers_of_call_"  # attributes of a norm
+
+
+class Numbers(nnx.Variable):
+    """The health of a norm at a call, which transformations of Flax carry out of themselves."""
 
 
 def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
@@ -26,8 +31,8 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
     ``jaxnorm.flax_common.health.Health``. A mask of the norm's call counts. The model runs in
     its present mode, as a copy, and stays as it is.
 
-    Norms within a transformation of the model, such as ``nnx.scan`` over layers, are listed as
-    missing.
+    Layers in ``nnx.scan`` and ``nnx.vmap`` are a stack, with a row for each. Norms in a
+    transformation of JAX, which does not know modules, are listed as missing.
 
     Args:
       model: the model.
@@ -50,34 +55,56 @@ def diagnose(model: nnx.Module, /, *inputs: Any, **arguments: Any) -> Diagnosis:
     (2.0, 2.0)
     """
     check_module("diagnose", model)
+    try:
+        return _diagnosis(model, inputs, arguments, everywhere=True)
+    except Exception:  # tell below whether it is the model's own
+        pass
+    with naming_inputs(model, None, inputs, arguments):
+        return _diagnosis(model, inputs, arguments, everywhere=False)
+
+
+def _diagnosis(model: nnx.Module, inputs: Any, arguments: Any, everywhere: bool) -> Diagnosis:
+    """Run a model, and return the numbers of its norms.
+
+    ``everywhere`` includes norms within transformations of Flax. It fails where one of these cannot
+    carry numbers out, such as ``nnx.vmap`` of a norm that all share.
+    """
     graph, state = nnx.split(model)
     # new variables, which belong to this trace and may change in it
     copy = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
-    norms = {
-        id(node): ("/".join(map(str, path)), node)
-        for path, node in nnx.iter_graph(copy)
-        if kind_of(node)
-    }
-    found: list[tuple[str, str, Health]] = []
+    norms = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(copy) if kind_of(node)}
+    for path, norm in norms.items():
+        setattr(norm, PATH, path)
+    order: dict[str, None] = {}  # as they are called
 
-    def record(module: Any, args: Any, kwargs: Any) -> None:
-        if id(module) in norms and (args or "x" in kwargs):
-            path = norms[id(module)][0]
-            again = sum(seen.partition(":")[0] == path for seen, *_ in found)
-            name = f"{path}:{again}" if again else path
-            found.append((name, type(module).__name__, _health(module, args, kwargs)))
+    def record(norm: nnx.Module, args: Any, kwargs: Any) -> None:
+        path = getattr(norm, PATH, None)
+        if path is None or not (args or "x" in kwargs):
+            return
+        order[path] = None
+        if everywhere or norm is norms[path]:
+            with suppress(errors.TraceContextError):  # of a transformation of JAX, not of Flax
+                setattr(norm, f"{CALL}{_calls(norm)}", Numbers(_health(norm, args, kwargs)))
 
-    naming = naming_inputs(model, None, inputs, arguments)
-    with naming, _recorded({type(node) for _, node in norms.values()}, record):
+    with _recorded({type(norm) for norm in norms.values()}, record):
         copy(*inputs, **arguments)
-    if not found:
-        raise ValueError(
-            f"the model must call a norm: {type(model).__name__} calls none of Flax or jaxnorm, "
-            "outside of transformations such as nnx.scan."
-        )
-    paths, names, numbers = zip(*found, strict=True)
-    missing = [path for path, _ in norms.values() if path not in paths]
-    return Diagnosis(numbers, paths, names, tuple(missing))
+    if not order:
+        name = type(model).__name__
+        raise RefusedError(f"the model must call a norm: {name} calls none of Flax or jaxnorm.")
+    found = {
+        f"{path}:{call}" if call else path: (get_value(getattr(norms[path], f"{CALL}{call}")), path)
+        for path in order
+        for call in range(_calls(norms[path]))
+    }
+    names = (type(norms[path]).__name__ for _, path in found.values())
+    numbers = (health for health, _ in found.values())
+    missing = tuple(path for path in norms if path not in found)
+    return Diagnosis(tuple(numbers), tuple(found), tuple(names), missing)
+
+
+def _calls(norm: nnx.Module) -> int:
+    """Return how many calls of a norm have left numbers."""
+    return sum(name.startswith(CALL) for name in vars(norm))
 
 
 def _health(module: Any, args: Any, kwargs: Any) -> Health:

@@ -352,6 +352,69 @@ def test_models_of_nnx_stay_as_they_are():
     assert nnx.BatchNorm.__call__ is call  # after an error as well
 
 
+TRANSFORMS = {
+    "jit": lambda norm, x: nnx.jit(lambda norm, x: norm(x))(norm, x),
+    "remat": lambda norm, x: nnx.remat(lambda norm, x: norm(x))(norm, x),
+    "cond": lambda norm, x: nnx.cond(True, lambda m, x: m(x), lambda m, x: m(x), norm, x),
+    # what cannot carry numbers out
+    "vmap": lambda norm, x: nnx.vmap(lambda norm, x: norm(x), in_axes=(None, 0))(norm, x),
+    "checkpoint": lambda norm, x: jax.checkpoint(lambda x: norm(x))(x),
+    "jax.vmap": lambda norm, x: jax.vmap(lambda x: norm(x))(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_norms_within_transformations_of_nnx(name):
+    class Net(nnx.Module):
+        def __init__(self, transform):
+            self.transform = transform
+            self.norm, self.last = (nnx.LayerNorm(8, rngs=nnx.Rngs(0)) for _ in range(2))
+
+        def __call__(self, x):
+            return self.last(self.transform(self.norm, x))
+
+    bare = jn.nnx.diagnose(Net(lambda norm, x: norm(x)), ROWS)
+    found = jn.nnx.diagnose(Net(TRANSFORMS[name]), ROWS)
+    if name in ("vmap", "checkpoint", "jax.vmap"):
+        assert (found.paths, found.missing) == (("last",), ("norm",))
+        jax.tree.map(close, found["last"], bare["last"])
+        return
+    assert (found.paths, found.missing) == (("norm", "last"), ())
+    jax.tree.map(close, found.norms, bare.norms)
+
+
+def test_stacks_of_layers_in_nnx():
+    class Layers(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda rngs: nnx.BatchNorm(8, rngs=rngs), in_axes=0, out_axes=0)
+            self.layers = nnx.split_rngs(splits=3)(make)(nnx.Rngs(0))
+
+        def __call__(self, x):
+            body = lambda norm, x: 2 * norm(x) + 1
+            return nnx.scan(body, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.layers, x)
+
+    model = Layers()
+    found = jn.nnx.diagnose(model, ROWS)
+    assert [path for path, *_ in found.rows()] == [f"layers[{i}]" for i in range(3)]
+    x, norm = ROWS, nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+    for _, _, health in found.rows():
+        jax.tree.map(close, health, jn.nnx.diagnose(norm, x).norms[0])
+        x = 2 * nnx.BatchNorm(8, rngs=nnx.Rngs(0))(x) + 1
+    again = nnx.jit(lambda model, x: jn.nnx.diagnose(model, x))(model, ROWS)
+    jax.tree.map(close, again, found)
+    structures = (jax.tree.structure(nnx.state(each)) for each in (model, Layers()))
+    assert len(set(structures)) == 1  # nothing is left in the model
+
+
+def test_a_single_example():
+    """It has no channel with a variance that could be 0."""
+    found = jn.nnx.diagnose(nnx.LayerNorm(8, rngs=nnx.Rngs(0)), ROWS[0]).norms[0]
+    close(found.mean, ROWS[0].mean(dtype="f8"))
+    assert (found.dead, found.collapsed) == (0, 0)
+    rows = jn.nnx.diagnose(nnx.LayerNorm(8, rngs=nnx.Rngs(0)), ROWS[:1]).norms[0]
+    jax.tree.map(close, rows, found)
+
+
 def test_figures(healthy, tmp_path):
     model, variables = healthy
     first = diagnose(model, variables, ROWS)
