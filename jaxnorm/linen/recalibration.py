@@ -20,7 +20,13 @@ from jaxnorm.flax_common.running import (
     restart,
 )
 from jaxnorm.linen.batch import COLLECTION
-from jaxnorm.linen.edited import Variables, frozen_like
+from jaxnorm.linen.edited import (
+    Variables,
+    check_module,
+    check_variables,
+    frozen_like,
+    naming_call,
+)
 
 
 def accumulate(variables: Variables, when: jax.Array | bool = True) -> Variables:
@@ -107,9 +113,11 @@ def population(
       and :func:`recalibrate` takes it as ``seen``.
 
     Raises:
-      TypeError: the variables are abstract, as ``jax.eval_shape`` returns them.
+      TypeError: the variables are abstract, as ``jax.eval_shape`` returns them, or no dict; the
+        model is no module of linen.
       ValueError: the model has no running statistics, or its norms do not use the statistics of
         their batch; ``seen`` belongs to another model; ``only`` names no norm.
+      TypeError or ValueError: a batch does not fit variables or model, whose error is the cause.
     """
 
     @jax.jit
@@ -121,9 +129,14 @@ def population(
         found = {**variables, COLLECTION: _collection(collected)}
         # The model moves batch_stats too, but every batch starts from the same
         # variables.
-        _, updated = model.apply(found, *given, mutable=["batch_stats", COLLECTION], **arguments)
+        with naming_call(population, model, given, arguments):
+            _, updated = model.apply(
+                found, *given, mutable=["batch_stats", COLLECTION], **arguments
+            )
         return {path: new.moments for path, new in _collected(updated[COLLECTION]).items()}
 
+    check_module("recalibrate", model)
+    check_variables(variables)
     variables = stop_accumulating(variables)
     return gather(
         lambda seen, batch: step(variables, seen, batch),

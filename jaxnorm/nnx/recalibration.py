@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxnorm.flax_common.inputs import naming_inputs
 from jaxnorm.flax_common.running import (
     Collected,
     Only,
@@ -20,6 +21,7 @@ from jaxnorm.flax_common.running import (
     restart,
 )
 from jaxnorm.nnx.batch import BatchMoments, BatchNorm, SwitchableNorm, assign, is_frozen
+from jaxnorm.nnx.calls import check_module
 from jaxnorm.nnx.conditional_batch import Running
 from jaxnorm.nnx.evonorm import EvoNormB0
 from jaxnorm.nnx.flax_versions import get_value, set_value
@@ -110,11 +112,13 @@ def population(
       :func:`recalibrate` takes it as ``seen``.
 
     Raises:
-      TypeError: the model is abstract, as ``nnx.eval_shape`` returns it.
+      TypeError: the model is abstract, as ``nnx.eval_shape`` returns it, or no module of nnx.
       ValueError: the model has no running statistics, or never calls its norms; ``seen`` belongs to
         another model; ``only`` names no norm.
+      TypeError or ValueError: a batch does not fit the model, whose error is the cause.
     """
 
+    check_module("recalibrate", model)
     # chosen before the norms change their mode, which tells frozen norms from others
     taken = _chosen(model, only)
 
@@ -125,7 +129,9 @@ def population(
         for path, norm in _norms(model, taken).items():
             set_value(norm.batch_moments, Collected(seen[path], *_stats(norm)))
         state = {path: _state(norm) for path, norm in _norms(model).items()}
-        model(*(batch if isinstance(batch, tuple) else (batch,)), **arguments)
+        given = batch if isinstance(batch, tuple) else (batch,)
+        with naming_inputs(model, None, given, arguments):
+            model(*given, **arguments)
         # Batch renorm depends on its running statistics, so every batch starts from the same.
         for path, norm in _norms(model).items():
             _restore(norm, state[path])

@@ -33,6 +33,14 @@ class Twin(fnx.Module):
         return self.norm(self.dense(x))
 
 
+class Training(fnn.Module):
+    """The linen model in training."""
+
+    @fnn.compact
+    def __call__(self, x):
+        return fnn.BatchNorm(use_running_average=False)(fnn.Dense(4, name="dense")(x))
+
+
 class Failing(fnn.Module):
     """Its own error has several lines."""
 
@@ -190,6 +198,27 @@ def test_norms_that_stay(without, error, message):
     if without != "nowhere":
         with pytest.raises(error, match=message), jn.linen.adopted(without=without):
             pass
+
+
+def test_batches_of_a_population():
+    variables, batches = Training().init(KEY, X), [X, X[:, :2]]
+    kind, text, cause = said(jn.linen.recalibrate, Training(), variables, batches)
+    assert kind is ValueError
+    assert text.startswith("variables and inputs must fit each other: Training raises ScopeParam")
+    assert "for float32[2, 2]: " in text
+    assert type(cause).__name__ == "ScopeParamShapeError"
+    text = said(jn.linen.recalibrate, Training(), variables, [(X, X)])[1]
+    assert text.startswith("inputs must fit Training.__call__(x): got 2 by position, too many")
+    text = said(jn.linen.recalibrate, Training(), {"params": variables["params"]}, [X])[1]
+    assert text.startswith("variables must have running statistics, mean and var in batch_stats")
+    assert "got int" in said(jn.linen.recalibrate, 3, variables, [X])[1]
+    assert "got int" in said(jn.linen.recalibrate, Training(), 3, [X])[1]
+    model = Twin()
+    before = jax.tree.leaves(fnx.state(model))
+    kind, text, _ = said(jn.nnx.recalibrate, model, batches)
+    assert text.startswith("inputs and model must fit each other: Twin raises TypeError for float")
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(fnx.state(model)), before)
+    assert "got int" in said(jn.nnx.recalibrate, 3, batches)[1]
 
 
 def test_what_the_call_updates_must_be_mutable():
