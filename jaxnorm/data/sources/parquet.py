@@ -65,9 +65,8 @@ class Parquet(Reader):
             filled += group.rows * row
         return [*cuts, (start, len(self.groups))] if filled else cuts
 
-    def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
-        rows = sum(group.rows for group in self.groups[slice(*cut)])
-        return rows * sum(self._row(leaf, axis) for leaf, axis in along.items())
+    def rows(self, leaf: str, axis: int, cut: Cut) -> int:
+        return sum(group.rows for group in self.groups[slice(*cut)])
 
     def starts(self, leaf: str, cut: Cut | None, after: int) -> np.ndarray | None:
         if EPISODE not in self.leaves or self.leaves[EPISODE].unsupported:

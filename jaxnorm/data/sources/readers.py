@@ -120,14 +120,15 @@ class Reader(Protocol):
     def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
         """Return the bytes of a part in memory."""
         return sum(
-            self._row(leaf, axis) * self._rows(leaf, axis, cut) for leaf, axis in along.items()
+            self._row(leaf, axis) * self.rows(leaf, axis, cut) for leaf, axis in along.items()
         )
 
     def _row(self, leaf: str, axis: int) -> int:
         shape, dtype = self.leaves[leaf].shape, self.leaves[leaf].dtype
         return nbytes((*shape[:axis], *shape[axis + 1 :]), dtype)
 
-    def _rows(self, leaf: str, axis: int, cut: Cut) -> int:
+    def rows(self, leaf: str, axis: int, cut: Cut) -> int:
+        """Return the rows of a part, which are fewer in a leaf that ends earlier than others."""
         first, last = (min(row, self.leaves[leaf].shape[axis]) for row in cut)
         return last - first
 
