@@ -12,6 +12,7 @@ import pytest
 from reading import WRITE, X, opened, read, refused
 
 from jaxnorm.data.sources import SourceError, fingerprint
+from jaxnorm.data.sources.opening import reader
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,19 @@ def test_threads_read_the_pieces_of_a_file_in_any_order(suffix, rng):
         parts = [batches[index] for index in np.argsort(order)]
         whole = np.concatenate([part["x"] if isinstance(part, dict) else part for part in parts])
         np.testing.assert_array_equal(whole, X)
+
+
+@pytest.mark.parametrize("suffix", WRITE)
+@pytest.mark.parametrize("after", [1, 5, 150, 10**6])
+def test_parts_with_rows_after_them(suffix, after):
+    WRITE[suffix](f"a.{suffix}", X[:400])
+    start = 0
+    for piece in opened(f"a.{suffix}", "[n] f"):
+        read = reader(f"a.{suffix}").read(dict(piece.along), piece.cut, after)
+        rows = len(next(iter(piece.read().values())) if "x" in read else piece.read())
+        np.testing.assert_array_equal(*read.values(), X[start : min(start + rows + after, 400)])
+        start += rows
+    assert start == 400
 
 
 @pytest.mark.parametrize("suffix", WRITE)

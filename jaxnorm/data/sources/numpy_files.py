@@ -66,7 +66,8 @@ class Arrays(Reader):
 
     def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
         cut = cut[0], cut[1] + after
-        return Batch({leaf: self.members[leaf].read(axis, cut) for leaf, axis in along.items()})
+        read = lambda leaf, axis: self.members[leaf].read(axis, cut, after)
+        return Batch({leaf: read(leaf, axis) for leaf, axis in along.items()})
 
 
 class Mapped:
@@ -80,7 +81,8 @@ class Mapped:
             raise ValueError(f"it must be {end} bytes long: it is {len(file)}")
         self.array = np.ndarray(shape, dtype, file, start, order="F" if fortran else "C")
 
-    def read(self, axis: int, cut: Cut) -> np.ndarray:
+    def read(self, axis: int, cut: Cut, after: int) -> np.ndarray:
+        """Return a part, whose last rows ``after`` the cut the next part has as well."""
         if self.check is not None and cut[0] < (length := self.array.shape[axis]):
             if self.header.is_contiguous(axis):
                 row = self.header.row(axis)
@@ -124,7 +126,7 @@ class Checksum:
 class Stream:
     """An array that is unpacked or fetched part by part; going back restarts from its beginning.
 
-    The last row of a part is kept: the next part may begin with it. If a part is not one stretch
+    The last rows of a part are kept if the next part begins with them. If a part is not one stretch
     of bytes, the whole array is copied to a temporary file once.
     """
 
@@ -132,12 +134,12 @@ class Stream:
         # `open_data` opens the file, and returns it at the end of its header
         self.header, self.open_data = header, open_data
         self.position = 0
-        # the index of the row that was read last, and its bytes
-        self.kept: tuple[int, bytes] = (-1, b"")
+        # the index of the first row that is kept, and the bytes of all of them
+        self.kept: tuple[int, bytes] = (0, b"")
         self.file: Any = None
         self.copy: np.ndarray | None = None
 
-    def read(self, axis: int, cut: Cut) -> np.ndarray:
+    def read(self, axis: int, cut: Cut, after: int) -> np.ndarray:
         shape, fortran, dtype = self.header
         first, last = (min(row, shape[axis]) for row in cut)
         if not self.header.is_contiguous(axis):
@@ -146,11 +148,14 @@ class Stream:
         # a leaf that is shorter than others of its file has no more rows
         if first == last:
             return np.empty(found, dtype)
-        row = self.header.row(axis)
-        data = self.kept[1] if self.kept[0] == first else b""
-        if (first := first + bool(data)) < last:
-            data += self._read(first, last, row)
-            self.kept = last - 1, data[-row:] if row else b""
+        # rows without elements have a size, too
+        row = self.header.row(axis) or 1
+        start, kept = self.kept
+        data = kept[(first - start) * row : (last - start) * row] if start <= first else b""
+        if (held := first + len(data) // row) < last:
+            data += self._read(held, last, self.header.row(axis))
+        begin = max(first, last - after)
+        self.kept = begin, data[(begin - first) * row :]
         if self.position == shape[axis]:
             self.close()
         return np.frombuffer(data, dtype).reshape(found, order="F" if fortran else "C")

@@ -1,6 +1,6 @@
 """Reader of Parquet files and folders by pyarrow; pieces are whole row groups."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ class Parquet(Reader):
         for number, groups in groupby(self.groups[slice(*cut)], lambda group: group.file):
             file = self.files[number].subset(row_group_ids=[group.number for group in groups])
             parts.append(self._table(file, fields))
-        parts += self._first_rows(cut[1], fields) if after else []
+        parts += self._first_rows(cut[1], fields, after)
         table = pa.concat_tables(parts)
         found = {name: self._values(name, table.column(name)) for name in along}
         return Batch.of(found)
@@ -107,15 +107,18 @@ class Parquet(Reader):
                 f"{said}, which pyarrow cannot read. Write lists of any size."
             ) from None
 
-    def _first_rows(self, start: int, fields: Mapping[str, Any]) -> list:
-        """Return the first row of the row groups from ``start`` on, in a list, or an empty list."""
+    def _first_rows(self, start: int, fields: Mapping[str, Any], rows: int) -> Iterator[Any]:
+        """Yield tables of the first rows of the row groups from ``start`` on, if there are."""
         import pyarrow.dataset as ds
 
         for group in self.groups[start:]:
+            if not rows:
+                return
             if group.rows:
                 file = self.files[group.file].subset(row_group_ids=[group.number])
-                return [ds.Scanner.from_fragment(file, schema=self.schema, columns=fields).head(1)]
-        return []
+                scanner = ds.Scanner.from_fragment(file, schema=self.schema, columns=fields)
+                yield scanner.head(rows)
+                rows -= min(rows, group.rows)
 
     def _common_schema(self, first) -> Any:
         """Return a schema of the columns of all files and the keys of folders.
