@@ -26,7 +26,7 @@ class Masks(NamedTuple):
         masks: dict[str, Any] = dict(batch.masks)
         for leaf, by in self.where:
             mask = _mask(piece, batch, leaf, by)
-            masks[leaf] = _combined(batch.masks.get(leaf), mask)
+            masks[leaf] = combined(batch.masks.get(leaf), mask)
         leaves = [leaf for leaf in batch if leaf not in self.dropped]
         if self.skip_nan:
             masks |= {leaf: _without_nan(batch[leaf], masks.get(leaf)) for leaf in leaves}
@@ -80,7 +80,7 @@ def fitted(first: Piece, axes: Mapping[str, Axes], where: Mapping[str, str]) -> 
     Raises:
       PatternError: ``where`` names other leaves than those of the first piece.
     """
-    leaves = dict(first.along)
+    leaves = [leaf for leaf, _ in first.along if leaf not in first.unfitted]
     if "" in leaves:
         raise PatternError(
             f"where must name an array of the files: {first.path} holds one array, which has no "
@@ -103,10 +103,10 @@ def _without_nan(x, mask) -> Any:
     # booleans and integers have no NaN
     if x.dtype.kind in "biu":
         return mask
-    return _combined(mask, ~np.isnan(x))
+    return combined(mask, ~np.isnan(x))
 
 
-def _combined(mask, other: np.ndarray) -> np.ndarray:
+def combined(mask, other: np.ndarray) -> np.ndarray:
     """Combine two masks: keep the elements that both keep, with the weights of either."""
     if mask is None:
         return other

@@ -1,4 +1,4 @@
-"""Pieces of files with what is done to each batch: masks, then weights, then differences."""
+"""Pieces of files with the steps for each batch: masks, weights, differences, windows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,6 +7,7 @@ from jaxnorm.data.differences import Differences
 from jaxnorm.data.masking import Masks
 from jaxnorm.data.sources import Batch, Piece, bare, masks
 from jaxnorm.data.weighting import Weights
+from jaxnorm.data.windows import Windows
 
 
 class Step(Protocol):
@@ -49,4 +50,6 @@ def prepared(
         steps.append(Weights())
     if found[0].diff:
         steps.append(Differences())
+    if found[0].horizons:
+        steps.append(Windows())
     return [PreparedPiece(piece, tuple(steps)) for piece in found] if steps else list(found)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data.sources import dimensions
 from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded
+from jaxnorm.data.sources.horizons import Horizon
 from jaxnorm.data.sources.opening import guarded
 from jaxnorm.data.sources.readers import COORDINATE, Leaf
 from jaxnorm.data.trees import prefix_of
@@ -20,12 +21,14 @@ class Wanted(NamedTuple):
         dimension of other leaves.
       masks: leaves that serve as masks only, and are not fitted.
       where: pairs of a leaf and its mask.
+      horizons: leaves that are fitted with an axis of steps.
     """
 
     diff: int | str | None = None
     weights: tuple[tuple[str, str], ...] = ()
     masks: frozenset[str] = frozenset()
     where: tuple[tuple[str, str], ...] = ()
+    horizons: tuple[Horizon, ...] = ()
 
 
 AS_IS = Wanted()

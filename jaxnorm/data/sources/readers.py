@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class Reader(Protocol):
     leaves: dict[str, Leaf]
     # whether cuts are between rows, the first axis of all leaves
     cuts_rows_only: bool = False
+    # a part that was read for several pieces, with what tells it from others, or None
+    kept: tuple[Any, Batch] | None = None
 
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
         """Choose the axis to cut a leaf along from ``axes``, which are reduced as a whole."""
@@ -120,10 +122,11 @@ class Reader(Protocol):
     def nbytes(self, along: Mapping[str, int], cut: Cut) -> int:
         """Return the bytes of a part in memory."""
         return sum(
-            self._row(leaf, axis) * self.rows(leaf, axis, cut) for leaf, axis in along.items()
+            self.row(leaf, axis) * self.rows(leaf, axis, cut) for leaf, axis in along.items()
         )
 
-    def _row(self, leaf: str, axis: int) -> int:
+    def row(self, leaf: str, axis: int) -> int:
+        """Return the bytes of one index along an axis in memory."""
         shape, dtype = self.leaves[leaf].shape, self.leaves[leaf].dtype
         return nbytes((*shape[:axis], *shape[axis + 1 :]), dtype)
 
