@@ -9,18 +9,18 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from jaxnorm.data import files, fit_files
+from jaxnorm.data import files, fit_files, windows
 from jaxnorm.data.convert import notes_on
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
 from jaxnorm.data.options import (
     UsageError,
+    by_leaf,
     check_differences,
     check_names,
     check_out,
     check_sizes,
     parse_axes,
-    parse_where,
     parser,
 )
 from jaxnorm.data.sources import PatternError, SourceError
@@ -60,11 +60,16 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     fit_files.check_engine(options.engine)
     if "" in options.files:
         raise UsageError("FILES must be names: got ''.")
-    axes, where, sizes = parse_axes(options.pattern), parse_where(options.where), dict(options.size)
+    axes, sizes = parse_axes(options.pattern), dict(options.size)
+    where, horizon, relative, absolute = (
+        by_leaf(name, getattr(options, name))
+        for name in ("where", "horizon", "relative", "absolute")
+    )
     check_sizes(axes, sizes)
     check_differences(options.diff, options.format, options.out)
     check_out(options.out, options.format)
     given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan", "quantiles")}
+    given["horizons"] = windows.parsed(horizon, relative, absolute)
     # a shell leaves patterns in quotation marks as they are
     paths = fit_files.with_local_patterns(options.files)
     task = fit_files.planned(paths, axes, sizes, where=where, **given)
@@ -72,8 +77,8 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     _print_left_out(task.left_out)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     arguments = [paths, options.pattern, options.size, options.where, options.skip_nan]
-    added = {name: given[name] for name in ("quantiles", "weights", "diff")}
-    arguments += [value for value in added.items() if value[1] not in (None, [])]
+    added = {name: given[name] for name in ("quantiles", "weights", "diff", "horizons")}
+    arguments += [value for value in added.items() if value[1] not in (None, [], ())]
     kept = options.out if options.format == OWN else options.out.with_suffix(files.SUFFIXES[0])
     # a long fit should not end in an error of its output
     files.writable(kept)
@@ -176,7 +181,7 @@ def _with_names_of_options(text: str) -> str:
     sizes = re.search(r"pass (\w+=…(?:, \w+=…)*) by keyword", text)
     if sizes:
         text = text.replace(f"{sizes[1]} by keyword", re.sub(r", |^", " --size ", sizes[1]).strip())
-    text = re.sub(r"^(where|weights|diff) (?=must)", r"--\1 ", text)
+    text = re.sub(r"^(where|weights|diff|horizon|relative|absolute) (?=must)", r"--\1 ", text)
     return re.sub(r"axes=\{[^}]*\}, or (?=--pattern)", "", text)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data import files, masking, progress, sources, weighting
+from jaxnorm.data import files, masking, progress, sources, weighting, windows
 from jaxnorm.data.formats.episodes import counted, without_counts
 from jaxnorm.data.normalizer import Normalizer
 from jaxnorm.data.prepared import prepared
-from jaxnorm.data.sources import PatternError, SourceError, Wanted
+from jaxnorm.data.sources import Horizon, PatternError, SourceError, Wanted
 from jaxnorm.data.unfinished import Unfinished
 
 # Engines, and the module that each one needs.
@@ -51,6 +51,9 @@ def fit_files(
     where: Mapping[str, str] | None = None,
     weights: str | Sequence[str] | None = None,
     diff: int | str | None = None,
+    horizon: Mapping[str, int] | None = None,
+    relative: Mapping[str, str] | None = None,
+    absolute: Mapping[str, Sequence[int]] | None = None,
     skip_nan: bool = False,
     engine: str = "local",
     state: str | os.PathLike | None = None,
@@ -75,6 +78,13 @@ def fit_files(
         pattern in other files: the axis must have the array's name.
       diff: an axis, by its number, by the name of a dimension or by its name in a pattern: fit the
         differences ``x[t + 1] - x[t]`` along it, in float64. Files and episodes are not crossed.
+      horizon: numbers of steps, by leaf. ``{"action": 16}`` fits each row together with the 15
+        after it, as a chunk of actions, along an axis of steps after the first: ``"[n] step f"``
+        keeps the steps apart, ``"[n step] f"`` pools them. Steps beyond the end of an episode or a
+        file are masked.
+      relative: of leaves with a horizon, another leaf: ``{"action": "state"}`` subtracts the state
+        at the first step of a chunk from all its steps, in float64.
+      absolute: of leaves that are relative, the features that are not: ``{"action": [6, -1]}``.
       skip_nan: leave out elements that are NaN.
       engine: ``"local"`` fits in this process; ``"dask"``, ``"beam"`` and ``"ray"`` spread the
         pieces over their workers.
@@ -109,6 +119,7 @@ def fit_files(
     found = with_local_patterns([paths] if isinstance(paths, str | os.PathLike) else list(paths))
     given: dict[str, Any] = {"weights": weights, "diff": diff, "quantiles": quantiles}
     given |= {"where": dict(where or {}), "skip_nan": skip_nan}
+    given["horizons"] = windows.parsed(horizon, relative, absolute)
     task = planned(found, axes, sizes, **given)
     if state is None:
         return run(task, None, task.empty, engine, show_progress, threads)
@@ -135,6 +146,7 @@ def planned(
     where: Mapping[str, str],
     weights: str | Sequence[str] | None = None,
     diff: int | str | None = None,
+    horizons: tuple[Horizon, ...] = (),
     skip_nan: bool = False,
     quantiles: Any = None,
 ) -> Task:
@@ -145,7 +157,10 @@ def planned(
     """
     empty = _empty(axes, quantiles, sizes)
     masks = frozenset(by for by in where.values() if by not in empty.axes)
-    wanted = Wanted(diff, weighting.parsed(weights), masks)
+    wanted = Wanted(diff, weighting.parsed(weights), masks, horizons=horizons)
+    if horizons and (wanted.weights or diff is not None):
+        other = "weights" if wanted.weights else "diff"
+        raise PatternError(f"horizon must be left out with {other}: got both. Fit one by one.")
     found = sources.pieces(paths, empty.axes, empty.sizes, wanted)
     left_out = _left_out(paths[0], empty.axes)
     if diff is not None:

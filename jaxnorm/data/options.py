@@ -69,7 +69,7 @@ def _add_data(add: Callable) -> None:
         "--where",
         action="append",
         default=[],
-        type=_key_and_mask,
+        type=_key_and("MASK_KEY"),
         metavar="KEY=MASK_KEY",
         help=help_where,
     )
@@ -93,7 +93,26 @@ def _add_statistics(add: Callable) -> None:
         "a name in the pattern or a number"
     )
     add("--diff", type=_number_or_name, metavar="AXIS", help=help_diff)
+    _add_horizon(add)
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
+
+
+def _add_horizon(add: Callable) -> None:
+    """Add what makes chunks of actions of rows."""
+    help_horizon = (
+        "fit each row of KEY with those that follow it in its episode, a chunk of STEPS actions, "
+        "along an axis of steps after the first: --pattern 'KEY=[n] step f'"
+    )
+    help_relative = (
+        "subtract the row of the array OTHER, such as the state, at the first step of each chunk"
+    )
+    help_absolute = "features from which --relative subtracts nothing, such as grippers: 6,-1"
+    for option, type_, metavar, help_text in (
+        ("--horizon", _key_and_steps, "KEY=STEPS", help_horizon),
+        ("--relative", _key_and("OTHER"), "KEY=OTHER", help_relative),
+        ("--absolute", _key_and_features, "KEY=FEATURES", help_absolute),
+    ):
+        add(option, action="append", default=[], type=type_, metavar=metavar, help=help_text)
 
 
 def _add_output(add: Callable) -> None:
@@ -177,11 +196,32 @@ def name_and_new(text: str) -> tuple[str, str]:
     return old, new
 
 
-def _key_and_mask(text: str) -> tuple[str, str]:
-    key, _, mask = text.partition("=")
-    if not key or not mask:
-        raise argparse.ArgumentTypeError(f"must be KEY=MASK_KEY: got {text!r}.")
-    return key, mask
+def _key_and(name: str) -> Callable[[str], tuple[str, str]]:
+    """Return a parser of the key of an array and of another one, which the help calls ``name``."""
+
+    def parsed(text: str) -> tuple[str, str]:
+        key, _, other = text.partition("=")
+        if not key or not other:
+            raise argparse.ArgumentTypeError(f"must be KEY={name}: got {text!r}.")
+        return key, other
+
+    return parsed
+
+
+def _key_and_steps(text: str) -> tuple[str, int]:
+    # one array without a name needs no key
+    key, _, steps = text.rpartition("=")
+    if not steps.isdecimal() or not int(steps):
+        raise argparse.ArgumentTypeError(f"must be KEY=STEPS: got {text!r}.")
+    return key, int(steps)
+
+
+def _key_and_features(text: str) -> tuple[str, list[int]]:
+    key, _, features = text.rpartition("=")
+    if not key or not re.fullmatch(r"-?\d+(,-?\d+)*", features):
+        form = "KEY=FEATURES, such as action=6,-1"
+        raise argparse.ArgumentTypeError(f"must be {form}: got {text!r}.")
+    return key, [int(feature) for feature in features.split(",")]
 
 
 def parse_axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
@@ -200,13 +240,11 @@ def parse_axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
     return named.get("", named)
 
 
-def parse_where(given: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return ``--where`` as a mapping from each leaf to the leaf that masks it."""
+def by_leaf(name: str, given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an option as a mapping from each leaf to what is given for it."""
     if len(dict(given)) < len(given):
-        raise UsageError(
-            "--where must be given once for each leaf: got "
-            f"{', '.join('='.join(pair) for pair in given)}."
-        )
+        pairs = ", ".join(f"{key}={value}" for key, value in given)
+        raise UsageError(f"--{name} must be given once for each leaf: got {pairs}.")
     return dict(given)
 
 

@@ -1,5 +1,6 @@
 """Data sets in files of many formats, local or at an address, read piece by piece."""
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.arguments.axes import Axes, resolve
-from jaxnorm.data.sources import choosing, dimensions
+from jaxnorm.data.sources import choosing, dimensions, horizons
 from jaxnorm.data.sources.addresses import (
     PatternError,
     SourceError,
@@ -16,15 +17,17 @@ from jaxnorm.data.sources.addresses import (
     fingerprint,
 )
 from jaxnorm.data.sources.choosing import AS_IS, Wanted, lacking
+from jaxnorm.data.sources.horizons import Horizon
 from jaxnorm.data.sources.opening import guarded
 from jaxnorm.data.sources.piece import Piece, bare, masks
-from jaxnorm.data.sources.readers import COORDINATE, Batch, Leaf, Reader, nbytes
+from jaxnorm.data.sources.readers import COORDINATE, Batch, Leaf, Reader, nbytes, part
 from jaxnorm.data.trees import prefix_of, sizes_in
 
 __all__ = [
     "COORDINATE",
     "PIECE",
     "Batch",
+    "Horizon",
     "Leaf",
     "PatternError",
     "Piece",
@@ -36,6 +39,7 @@ __all__ = [
     "lacking",
     "left_out",
     "masks",
+    "part",
     "pieces",
 ]
 
@@ -105,7 +109,7 @@ def pieces(
       paths: local files and folders, and addresses that fsspec knows, also with ``*``.
       axes: the reduction axes by leaf, or by a tree of leaves.
       sizes: sizes of split axes in patterns.
-      wanted: differences, weights and masks.
+      wanted: differences, weights, masks and horizons.
 
     Raises:
       SourceError: files that are missing, damaged, without elements, or whose leaves are not those
@@ -133,19 +137,22 @@ def _of_file(
     named = choosing.leaves_to_fit(path, axes, wanted.masks)
     own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
     of_file = choosing.dimensions_of(guarded(path, lambda reader: reader.leaves))
+    fitted = horizons.with_steps(named, wanted.horizons)
     for leaf in named:
-        dimensions.check(path, leaf, named[leaf], own[leaf], leaf in axes, of_file)
+        dimensions.check(path, leaf, fitted[leaf], own[leaf], leaf in axes, of_file)
     diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
     if diff:
         named = {leaf: named[leaf] for leaf in diff}
     weights = choosing.weighted(path, named, own, wanted) if wanted.weights else ()
-    shapes = {leaf: _fitted_shape(named[leaf], diff.get(leaf)) for leaf in named}
+    shapes = {leaf: _fitted_shape(fitted[leaf], diff.get(leaf)) for leaf in named}
     reductions = {leaf: _reduction(path, leaf, shapes[leaf], own[leaf], sizes) for leaf in named}
     whole = {leaf: _whole(path, reductions[leaf], own[leaf]) for leaf in named}
     unreduced = {leaf: reduction.stats_shape for leaf, reduction in reductions.items()}
+    whole, by = choosing.with_horizons(path, named, whole, wanted)
     whole, like, uncut = choosing.with_masks(path, named, whole, wanted)
     empty = Piece(path, (), (0, 0), 0, tuple(diff.items()), weights, uncut)
-    return unreduced, guarded(path, partial(_cut, empty, whole, like))
+    empty = empty._replace(horizons=wanted.horizons, unfitted=tuple(by))
+    return unreduced, guarded(path, partial(_cut, empty, whole, like | by))
 
 
 def _fitted_shape(leaf: Leaf, diff: int | None) -> tuple[int, ...]:
@@ -172,17 +179,43 @@ def _cut(
         must = "differences must lie along a reduction axis of all arrays, or of none"
         raise PatternError(f"{piece.path}: {must}: {names} differ. Fit them one by one.")
     along |= {by: along[leaf] for by, leaf in like.items()}
-    # beside an element lie its difference and its weight, in float64
-    beside = 8 * bool(diff) + 8 * bool(piece.weights)
-    least = min((np.dtype(reader.leaves[leaf].dtype).itemsize for leaf in whole), default=8)
-    cuts = reader.cuts(along, max(1, PIECE * least // (least + beside)))
     masks = sum(
         nbytes(reader.leaves[name].shape, reader.leaves[name].dtype) for name in piece.uncut
     )
-    return [
+    found = [
         piece._replace(along=tuple(along.items()), cut=cut, size=reader.nbytes(along, cut) + masks)
-        for cut in cuts
+        for cut in reader.cuts(along, _size(piece, whole, along, reader))
     ]
+    return [part for each in found for part in _in_rows(each, reader)]
+
+
+def _size(piece: Piece, whole: Collection[str], along: Mapping[str, int], reader: Reader) -> int:
+    """Return the bytes of a piece, so that it is small with all that is computed of it."""
+    if piece.horizons:
+        row = sum(reader.row(leaf, axis) for leaf, axis in along.items())
+        return max(1, PIECE * row // (row + _steps_size(piece, reader)))
+    # beside an element lie its difference and its weight, in float64
+    beside = 8 * bool(piece.diff) + 8 * bool(piece.weights)
+    least = min((np.dtype(reader.leaves[leaf].dtype).itemsize for leaf in whole), default=8)
+    return max(1, PIECE * least // (least + beside))
+
+
+def _steps_size(piece: Piece, reader: Reader) -> int:
+    """Return the bytes of one row of all leaves with horizons, in float64."""
+    return sum(horizon.built(reader.leaves[horizon.leaf]) for horizon in piece.horizons)
+
+
+def _in_rows(piece: Piece, reader: Reader) -> list[Piece]:
+    """Return a piece in parts, if a row group or chunk has too many rows for their steps."""
+    if not piece.horizons:
+        return [piece]
+    rows = max(reader.rows(leaf, axis, piece.cut) for leaf, axis in piece.along)
+    number = min(rows, -(-rows * _steps_size(piece, reader) // PIECE))
+    if number < 2:
+        return [piece]
+    bounds = [rows * index // number for index in range(number + 1)]
+    cuts = itertools.pairwise(bounds)
+    return [piece._replace(rows=cut, size=piece.size // number) for cut in cuts]
 
 
 def _reduction(path: str, leaf: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping) -> Any:

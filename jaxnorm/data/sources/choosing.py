@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from jaxnorm.arguments.axes import Axes
-from jaxnorm.data.sources import dimensions
+from jaxnorm.data.sources import dimensions, horizons
 from jaxnorm.data.sources.addresses import PatternError, SourceError, expanded
 from jaxnorm.data.sources.horizons import Horizon
 from jaxnorm.data.sources.opening import guarded
@@ -194,6 +194,32 @@ def weighted(
             )
         result += found
     return tuple(result)
+
+
+def with_horizons(
+    path: str, named: Mapping[str, Leaf], whole: Mapping[str, list[int]], wanted: Wanted
+) -> tuple[dict[str, list[int]], dict[str, str]]:
+    """Return how leaves with horizons, and those that they are relative to, are cut: along rows.
+
+    Returns:
+      The axes along which each leaf can be cut. The leaves that are not fitted, but which others
+      are relative to, each with the leaf that it is cut like.
+    """
+    cut = dict(whole)
+    like: dict[str, str] = {}
+    relative = dict.fromkeys((own.by for own in wanted.horizons if own.by is not None), 0)
+    others = leaves_to_fit(path, relative) if relative else {}
+    for horizon in wanted.horizons:
+        if horizon.by is not None:
+            horizons.check(path, named, others, horizon)
+            like |= {} if horizon.by in whole else {horizon.by: horizon.leaf}
+        for leaf in whole.keys() & {horizon.leaf, horizon.by}:
+            if 0 not in whole[leaf]:
+                called = f" of {leaf!r}" if leaf else ""
+                must = f"{path}: the rows{called} must be reduced, for a horizon"
+                raise PatternError(f"{must}. Write a pattern that begins with [n].")
+            cut[leaf] = [0]
+    return cut, like
 
 
 def with_masks(
