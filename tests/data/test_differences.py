@@ -281,6 +281,27 @@ def test_memory_is_two_pieces_at_most(dtype, monkeypatch):
     assert peak < 2 * (4 << 20)
 
 
+@pytest.mark.parametrize("suffix", ["h5", "parquet"])
+def test_memory_is_two_chunks_or_row_groups_at_most(suffix, monkeypatch):
+    x, chunk = np.zeros((3 << 17, 16), np.float32), 1 << 17  # rows, of 8 MiB
+    if suffix == "h5":
+        with pytest.importorskip("h5py").File("a.h5", "w") as file:
+            file.create_dataset("x", data=x, chunks=(chunk, 16), compression="gzip")
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        lists = pa.FixedSizeListArray.from_arrays(x.ravel(), 16)
+        parquet.write_table(pa.table({"x": lists}), "a.parquet", row_group_size=chunk)
+    monkeypatch.setattr(sources, "PIECE", 8 << 20)
+    fit = lambda: Normalizer.fit_files(f"a.{suffix}", {"x": "[n] f"}, diff=0, threads=1)
+    fit()  # imports and caches
+    tracemalloc.start()
+    fitted = fit()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert fitted.moments["x"].count.tolist() == [[(3 << 17) - 1] * 16]
+    assert peak < 2 * (8 << 20)
+
+
 @pytest.mark.parametrize("options", [{"diff": "n"}, {"weights": "w"}, {}])
 def test_patterns_are_checked_first(options):
     np.savez("a.npz", x=np.ones((6, 2)), w=np.ones(6))

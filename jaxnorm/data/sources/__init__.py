@@ -179,38 +179,34 @@ def _cut(
         must = "differences must lie along a reduction axis of all arrays, or of none"
         raise PatternError(f"{piece.path}: {must}: {names} differ. Fit them one by one.")
     along |= {by: along[leaf] for by, leaf in like.items()}
+    beside = _beside(piece, {leaf: along[leaf] for leaf in whole}, reader)
+    row = sum(reader.row(leaf, axis) for leaf, axis in along.items())
+    size = max(1, PIECE * row // (row + beside)) if beside else PIECE
     masks = sum(
         nbytes(reader.leaves[name].shape, reader.leaves[name].dtype) for name in piece.uncut
     )
     found = [
         piece._replace(along=tuple(along.items()), cut=cut, size=reader.nbytes(along, cut) + masks)
-        for cut in reader.cuts(along, _size(piece, whole, along, reader))
+        for cut in reader.cuts(along, size, within=bool(piece.diff or piece.horizons))
     ]
-    return [part for each in found for part in _in_rows(each, reader)]
+    # a table's row groups are read whole
+    return [part for each in found for part in _in_rows(each, reader, beside)]
 
 
-def _size(piece: Piece, whole: Collection[str], along: Mapping[str, int], reader: Reader) -> int:
-    """Return the bytes of a piece, so that it is small with all that is computed of it."""
+def _beside(piece: Piece, along: Mapping[str, int], reader: Reader) -> int:
+    """Return the bytes of what is computed of one row in float64: steps, differences, weights."""
     if piece.horizons:
-        row = sum(reader.row(leaf, axis) for leaf, axis in along.items())
-        return max(1, PIECE * row // (row + _steps_size(piece, reader)))
-    # beside an element lie its difference and its weight, in float64
-    beside = 8 * bool(piece.diff) + 8 * bool(piece.weights)
-    least = min((np.dtype(reader.leaves[leaf].dtype).itemsize for leaf in whole), default=8)
-    return max(1, PIECE * least // (least + beside))
+        return sum(horizon.built(reader.leaves[horizon.leaf]) for horizon in piece.horizons)
+    row = sum(reader.row(leaf, axis, "float64") for leaf, axis in along.items())
+    return row * (bool(piece.diff) + bool(piece.weights))
 
 
-def _steps_size(piece: Piece, reader: Reader) -> int:
-    """Return the bytes of one row of all leaves with horizons, in float64."""
-    return sum(horizon.built(reader.leaves[horizon.leaf]) for horizon in piece.horizons)
-
-
-def _in_rows(piece: Piece, reader: Reader) -> list[Piece]:
-    """Return a piece in parts, if a row group or chunk has too many rows for their steps."""
-    if not piece.horizons:
+def _in_rows(piece: Piece, reader: Reader, beside: int) -> list[Piece]:
+    """Return a piece of a table in parts, if too much is computed of its row groups."""
+    if not beside or not reader.cuts_rows_only:
         return [piece]
     rows = max(reader.rows(leaf, axis, piece.cut) for leaf, axis in piece.along)
-    number = min(rows, -(-rows * _steps_size(piece, reader) // PIECE))
+    number = min(rows, -(-rows * beside // PIECE))
     if number < 2:
         return [piece]
     bounds = [rows * index // number for index in range(number + 1)]

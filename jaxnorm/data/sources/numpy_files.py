@@ -61,7 +61,7 @@ class Arrays(Reader):
         # along the slowest axis in memory a part is one stretch of bytes
         return axes[-1] if alone and self.headers[leaf].fortran else axes[0]
 
-    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+    def cuts(self, along: Mapping[str, int], size: int, within: bool) -> list[Cut]:
         return cuts_of(*rows_of(self.leaves, along, size))
 
     def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:

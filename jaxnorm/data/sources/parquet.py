@@ -49,7 +49,7 @@ class Parquet(Reader):
     def axis(self, leaf: str, axes: list[int], alone: bool) -> int:
         return axes[0]
 
-    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
+    def cuts(self, along: Mapping[str, int], size: int, within: bool) -> list[Cut]:
         """Return cuts between row groups; a piece holds one row group or more."""
         if others := [leaf for leaf, axis in along.items() if axis]:
             said = f"{self.path}: the rows of {others[0]!r} must be reduced, to be read in pieces"

@@ -100,8 +100,11 @@ class Reader(Protocol):
         """Choose the axis to cut a leaf along from ``axes``, which are reduced as a whole."""
         ...
 
-    def cuts(self, along: Mapping[str, int], size: int) -> list[Cut]:
-        """Return cuts of about ``size`` bytes; ``along`` says which axis of each leaf is cut."""
+    def cuts(self, along: Mapping[str, int], size: int, within: bool) -> list[Cut]:
+        """Return cuts of about ``size`` bytes; ``along`` says which axis of each leaf is cut.
+
+        ``within`` says whether chunks that are larger are cut, too.
+        """
         ...
 
     def read(self, along: Mapping[str, int], cut: Cut, after: int = 0) -> Batch:
@@ -125,10 +128,10 @@ class Reader(Protocol):
             self.row(leaf, axis) * self.rows(leaf, axis, cut) for leaf, axis in along.items()
         )
 
-    def row(self, leaf: str, axis: int) -> int:
-        """Return the bytes of one index along an axis in memory."""
-        shape, dtype = self.leaves[leaf].shape, self.leaves[leaf].dtype
-        return nbytes((*shape[:axis], *shape[axis + 1 :]), dtype)
+    def row(self, leaf: str, axis: int, dtype: str = "") -> int:
+        """Return the bytes of one index along an axis, in the dtype of the leaf or another one."""
+        shape = self.leaves[leaf].shape
+        return nbytes((*shape[:axis], *shape[axis + 1 :]), dtype or self.leaves[leaf].dtype)
 
     def rows(self, leaf: str, axis: int, cut: Cut) -> int:
         """Return the rows of a part, which are fewer in a leaf that ends earlier than others."""
