@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxnorm.data.sources.readers import ZARR_METADATA
+
 
 class SourceError(ValueError):
     """An error, in one sentence, of a file that is missing, damaged or unlike the others."""
@@ -23,6 +25,11 @@ def is_address(path: str) -> bool:
     (True, True, False)
     """
     return "://" in path
+
+
+def is_web(path: str) -> bool:
+    """Return whether a path is an address of the web, where folders cannot be listed."""
+    return path.startswith(("http://", "https://"))
 
 
 def local(path: str) -> Path | None:
@@ -127,7 +134,11 @@ def expanded(paths: Sequence[str]) -> list[str]:
             found.append(path)
             continue
         system, inside = remote(path)
-        names = sorted(system.glob(inside))
+        try:
+            names = sorted(system.glob(inside))
+        except Exception as error:
+            # file systems raise errors of many types
+            raise SourceError(f"{path} cannot be listed: {error}.") from error
         if not names:
             raise SourceError(f"{path} must name files: there are none.")
         found += map(system.unstrip_protocol, names)
@@ -198,7 +209,11 @@ def _remote_fingerprint(path: str) -> list:
     system, inside = remote(path)
     # fsspec would answer from a listing that it made before the file changed
     system.invalidate_cache()
-    if _is_pattern(path):
+    if is_web(path) and path.endswith(".zarr"):
+        # of a folder that cannot be listed: its metadata
+        files = [f"{inside}/{name}" for name in ZARR_METADATA]
+        info = {file: system.info(file) for file in files if system.exists(file)}
+    elif _is_pattern(path):
         info = system.glob(inside, detail=True)
     elif (info := system.info(inside))["type"] == "directory":
         info = system.find(inside, detail=True)

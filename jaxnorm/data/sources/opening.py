@@ -16,6 +16,7 @@ from jaxnorm.data.sources.addresses import (
     inside,
     is_empty,
     is_folder,
+    is_web,
     names_in,
     version,
 )
@@ -62,7 +63,15 @@ def _suffix(path: str) -> str:
 
     LeRobot's folders have none, and get the name of their reader.
     """
-    suffix, folder = PurePath(path).suffix.lower(), is_folder(path)
+    # a signed address has a query after the name of the file
+    suffix = PurePath(path.partition("?")[0] if is_web(path) else path).suffix.lower()
+    if is_web(path) and suffix not in READERS:
+        said = f"{path} must be one of {', '.join(READERS)}, by its suffix"
+        raise SourceError(f"{said}: folders cannot be listed over the web. Name the files in it.")
+    if is_web(path) and suffix == ".zarr":
+        # some servers know the files in it alone
+        return suffix
+    folder = is_folder(path)
     if suffix in (".npy", ".npz") and folder:
         raise SourceError(f"{path} must be a file: it is a folder.")
     if is_empty(path):
@@ -89,7 +98,7 @@ def reader(path: str) -> Reader:
     try:
         changed = version(path)
     except FileNotFoundError:
-        raise SourceError(f"{path} must exist: there is no such file.") from None
+        raise SourceError(_missing(path)) from None
     return _readers.opened(path, changed, os.getpid())
 
 
@@ -111,13 +120,34 @@ def guarded(path: str, read: Callable[[Reader], Any]) -> Any:
         # errors of fsspec have no number: s3fs raises a PermissionError without one
         elif isinstance(error, (PermissionError, ConnectionError, TimeoutError)):
             said = _one_line(error)
+        elif isinstance(error, FileNotFoundError):
+            # over HTTP the cause is any answer other than the file, or none
+            cause = error.__cause__
+            if cause is None or getattr(cause, "status", 0) == 404:
+                raise SourceError(_missing(path)) from error
+            said = _one_line(cause)
         else:
             # pyarrow raises an OSError without a number for damaged bytes
             raise _damaged(path, error) from error
         raise SourceError(f"{path} cannot be read: {said}.") from error
     except Exception as error:
+        if said := _refused(error):
+            raise SourceError(f"{path} cannot be read: {said}.") from error
         # parsers raise errors of any type at damaged bytes
         raise _damaged(path, error) from error
+
+
+def _missing(path: str) -> str:
+    return f"{path} must exist: there is no such file."
+
+
+def _refused(error: Exception) -> str:
+    """Return why a server of the web gives no part of a file, or "" for other errors."""
+    # fsspec has no type for these errors; these are the words of fsspec 2026.9
+    if "range requests" in str(error) or "Cannot seek streaming HTTP" in str(error):
+        return "its server gives no parts of files. simplecache:: before the address copies it"
+    # aiohttp's errors of answers have a status
+    return _one_line(error) if isinstance(getattr(error, "status", None), int) else ""
 
 
 def _damaged(path: str, error: Exception) -> SourceError:
@@ -127,7 +157,7 @@ def _damaged(path: str, error: Exception) -> SourceError:
     return SourceError(f"{path} cannot be read, it may be damaged{other}: {said}.")
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     """Shorten a library's message to one line, without the bytes of the file that it quotes."""
     quoted = r"""\bb('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
     # NumPy compares the first bytes of a file, which say nothing in words

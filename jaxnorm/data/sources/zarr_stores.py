@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxnorm.data.sources import decoding
-from jaxnorm.data.sources.addresses import SourceError, is_folder, local, remote
+from jaxnorm.data.sources.addresses import SourceError, is_folder, is_web, local, remote
 from jaxnorm.data.sources.chunked import ChunkedReader
 from jaxnorm.data.sources.decoding import Decoded
 from jaxnorm.data.sources.readers import ZARR_METADATA
@@ -18,6 +18,9 @@ class Zarr(ChunkedReader):
     def __init__(self, path: str):
         root = _opened(path)
         found = {"": root} if hasattr(root, "chunks") else dict(_members(root))
+        if not found and is_web(path):
+            must = f"{path} must have consolidated metadata, as it is no folder that can be listed"
+            raise SourceError(f"{must}: its metadata names no array.")
         arrays = {
             name: Decoded(array, array.chunks, _attributes(array)) for name, array in found.items()
         }
@@ -65,7 +68,7 @@ def _attributes(array) -> dict[str, Any]:
 def _opened(path: str) -> Any:
     import zarr
 
-    if not is_folder(path):
+    if not is_web(path) and not is_folder(path):
         raise SourceError(f"{path} must be a folder, as Zarr writes it: it is a file.")
     if (found := local(path)) is not None:
         store: Any = str(found)
