@@ -10,7 +10,7 @@ from reading import WRITE
 
 from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.command import main
-from jaxnorm.data.sources import SourceError
+from jaxnorm.data.sources import SourceError, numpy_files
 
 pytestmark = pytest.mark.filterwarnings("default")  # zarr warns of format 3
 ROWS = sum(LENGTHS)
@@ -66,6 +66,19 @@ def test_steps_of_every_format(suffix, dtype, rng):
     fitted = Normalizer.fit_files(f"a.{suffix}", {leaf: "[n] step f"}, horizon={leaf: 7})
     assert fitted.batches > 3
     assert_fitted(fitted, leaf, chunks(x, (200,), 7))
+
+
+def test_a_stream_is_read_once(rng, monkeypatch):
+    x = rng.standard_normal((400, 3))
+    np.savez_compressed("a.npz", x=x)
+    opened, open_member = [], numpy_files._open_member
+    monkeypatch.setattr(
+        numpy_files, "_open_member", lambda *args: opened.append(args) or open_member(*args)
+    )
+    fitted = Normalizer.fit_files("a.npz", {"x": "[n] step f"}, horizon={"x": 50})
+    assert fitted.batches > 10
+    assert len(opened) == 1
+    assert_fitted(fitted, "x", chunks(x, (400,), 50))
 
 
 class TestLeRobot:
