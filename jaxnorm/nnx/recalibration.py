@@ -118,7 +118,6 @@ def population(
       TypeError or ValueError: a batch does not fit the model, whose error is the cause.
     """
 
-    check_module("recalibrate", model)
     # chosen before the norms change their mode, which tells frozen norms from others
     taken = _chosen(model, only)
 
@@ -238,6 +237,7 @@ def _norms(model: nnx.Module, paths: set[str] | None = None) -> dict[str, Any]:
         if isinstance(node, WITH_RUNNING) and node.var is not None
     }
     if not found:
+        check_module("recalibrate", model)
         raise ValueError(
             "the model must have a BatchNorm or SwitchableNorm of jaxnorm.nnx: found none in "
             f"{type(model).__name__}."
