@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from jaxnorm.data import files, fit_files, windows
+from jaxnorm.data import files, fit_files, formats, windows
 from jaxnorm.data.convert import notes_on
 from jaxnorm.data.leaves import label
 from jaxnorm.data.normalizer import OWN, Normalizer
@@ -68,7 +68,9 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     check_sizes(axes, sizes)
     check_differences(options.diff, options.format, options.out)
     check_out(options.out, options.format)
-    given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan", "quantiles")}
+    given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan")}
+    ranks = {*(options.quantiles or ()), *formats.NEEDED_RANKS.get(options.format, ())}
+    given["quantiles"] = sorted(ranks) or None
     given["horizons"] = windows.parsed(horizon, relative, absolute)
     # a shell leaves patterns in quotation marks as they are
     paths = fit_files.with_local_patterns(options.files)

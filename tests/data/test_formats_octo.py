@@ -200,3 +200,14 @@ def test_fitting_demonstrations_knows_their_number(tmp_path, rng, capsys):
     assert episodes.counts(whole.merge(whole.without_data()).notes) == {"": 5}
     assert episodes.counts(whole.merge(whole).notes) == {}
     assert whole.update({"data/demo_*/actions": np.ones((4, 2))}).notes == ()
+
+
+def test_a_fit_has_the_quantiles_that_a_file_needs(tmp_path, rng, capsys):
+    x = rng.normal(size=(200, 3)).astype("float32")
+    np.savez(tmp_path / "set.npz", action=x)
+    out = tmp_path / "stats.json"
+    assert fit([str(tmp_path / "set.npz"), "--format", "octo", "--out", str(out)]) == 0
+    fitted = Normalizer.fit([{"action": x}], quantiles=(0.01, 0.99))
+    own = json.loads(out.read_text())["action"]
+    for key, rank in octo.QUANTILES.items():
+        np.testing.assert_array_equal(own[key], fitted.quantiles[rank]["action"][0])

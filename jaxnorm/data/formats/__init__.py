@@ -10,6 +10,7 @@ from jaxnorm.data.formats.contents import Contents, FormatError, Statistics, tre
 
 __all__ = [
     "FORMATS",
+    "NEEDED_RANKS",
     "WRITABLE",
     "Contents",
     "FormatError",
@@ -40,6 +41,8 @@ FORMATS = {
 WRITABLE = tuple(name for name in FORMATS if name != "lerobot_policy")
 # Formats that say how many episodes there are, which notes tell.
 OF_EPISODES = ("octo", "openvla")
+# The ranks of the quantiles without which a file of these formats cannot be written.
+NEEDED_RANKS = dict.fromkeys(OF_EPISODES, (0.01, 0.99))
 # The suffix of each format that is a file; the other ones are folders.
 SUFFIXES = {
     "openpi": ".json",
