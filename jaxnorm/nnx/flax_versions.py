@@ -29,6 +29,12 @@ except ImportError:
                 )
             super().__init__(num_features, **options)
 
+    # what may be given by name, which some read from the signature
+    takes = inspect.signature(nnx.LayerNorm.__init__).parameters
+    InstanceNorm.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter for name, parameter in takes.items() if name != "reduction_axes"]
+    )
+
 
 class Absent(nnx.Module):
     """A stand-in for a class that the installed Flax lacks; its constructor raises ImportError."""
