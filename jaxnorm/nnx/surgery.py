@@ -4,6 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, frozen_among, is_chosen
@@ -77,7 +79,7 @@ def swap(
             new = make(old.num_features, rngs=rngs or nnx.Rngs(0), **own)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
-        kept, *names = matched(values(old), values(new))
+        kept, *names = matched(values(old), _stacked(values(new), values(old)))
         for name, variable in holders(new).items():
             set_value(variable, kept[name])
         made.append((old, new))
@@ -169,6 +171,20 @@ def unfreeze(
         del norm.frozen
     rows = [Row(path, type(norm).__name__, "unfrozen") for path, norm in found.items()]
     return model, changed(rows, before, _outputs(model, inputs, arguments))
+
+
+def _stacked(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a norm, as often as a stack of layers has those that it replaces.
+
+    ``nnx.vmap`` makes such a stack, for ``nnx.scan``: its variables have axes of layers in front.
+    """
+    one = next((name for name in new if name in old), None)
+    if one is None:
+        return dict(new)
+    layers, rest = np.split(old[one].shape, [old[one].ndim - new[one].ndim])
+    if tuple(rest) != new[one].shape:
+        return dict(new)
+    return {name: jnp.broadcast_to(a, (*layers, *a.shape)) for name, a in new.items()}
 
 
 def _outputs(model: nnx.Module, inputs: tuple, arguments: Mapping[str, Any]) -> Any:

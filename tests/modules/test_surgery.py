@@ -12,6 +12,7 @@ from flax import nnx as fnx
 
 import jaxnorm as jn
 from jaxnorm.flax_common.surgery import Report
+from jaxnorm.nnx.flax_versions import set_value
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 3, 8)) + 3
@@ -192,6 +193,32 @@ def test_norms_that_nn_scan_stacks_are_refused():
     model = Looped()
     with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(2, 8\)"):
         jn.linen.swap(model, variables_of(model), X, to="rms")
+
+
+def test_nnx_swaps_the_norms_of_a_stack():
+    """As often as there are layers, for nnx.scan, each with what its own norm had."""
+    make = fnx.vmap(lambda rngs: fnx.BatchNorm(8, rngs=rngs), in_axes=0, out_axes=0)
+    stack = fnx.split_rngs(splits=2)(make)(fnx.Rngs(0))
+    scale = jnp.arange(1.0, 17).reshape(2, 8)
+    set_value(stack.scale, scale)
+    swapped, report = jn.nnx.swap(stack, to="evonorm_s0", options={"num_groups": 2})
+    assert (report.rows[0].kept[:2], report.rows[0].added) == (("scale", "bias"), ("v",))
+    shapes = jax.tree.map(jnp.shape, fnx.to_pure_dict(fnx.state(swapped)))
+    assert shapes == {"scale": (2, 8), "bias": (2, 8), "v": (2, 8)}
+    swapped, _ = jn.nnx.swap(stack, to="rms")
+    body = lambda norm, x: norm(x)
+    found = fnx.scan(body, in_axes=(0, fnx.Carry), out_axes=fnx.Carry)(swapped, X)
+    expected = X
+    for row in scale:
+        expected = jn.rms_norm(expected, epsilon=1e-5, scale=row)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_version_of_flax_keeps_the_options_of_an_instance_norm():
+    norm = fnx.BatchNorm(8, epsilon=0.1, use_bias=False, rngs=fnx.Rngs(0))
+    swapped, report = jn.nnx.swap(norm, to="instance")
+    assert (swapped.epsilon, swapped.use_bias) == (0.1, False)
+    assert report.rows[0].kept == ("scale", "epsilon=0.1")
 
 
 def test_surgery_sees_adopted_norms():
