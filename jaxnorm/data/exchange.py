@@ -55,10 +55,11 @@ def renamed(
 
 def _without(tree: Any, names: Mapping[str, str]) -> Any:
     """Return a copy of a tree of paths without those that get other names."""
-    if not isinstance(tree, Mapping):
-        return tree
-    left = {key: _without(value, names) for key, value in tree.items() if value not in names}
-    return {key: value for key, value in left.items() if value != {}}
+    if isinstance(tree, Mapping):
+        left = {key: _without(value, names) for key, value in tree.items()}
+        return {key: value for key, value in left.items() if value != {}}
+    # without one of its items a list has other paths: the rest of it moves to a dict
+    return {} if names.keys() & flatten(tree).values() else tree
 
 
 def to_statistics(state: State, ranks: list[float]) -> dict[str, Statistics]:

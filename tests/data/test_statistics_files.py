@@ -13,7 +13,7 @@ from jaxnorm.data.command import main as fit
 from jaxnorm.data.convert import main as convert
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.show import main as show
-from jaxnorm.data.trees import flatten
+from jaxnorm.data.trees import flatten, map_leaves
 
 # what each writer makes: a file, or a folder
 TARGETS = {
@@ -257,6 +257,22 @@ def test_leaves_are_renamed(rng, capsys):
         fitted.rename({"state": "x"})
     with pytest.raises(ValueError, match="leaves must have names of their own"):
         fitted.rename({"action": "observation.state"})
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"u": "east"}, {"east", "wind/a", "wind/b", "rest/0", "rest/1/k"}),
+        ({"wind/a": "a"}, {"u", "a", "wind/b", "rest/0", "rest/1/k"}),
+        ({"rest/1/k": "k"}, {"u", "wind/a", "wind/b", "rest/0", "k"}),
+    ],
+)
+def test_leaves_of_trees_are_renamed(names, expected):
+    tree = {"u": 1, "wind": {"a": 2, "b": 3}, "rest": [4, {"k": 5}], "none": None}
+    fitted = Normalizer.fit([map_leaves(lambda path, value: np.full((2, 1), value), tree)])
+    renamed, before = flatten(fitted.rename(names).mean), flatten(fitted.mean)
+    assert renamed.keys() == expected
+    assert all(renamed[names.get(path, path)] == mean for path, mean in before.items())
 
 
 def test_a_fit_that_a_format_cannot_say_is_not_lost(rng, capsys):
