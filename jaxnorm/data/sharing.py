@@ -24,7 +24,8 @@ def shared(state: State, groups: Iterable) -> State:
     variances: dict[str, np.ndarray] = {}
     taken: dict[str, np.ndarray] = {}
     for group in groups:
-        given = [group] if isinstance(group, str) else list(group)
+        is_group = isinstance(group, Iterable) and not isinstance(group, str)
+        given = list(group) if is_group else [group]
         if len(given) < 2:
             raise ValueError(f"a group must have two members at least, to share: got {given}.")
         members = [_member(state.leaves, one) for one in given]
@@ -46,7 +47,7 @@ def shared(state: State, groups: Iterable) -> State:
 
 def _member(leaves: Mapping[str, Fitted], given: Any) -> Member:
     """Return the leaf and the indices of a member of a group."""
-    words = given if isinstance(given, tuple) else (given,)
+    words = given if isinstance(given, tuple) and given else (given,)
     path, chosen = (words[0], words[1:]) if isinstance(words[0], str) else ("", words)
     if path not in leaves:
         raise ValueError(

@@ -73,6 +73,8 @@ MISTAKES = {
     "two members at least, to share: got ['u']": [["u"]],
     "two members at least, to share: got ['uv']": ["uv"],
     "two members at least, to share: got []": [[]],
+    "two members at least, to share: got [0]": [0, 1],
+    "got (), fitted are": [[(), "u"]],
     "groups must not overlap: 'u' stands in them twice": [["u", "u"]],
     "groups must not overlap: ('u', 1) stands in them twice": [["u", "v"], [("u", 1), ("t", 1)]],
     "groups must not overlap: ('u', -1) stands": [[("u", 2), ("u", -1)]],
