@@ -18,6 +18,17 @@ __all__ = ["assert_healthy", "diagnose", "plot_diagnoses"]
 PATH, CALL = "_path_in_diagnosis", "_numbers_of_call_"  # attributes of a norm
 
 
+class Place:
+    """The path of a norm in one diagnosis.
+
+    No other object equals it. So a model whose calls are compiled is traced again, and its norms
+    are recorded: what was traced for another diagnosis does not fit.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+
+
 class Numbers(nnx.Variable):
     """The health of a norm at a call, which transformations of Flax carry out of themselves."""
 
@@ -74,13 +85,14 @@ def _diagnosis(model: nnx.Module, inputs: Any, arguments: Any, everywhere: bool)
     copy = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
     norms = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(copy) if kind_of(node)}
     for path, norm in norms.items():
-        setattr(norm, PATH, path)
+        setattr(norm, PATH, Place(path))
     order: dict[str, None] = {}  # as they are called
 
     def record(norm: nnx.Module, args: Any, kwargs: Any) -> None:
-        path = getattr(norm, PATH, None)
-        if path is None or not (args or "x" in kwargs):
+        place = getattr(norm, PATH, None)
+        if place is None or not (args or "x" in kwargs):
             return
+        path = place.path
         order[path] = None
         if everywhere or norm is norms[path]:
             with suppress(errors.TraceContextError):  # of a transformation of JAX, not of Flax

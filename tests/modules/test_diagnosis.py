@@ -383,6 +383,26 @@ def test_norms_within_transformations_of_nnx(name):
     jax.tree.map(close, found.norms, bare.norms)
 
 
+def test_compiled_parts_of_nnx_are_seen_each_time():
+    class Net(nnx.Module):
+        def __init__(self):
+            self.first, self.last = (nnx.LayerNorm(8, rngs=nnx.Rngs(0)) for _ in range(2))
+
+        @nnx.jit
+        def part(self, x):
+            return self.first(x)
+
+        def __call__(self, x):
+            return self.last(self.part(x) + 1)
+
+    model = Net()
+    model(ROWS)
+    for x in (ROWS, 3 * ROWS, ROWS[:2]):
+        found = jn.nnx.diagnose(model, x)
+        assert (found.paths, found.missing) == (("first", "last"), ())
+        close(found["first"].mean, x.mean())
+
+
 def test_stacks_of_layers_in_nnx():
     class Layers(nnx.Module):
         def __init__(self):
