@@ -53,13 +53,21 @@ def diagnose(
     check_module("diagnose", model, edited=False)
     check_variables(variables)
     called: dict[str, str] = {}
+    inside: set[str] = set()  # norms that are being called
 
     def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         module = context.module
-        if context.method_name == "__call__" and kind_of(module) and (args or "x" in kwargs):
-            called[path_of(module)] = type(module).__name__
-            module.sow(COLLECTION, "health", _health(module, args, kwargs))
-        return call(*args, **kwargs)
+        is_norm = context.method_name == "__call__" and kind_of(module) and (args or "x" in kwargs)
+        # a class may call its base class: that is one call of a norm
+        if not is_norm or (path := path_of(module)) in inside:
+            return call(*args, **kwargs)
+        called[path] = type(module).__name__
+        module.sow(COLLECTION, "health", _health(module, args, kwargs))
+        inside.add(path)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            inside.remove(path)
 
     mutable = [name for name in variables if name != "params"] + [COLLECTION]
     naming = naming_call(diagnose, model, inputs, arguments)

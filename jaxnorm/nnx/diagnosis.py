@@ -132,12 +132,16 @@ def _health(module: Any, args: Any, kwargs: Any) -> Health:
 
 @contextmanager
 def _recorded(classes: set[type], record: Callable[[Any, Any, Any], None]) -> Iterator[None]:
-    """Call ``record`` before each call of these classes; Python looks up calls in the class."""
+    """Call ``record`` before each call of these classes; Python looks up calls in the class.
+
+    A class that calls its base class, which may be among them, is recorded once.
+    """
     before = {each: each.__dict__.get("__call__") for each in classes}
 
-    def recording(call: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(each: type, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            record(self, args, kwargs)
+            if type(self) is each:
+                record(self, args, kwargs)
             return call(self, *args, **kwargs)
 
         return wrapped
@@ -146,7 +150,7 @@ def _recorded(classes: set[type], record: Callable[[Any, Any, Any], None]) -> It
     calls = {each: each.__call__ for each in classes}
     try:
         for each, call in calls.items():
-            each.__call__ = recording(call)  # type: ignore[method-assign]
+            each.__call__ = recording(each, call)  # type: ignore[method-assign]
         yield
     finally:
         for each, own in before.items():

@@ -383,6 +383,23 @@ def test_norms_within_transformations_of_nnx(name):
     jax.tree.map(close, found.norms, bare.norms)
 
 
+def test_a_norm_that_calls_its_base_class_is_called_once():
+    class Own(nnx.LayerNorm):
+        def __call__(self, x):
+            return super().__call__(x + 1)
+
+    class LinenOwn(nn.LayerNorm):
+        @nn.compact
+        def __call__(self, x):
+            return super().__call__(x + 1)
+
+    rngs = nnx.Rngs(0)
+    of_nnx = jn.nnx.diagnose(nnx.Sequential(Own(8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)), ROWS)
+    for found in (of_nnx, linen_of(nn.Sequential([LinenOwn(), nn.LayerNorm()]), ROWS)):
+        assert len(found.paths) == 2
+        close(found.norms[0].mean, ROWS.mean())
+
+
 def test_compiled_parts_of_nnx_are_seen_each_time():
     class Net(nnx.Module):
         def __init__(self):
