@@ -30,7 +30,7 @@ def normalize(x, scale: Scale, axes: Axes, sizes: dict[str, int], *, dtype) -> A
         raise TypeError(f"dtype must be floating point: got {output_dtype}.")
     shape, fitted = _shapes(scale.center.shape, x.shape, axes, sizes)
     fit = _fit(scale, fitted, compute_dtype)
-    y = _centered(xp, x.reshape(shape), fit, compute_dtype) / fit.divisor
+    y = _divided(xp, _centered(xp, x.reshape(shape), fit, compute_dtype), fit.divisor)
     if scale.bound is not None:
         bound = scale.bound.reshape(fitted).astype(compute_dtype)
         y = xp.clip(y, -bound, bound)
@@ -95,18 +95,32 @@ def _center_parts(fit: Fit, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     return high, (left + fit.low).astype(dtype)
 
 
-def _behind_barrier(xp, low: np.ndarray) -> Any:
-    """Return the low part of a center; for JAX, behind a barrier.
+def _behind_barrier(xp, constant: np.ndarray) -> Any:
+    """Return a constant, such as the low part of a center; for JAX, behind a barrier.
 
     Without the barrier, XLA in JAX 0.7 to 0.10 adds up both parts where they are constants, and the
     low part is lost: 1e7 and 1e7 + 1 in float32 gave 0 and 2 instead of -1 and 1.
     """
     if xp is np:
-        return low
+        return constant
     # imported late: statistics of NumPy arrays need no JAX
     from jaxnorm.engine.xla import prevent_folding
 
-    return prevent_folding(xp.asarray(low))
+    return prevent_folding(xp.asarray(constant))
+
+
+def _divided(xp, x, divisor: np.ndarray) -> Any:
+    """Return ``x / divisor``, also by a divisor whose reciprocal is subnormal.
+
+    XLA multiplies by the reciprocal of a divisor that is broadcast, and takes subnormal numbers for
+    0. In float32 that concerns divisors above 8.5e37, which are scaled together with x.
+    """
+    has_reciprocal = 1 / divisor >= np.finfo(divisor.dtype).tiny
+    if xp is np or has_reciprocal.all():
+        return x / divisor
+    scale = np.where(has_reciprocal, 1, 0.125).astype(divisor.dtype)
+    # without the barrier, XLA multiplies by both constants at once again
+    return x * _behind_barrier(xp, scale) / (divisor * scale)
 
 
 # An infinite center gives NaN, as it should.
