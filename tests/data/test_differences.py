@@ -178,6 +178,14 @@ class TestMasks:
         fitted = Normalizer.fit_files("a.npy", skip_nan=True, diff=0)
         assert np.isnan(fitted.mean).all()
 
+    def test_one_of_two_arrays_is_masked_along_another_axis(self, rng):
+        x, y, keep = rng.random((40, 5, 2)), rng.random((40, 5, 2)), rng.random(40) < 0.7
+        np.savez("a.npz", x=x, y=y, keep=keep)
+        axes = dict.fromkeys("xy", "[t l] f")
+        fitted = Normalizer.fit_files("a.npz", axes, where={"x": "keep"}, diff="l")
+        assert_moments(fitted.summaries["x"], np.diff(x[keep], axis=1), (0, 1))
+        assert_moments(fitted.summaries["y"], np.diff(y, axis=1), (0, 1))
+
 
 class TestResiduals:
     """GraphCast's targets: differences in time, by level, weighted by area."""

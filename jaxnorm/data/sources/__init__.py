@@ -171,9 +171,10 @@ def _cut(
     # several leaves are cut along their first axis, so that a piece holds the same rows of each
     alone, diff = len(whole) + len(like) == 1, dict(piece.diff)
     along = {leaf: reader.axis(leaf, axes, alone) for leaf, axes in whole.items()}
-    if not alone and not reader.cuts_rows_only:
+    together = all(axis in whole[leaf] for leaf, axis in diff.items())
+    if together and not alone and not reader.cuts_rows_only:
         # along the axis of differences if all can be cut there, as each piece has one row more
-        along |= {leaf: axis for leaf, axis in diff.items() if axis in whole[leaf]}
+        along |= diff
     if len({along[leaf] == axis for leaf, axis in diff.items()}) > 1:
         names = ", ".join(map(repr, diff))
         must = "differences must lie along a reduction axis of all arrays, or of none"
