@@ -1,11 +1,11 @@
 """Replace the norms of nnx models, and freeze their running statistics."""
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, frozen_among, is_chosen
@@ -40,7 +40,7 @@ def swap(
     of a batch norm that becomes a group norm. So do ``dtype``, ``param_dtype``, ``use_scale``,
     ``use_bias``, ``axis_name`` and, where both add it to a variance or mean square, ``epsilon``.
     A model that passes ``use_running_average`` at the call must stop that where the new norm has
-    none.
+    none. A norm of layers that ``nnx.vmap`` stacked gets variables for each layer.
 
     Args:
       model: the model.
@@ -58,7 +58,8 @@ def swap(
     Raises:
       TypeError: no ``to``; options that the class does not take; ``only`` is something else.
       ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
-        axis; ``only`` names no norm, or the model has none.
+        axis, or layers that are stacked along another than the first axes; ``only`` names no norm,
+        or the model has none.
 
     >>> import jax.numpy as jnp
     >>> from flax.nnx import Rngs
@@ -76,10 +77,10 @@ def swap(
         make = table.maker("nnx", sys.modules["jaxnorm.nnx"], to)
         own = carried(path, old, row, make) | given
         try:
-            new = make(old.num_features, rngs=rngs or nnx.Rngs(0), **own)
+            new = _made(make, old, rngs or nnx.Rngs(0), own)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
-        kept, *names = matched(values(old), _stacked(values(new), values(old)))
+        kept, *names = matched(values(old), values(new))
         for name, variable in holders(new).items():
             set_value(variable, kept[name])
         made.append((old, new))
@@ -87,6 +88,27 @@ def swap(
     for old, new in made:
         become(old, new)
     return model, Report(tuple(rows))
+
+
+def _made(
+    make: Callable[..., Any], old: Any, rngs: nnx.Rngs, options: Mapping[str, Any]
+) -> nnx.Module:
+    """Return the new norm, with variables for each layer where the old one's are of a stack."""
+    stacks = {value.shape[:-1] for value in values(old).values()} or {()}
+    if len(stacks) > 1 or {value.shape[-1] for value in values(old).values()} - {old.num_features}:
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in values(old).items())
+        raise ValueError(
+            f"Its layers must be stacked along the first axes of all variables, before "
+            f"{old.num_features} features: got {shapes}."
+        )
+    (stack,) = stacks
+    norms = [make(old.num_features, rngs=rngs, **options) for _ in range(math.prod(stack))]
+    if stack:
+        layers = [values(norm) for norm in norms]
+        for name, variable in holders(norms[0]).items():
+            stacked = jnp.stack([layer[name] for layer in layers])
+            set_value(variable, stacked.reshape(*stack, *stacked.shape[1:]))
+    return norms[0]
 
 
 def freeze(
@@ -171,20 +193,6 @@ def unfreeze(
         del norm.frozen
     rows = [Row(path, type(norm).__name__, "unfrozen") for path, norm in found.items()]
     return model, changed(rows, before, _outputs(model, inputs, arguments))
-
-
-def _stacked(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a norm, as often as a stack of layers has those that it replaces.
-
-    ``nnx.vmap`` makes such a stack, for ``nnx.scan``: its variables have axes of layers in front.
-    """
-    one = next((name for name in new if name in old), None)
-    if one is None:
-        return dict(new)
-    layers, rest = np.split(old[one].shape, [old[one].ndim - new[one].ndim])
-    if tuple(rest) != new[one].shape:
-        return dict(new)
-    return {name: jnp.broadcast_to(a, (*layers, *a.shape)) for name, a in new.items()}
 
 
 def _outputs(model: nnx.Module, inputs: tuple, arguments: Mapping[str, Any]) -> Any:

@@ -12,7 +12,6 @@ from flax import nnx as fnx
 
 import jaxnorm as jn
 from jaxnorm.flax_common.surgery import Report
-from jaxnorm.nnx.flax_versions import set_value
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 3, 8)) + 3
@@ -129,6 +128,34 @@ def test_nnx_swaps_as_linen():
     assert not hasattr(model.block.layers[1], "epsilon")
 
 
+def stacked(axis=0):
+    """Return three layer norms of nnx with their variables along an axis, and no default values."""
+    make = fnx.vmap(lambda key: fnx.LayerNorm(8, rngs=fnx.Rngs(key)), in_axes=0, out_axes=axis)
+    norm = make(jax.random.split(KEY, 3))
+    for variable in (norm.scale, norm.bias):
+        variable[...] += jax.random.uniform(KEY, variable.shape)
+    return norm
+
+
+def test_nnx_swaps_norms_of_stacked_layers():
+    @fnx.scan(in_axes=(fnx.Carry, 0), out_axes=fnx.Carry)
+    def run(x, norm):
+        return norm(x)
+
+    norm = stacked()
+    swapped, report = jn.nnx.swap(norm, to="rms")
+    assert (report.rows[0].kept, report.rows[0].dropped) == (("scale", "epsilon=1e-06"), ("bias",))
+    expected = X
+    for scale in norm.scale[...]:
+        expected = jn.rms_norm(expected, scale=scale)
+    np.testing.assert_allclose(run(X, swapped), expected, rtol=1e-6)
+    with_alpha, report = jn.nnx.swap(norm, to="dynamic_tanh")
+    assert (report.rows[0].added, with_alpha.alpha.shape) == (("alpha",), (3, 1))
+    assert run(X, with_alpha).shape == X.shape
+    with pytest.raises(ValueError, match=r"before 8 features: got .*scale \(8, 3\)"):
+        jn.nnx.swap(stacked(axis=1), to="rms")
+
+
 def both(change):
     """Return what a change raises in either family."""
     model = Linen()
@@ -193,25 +220,6 @@ def test_norms_that_nn_scan_stacks_are_refused():
     model = Looped()
     with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(2, 8\)"):
         jn.linen.swap(model, variables_of(model), X, to="rms")
-
-
-def test_nnx_swaps_the_norms_of_a_stack():
-    """As often as there are layers, for nnx.scan, each with what its own norm had."""
-    make = fnx.vmap(lambda rngs: fnx.BatchNorm(8, rngs=rngs), in_axes=0, out_axes=0)
-    stack = fnx.split_rngs(splits=2)(make)(fnx.Rngs(0))
-    scale = jnp.arange(1.0, 17).reshape(2, 8)
-    set_value(stack.scale, scale)
-    swapped, report = jn.nnx.swap(stack, to="evonorm_s0", options={"num_groups": 2})
-    assert (report.rows[0].kept[:2], report.rows[0].added) == (("scale", "bias"), ("v",))
-    shapes = jax.tree.map(jnp.shape, fnx.to_pure_dict(fnx.state(swapped)))
-    assert shapes == {"scale": (2, 8), "bias": (2, 8), "v": (2, 8)}
-    swapped, _ = jn.nnx.swap(stack, to="rms")
-    body = lambda norm, x: norm(x)
-    found = fnx.scan(body, in_axes=(0, fnx.Carry), out_axes=fnx.Carry)(swapped, X)
-    expected = X
-    for row in scale:
-        expected = jn.rms_norm(expected, epsilon=1e-5, scale=row)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_version_of_flax_keeps_the_options_of_an_instance_norm():
