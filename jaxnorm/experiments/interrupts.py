@@ -1,6 +1,7 @@
-"""End interrupted commands quietly and at once, with status 130."""
+"""End commands quietly: at once when interrupted, and when nobody reads what they print."""
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -25,11 +26,24 @@ def _repeat_interrupt(dropped) -> None:
         sys.__unraisablehook__(dropped)
 
 
+def _is_output_unread() -> bool:
+    """Return whether the reader of standard output is gone, such as a ``head`` that has enough."""
+    # tell by the pipe: another one may be broken
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    if not output.poll(0):
+        return False
+    # what is left would be written, and fail, when Python ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
 def command(run: Callable[[], int]) -> int:
     """Run the command of this process, and return its exit status.
 
     After an interrupt, by SIGINT or SIGTERM, the process ends here. It leaves without
-    the shutdown of Python, which crashes while another thread runs JAX's compiler.
+    the shutdown of Python, which crashes while another thread runs JAX's compiler. The
+    status is 1 if the reader of standard output is gone.
     """
     interrupted = []
 
@@ -44,8 +58,12 @@ def command(run: Callable[[], int]) -> int:
     sys.unraisablehook = _repeat_interrupt
     try:
         status = run()
-    except BaseException:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BaseException as error:
         if not interrupted:
+            if isinstance(error, BrokenPipeError) and _is_output_unread():
+                return 1
             raise
         # modules in C turn an interrupt during their import into an ImportError, so
         # that the kind of the exception does not tell

@@ -244,6 +244,22 @@ raise SystemExit(command(lambda: 1))
     assert (found.returncode, found.stdout, found.stderr) == (1, "shutting down\n", "")
 
 
+@pytest.mark.parametrize("lines", [1, 100_000], ids=["at the end", "while it prints"])
+def test_a_command_whose_output_nobody_reads_ends_quietly(lines):
+    code = f"""
+import sys
+from jaxnorm.experiments.interrupts import command
+sys.stdin.read()
+raise SystemExit(command(lambda: print("line\\n" * {lines}) or 0))
+"""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    process.stdout.close()
+    process.stdin.close()
+    assert (process.stderr.read(), process.wait()) == (b"", 1)
+    process.stderr.close()
+
+
 @pytest.fixture
 def interrupting(tmp_path):
     """A folder with a ``jax`` that is interrupted while it is imported."""
