@@ -148,7 +148,7 @@ def assert_healthy(
 def plot_diagnoses(
     diagnoses: Sequence[Diagnosis], path: Any = None, *, steps: Sequence[float] | None = None
 ) -> Any:
-    """Draw the numbers of several diagnoses of one model over time, a line for each norm.
+    """Draw the numbers of several diagnoses of one model over time, a color for each norm.
 
     Args:
       diagnoses: the diagnoses, such as one of every 100 steps.
@@ -160,6 +160,7 @@ def plot_diagnoses(
 
     Raises:
       ImportError: matplotlib is missing.
+      TypeError: one diagnosis, which is no sequence.
       ValueError: no diagnoses, or of several models; other steps than diagnoses.
 
     >>> import jax, jax.numpy as jnp
@@ -169,6 +170,11 @@ def plot_diagnoses(
     >>> len(nn.plot_diagnoses([found, found]).axes)
     6
     """
+    if isinstance(diagnoses, Diagnosis):
+        raise TypeError(
+            "diagnoses must be a sequence, one diagnosis for each step: got one Diagnosis, which "
+            "its method plot draws."
+        )
     rows = [diagnosis.metrics() for diagnosis in diagnoses]
     if not rows or any(row.keys() != rows[0].keys() for row in rows):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Draw diagnoses: over the depth of a model, and over time."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ PANELS = (
     ("largest channel", ("exploding",), True),
     ("gain", ("gain_min", "gain_max"), False),
 )
+# the lines of the numbers of one picture
+STYLES = ("-", "--", ":")
+# as many names of norms have room at the side of the pictures
+NAMED = 50
 
 
 def over_depth(rows: Sequence[tuple[str, str, Health]], path: Any) -> Any:
@@ -33,13 +38,24 @@ def over_depth(rows: Sequence[tuple[str, str, Health]], path: Any) -> Any:
 
 
 def over_time(lines: Mapping[str, Sequence[float]], steps: Sequence[float], path: Any) -> Any:
-    """Draw numbers over the steps of training, given by ``"path/number"``."""
+    """Draw numbers over steps of training, given by ``"path/number"``, a color for each norm."""
     figure, axes = _figure()
+    from matplotlib import colormaps
+
+    norms = list(dict.fromkeys(name.rpartition("/")[0] for name in lines))
+    depths = (index / max(1, len(norms) - 1) for index in range(len(norms)))
+    colors = dict(zip(norms, map(colormaps["viridis"], depths), strict=True))
     for ax, (title, numbers, logarithmic) in zip(axes, PANELS, strict=True):
-        for name, values in lines.items():
-            if name.rpartition("/")[2] in numbers:
-                ax.plot(steps, values, label=name)
+        for number, style in zip(numbers, STYLES, strict=False):
+            drawn = [norm for norm in norms if f"{norm}/{number}" in lines]
+            for norm in drawn:
+                label = number if norm == drawn[0] else None
+                values = lines[f"{norm}/{number}"]
+                ax.plot(steps, values, style, color=colors[norm], marker=".", label=label)
         _finish(ax, title, logarithmic)
+    named = norms[:: math.ceil(len(norms) / NAMED)]
+    handles = [axes[0].plot([], [], color=colors[norm], label=norm or "norm")[0] for norm in named]
+    figure.legend(handles=handles, loc="outside right upper", fontsize=6)
     return _saved(figure, path)
 
 
@@ -58,7 +74,7 @@ def _finish(ax: Any, title: str, logarithmic: bool) -> None:
     if logarithmic and max(drawn, default=0) > WIDE:
         ax.set_yscale("symlog", linthresh=1)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=6)
+        ax.legend(fontsize=6, handlelength=4)
 
 
 def _saved(figure: Any, path: Any) -> Any:

@@ -461,6 +461,11 @@ def test_figures(healthy, tmp_path):
     assert len(figure.axes[0].lines[0].get_xdata()) == len(PATHS)
     series = plot_diagnoses(found, steps=[0, 100])
     assert series.axes[0].lines[0].get_xdata().tolist() == [0, 100]
+    # each norm is named once, and each number once in its picture, however many norms there are
+    assert [text.get_text() for text in series.legends[0].get_texts()] == list(PATHS)
+    legends = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in series.axes]
+    assert legends[0] == ["mean", "deviation"]
+    assert legends[2] == ["collapsed", "dead", "not_finite"]
 
 
 @pytest.mark.parametrize(
@@ -474,6 +479,7 @@ def test_figures(healthy, tmp_path):
         ),
         (lambda: assert_healthy(linen_of(nn.RMSNorm()), epsilon=1), TypeError, "epsilon"),
         (lambda: plot_diagnoses([]), ValueError, "one at least: got 0"),
+        (lambda: plot_diagnoses(linen_of(nn.RMSNorm())), TypeError, "got one Diagnosis"),
         (
             lambda: plot_diagnoses([linen_of(nn.RMSNorm())], steps=[1, 2]),
             ValueError,
