@@ -135,8 +135,8 @@ class Results:
           floor_relative: a floor of the deviation in units of the mean's absolute value, or a
             mapping; by default 0. With 1e-6, float32 rounding of a constant of any size is no
             signal.
-          mask: booleans that broadcast to the statistics, or a mapping to them: features where it
-            is False stay as they are.
+          mask: booleans that broadcast to the statistics, in an array or a list, or a mapping to
+            them: features where it is False stay as they are.
           ranks: the ranks of the quantiles that become -1 and 1 in mode "quantile"; by default the
             lowest and the highest that were fitted.
           dtype: the dtype of the result. By default it is the leaf's dtype; for integers it is

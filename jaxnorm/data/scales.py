@@ -109,8 +109,8 @@ def _ranged(
 def _need(fitted: Fitted, mode: str, *names: str) -> None:
     if unknown := [name for name in names if name in fitted.unknown]:
         raise ValueError(
-            f"mode {mode!r} needs {' and '.join(names)}: {', '.join(unknown)} is unknown, since "
-            "these statistics came without it."
+            f"mode {mode!r} needs {' and '.join(names)}: these statistics came without "
+            f"{' and '.join(unknown)}."
         )
 
 
@@ -149,7 +149,7 @@ def choices(
         "clip": _by_path("clip", clip, paths, positive),
         "floor": _by_path("floor", floor, paths, positive),
         "floor_relative": _by_path("floor_relative", floor_relative, paths, nonnegative),
-        "mask": _by_path("mask", mask, paths, lambda name, value: value),
+        "mask": _by_path("mask", _masks(mask, paths), paths, lambda name, value: value),
     }
     pair = None if ranks is None else _pair(ranks)
     return {
@@ -175,6 +175,14 @@ def _by_path(name: str, given, paths: list[str], check) -> dict[str, Any]:
             f"{name} must name leaves that are fitted: got {unknown}, fitted are {sorted(paths)}."
         )
     return {path: values[prefix] for path, prefix in used.items()}
+
+
+def _masks(given: Any, paths: list[str], path: str = "") -> Any:
+    """Return masks whose lists for a leaf are arrays, as lists elsewhere are trees of leaves."""
+    if isinstance(given, Mapping):
+        members = {key: f"{path}/{key}" if path else str(key) for key in given}
+        return {key: _masks(given[key], paths, name) for key, name in members.items()}
+    return np.asarray(given) if path in paths and isinstance(given, list | tuple) else given
 
 
 def _mode(name: str, value) -> str:

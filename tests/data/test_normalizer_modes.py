@@ -168,6 +168,15 @@ def test_given_statistics_are_saved(suffix, rng, tmp_path):
     np.testing.assert_array_equal(loaded.normalize(x)["a"], given.normalize(x)["a"])
 
 
+def test_masks_may_be_lists():
+    tree = {"a": X, "b": {"c": X, "d": X}}
+    fitted, features = Normalizer.fit([tree]), [True, *[False] * (X.shape[1] - 1)]
+    array = np.array(features)
+    expected = fitted.normalize(tree, mask={"a": array, "b": {"c": array}})
+    for mask in ({"a": features, "b": {"c": features}}, {"a": features, "b/c": tuple(features)}):
+        jax.tree.map(np.testing.assert_array_equal, fitted.normalize(tree, mask=mask), expected)
+
+
 def test_images_with_features_first():
     given = Normalizer.from_statistics(mean=np.ones((3, 1, 1)), std=np.full((3, 1, 1), 2.0))
     for shape in ((3, 4, 5), (7, 3, 4, 5), (2, 7, 3, 4, 5)):
@@ -245,8 +254,8 @@ MISTAKES = {
     "the quantile of rank 0.1 must be known: none is.": lambda: FITTED.normalize(
         {"a": X}, mode="quantile", ranks=(0.1, 0.9)
     ),
-    "leaf 'a': mode 'min_max' needs min and max: min, max is unknown": lambda: GIVEN.normalize(
-        {"a": X}, mode="min_max"
+    "leaf 'a': mode 'min_max' needs min and max: these statistics came without min": lambda: (
+        GIVEN.normalize({"a": X}, mode="min_max")
     ),
     "merging needs count, mean, variance, minimum and maximum of both: one lacks count, ": (
         lambda: GIVEN.merge(GIVEN)
