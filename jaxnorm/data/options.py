@@ -186,6 +186,8 @@ def _members(text: str) -> list[Any]:
             members.append((feature[1], int(feature[2])))
         else:
             members.append(int(word) if word.isdecimal() else word)
+    if len(members) < 2:
+        raise argparse.ArgumentTypeError(f"must name two or more, such as u10,v10: got {text!r}.")
     return members
 
 
@@ -213,7 +215,7 @@ def _key_and_steps(text: str) -> tuple[str, int]:
     # one array without a name needs no key
     key, _, steps = text.rpartition("=")
     if not steps.isdecimal() or not int(steps):
-        raise argparse.ArgumentTypeError(f"must be KEY=STEPS: got {text!r}.")
+        raise argparse.ArgumentTypeError(f"must be KEY=STEPS, such as action=16: got {text!r}.")
     return key, int(steps)
 
 

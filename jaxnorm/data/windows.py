@@ -52,10 +52,12 @@ def parsed(
     (Horizon(leaf='action', steps=16, by='state', absolute=(6,)),)
     """
     steps, by, kept = horizon or {}, relative or {}, absolute or {}
-    for name, given, among in (("relative", by, steps), ("absolute", kept, by)):
+    for name, given, among, lacking in (
+        ("relative", by, steps, "with a horizon: {!r} has none"),
+        ("absolute", kept, by, "that are relative: {!r} is not"),
+    ):
         if unknown := [leaf for leaf in given if leaf not in among]:
-            other = "horizon" if name == "relative" else "relative"
-            raise PatternError(f"{name} must name leaves of {other}: got {unknown[0]!r}.")
+            raise PatternError(f"{name} must name leaves {lacking.format(unknown[0])}.")
     found = []
     for leaf, number in steps.items():
         if (count := integer(number, f"horizon must be an integer, for {leaf!r}")) < 1:

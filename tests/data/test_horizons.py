@@ -240,7 +240,11 @@ def test_memory_is_two_pieces_at_most(monkeypatch):
 REFUSED = {
     "horizon must name what is fitted: got 'z', fitted are 'x'.": {"horizon": {"z": 2}},
     "horizon must be at least 1, for 'x': got 0.": {"horizon": {"x": 0}},
-    "relative must name leaves of horizon: got 'x'.": {"relative": {"x": "y"}},
+    "relative must name leaves with a horizon: 'x' has none.": {"relative": {"x": "y"}},
+    "absolute must name leaves that are relative: 'x' is not.": {
+        "horizon": {"x": 2},
+        "absolute": {"x": [0]},
+    },
     "horizon must be left out with diff: got both. Fit one by one.": {
         "horizon": {"x": 2},
         "diff": 0,
@@ -273,17 +277,18 @@ def test_patterns_and_options_that_do_not_fit(capsys):
     assert main(["a.npy", "--horizon", "3", "--pattern", "n step [f]"]) == 2
     assert main(["a.npy", "--horizon", "3", "--pattern", "[n] f"]) == 2
     assert main(["a.npy", "--horizon", "x=3"]) == 2
-    first, second, *_, third = capsys.readouterr().err.splitlines()
+    first, second, *_, hint, third = capsys.readouterr().err.splitlines()
     assert first == (
         "jaxnorm: a.npy: the rows must be reduced, for a horizon. Write a pattern that begins with "
         "[n]."
     )
     said = "jaxnorm: a.npy: the pattern must name every axis: it names 2, the array has rank 3."
     assert second == said
+    assert hint == "The horizon adds the second axis, of steps: '[n] step f'."
     assert third == "jaxnorm: --horizon must name what is fitted: got 'x', fitted are ''."
     with pytest.raises(SystemExit):
         main(["a.npy", "--horizon", "x=0"])
-    assert "must be KEY=STEPS: got 'x=0'." in capsys.readouterr().err
+    assert "must be KEY=STEPS, such as action=16: got 'x=0'." in capsys.readouterr().err
     assert main(["a.npy", "--horizon", "3"]) == 0
     assert Normalizer.load("stats.safetensors").mean.shape == (1, 3, 2)
 

@@ -130,12 +130,15 @@ def test_the_commands_share(rng, tmp_path, capsys, monkeypatch):
     for wrong, said in [
         (["--share", "u,w"], "fitted are ['t', 'u', 'v', 'wind']"),
         (["--rename", "w=x"], "must name arrays that are fitted: got ['w']"),
-        (["--share", "u"], "two members at least"),
         (["--share", "wind[0],wind[7]"], "got ('wind', 7), the features of 'wind'"),
     ]:
         assert fit(["x.npz", *wrong, "--out", "e.json"]) in (1, 2)
         assert said in capsys.readouterr().err
     assert convert(["b.json", "e.json", "--share", "u,w"]) == 2
+    for run, files in ((fit, ["x.npz"]), (convert, ["b.json", "e.json"])):
+        with pytest.raises(SystemExit, match="2"):
+            run([*files, "--share", "u"])
+        assert "--share: must name two or more, such as u10,v10: got 'u'" in capsys.readouterr().err
     # what was fitted before the last mistake is kept
     left = {path.name for path in tmp_path.iterdir()} - set(before)
     assert all(name.startswith(".e.") for name in left)
