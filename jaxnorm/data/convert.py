@@ -81,7 +81,8 @@ def _rounded(leaf: str, before: Fitted, after: Fitted) -> Iterator[str]:
         old, new = (getattr(one.summary.moments, field).ravel() for one in (before, after))
         away, size = abs(new - old), abs(old)
         if np.any(away > SINGLE * size + TINY):
-            yield f"the {name} of {leaf} is another one in the file, by up to {np.max(away):.1g}."
+            away_by = f"it differs by up to {np.max(away):.1g}"
+            yield f"the file has another {name} of {leaf}: {away_by}."
         elif np.any(lost := away > DOUBLE * size):
             most = np.max(away[lost] / np.maximum(size[lost], TINY))
             yield f"the file keeps float32: the {name} of {leaf} is off by up to {most:.0e} of it."
@@ -91,7 +92,7 @@ def _formulas(before: Normalizer, after: Normalizer) -> list[str]:
     if before.formula == after.formula:
         return []
     old, new = before.formula.standard_in_words(), after.formula.standard_in_words()
-    return [f"who reads this file computes {new}; who read the other, {old}."] * (old != new)
+    return [f"readers of this file compute {new}, not {old}."] * (old != new)
 
 
 def _failed(text: str, status: int) -> int:

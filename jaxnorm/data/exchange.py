@@ -1,5 +1,6 @@
 """Between a Normalizer's state and the contents of other libraries' files."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ def renamed(
         )
     new = {names.get(path, path): leaf for path, leaf in state.leaves.items()}
     if len(new) < len(state.leaves):
-        raise ValueError(f"leaves must have names of their own: got {dict(names)}.")
+        name, number = Counter(names.get(path, path) for path in state.leaves).most_common(1)[0]
+        raise ValueError(f"each leaf must have a name of its own: {name!r} would be of {number}.")
     own = {names.get(path, path): axes[str(prefix_of(axes, path))] for path in state.leaves}
     # leaves that keep their paths stay where they are, also under keys with a slash
     kept = _without(state.structure, names) if isinstance(state.structure, Mapping) else {}

@@ -85,7 +85,12 @@ def replace(contents: Mapping[Path, bytes]) -> None:
 @contextmanager
 def parsed(path: str | os.PathLike) -> Iterator[None]:
     """Turn every error of parsing within this context into one ValueError that names the file."""
-    known(Path(path))
+    if (given := Path(path)).is_dir() or (given.exists() and given.suffix not in SUFFIXES):
+        raise ValueError(
+            f"{path} must be statistics in a known format: it is none. To fit the statistics of "
+            "data: jaxnorm fit."
+        )
+    known(given)
     try:
         yield
     except OSError:

@@ -81,9 +81,6 @@ def loaded(path: Path, format: str | None) -> Normalizer:
     except ModuleNotFoundError as error:
         raise CannotLoad(str(error)) from None
     except ValueError as error:
-        if path.is_dir() and not format:
-            said = f"{path} must be a folder of statistics that is known: it is none"
-            raise CannotLoad(f"{said}. To fit the statistics of data: jaxnorm fit.") from None
         raise CannotLoad(str(error)) from None
 
 

@@ -644,7 +644,7 @@ def test_show_json_is_what_programs_read(capsys):
             "x" * 99,
             "d.safetensors must be a Normalizer's file: it is no safetensors file, or cut off.",
         ),
-        ("e.txt", "x", "must end in .safetensors or .json: got 'e.txt'."),
+        ("e.txt", "x", "e.txt must be statistics in a known format: it is none. To fit"),
     ],
 )
 def test_what_holds_no_statistics_is_one_sentence(name, text, said, capsys):

@@ -117,9 +117,8 @@ def test_convert_says_what_is_lost_and_how_readers_normalize(rng, capsys):
     assert convert(["stats.safetensors", "n.json", "--to", "openpi"]) == 0
     printed = capsys.readouterr().out
     assert "the file does not hold count, max, min, the quantile 0.1, " in printed
-    assert "who reads this file computes (x - mean) / (deviation + 1e-06); who read the other" in (
-        printed
-    )
+    said = "readers of this file compute (x - mean) / (deviation + 1e-06), not (x - mean) / max("
+    assert said in printed
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -145,7 +144,7 @@ def test_convert_says_that_differences_have_no_mean(rng, capsys):
     Normalizer.fit([{"t": np.full((4, 1), 3.0) + np.arange(4.0)[:, None]}]).save("ours.json")
     assert convert(["ours.json", "diffs_stddev_by_level.nc", "--to", "graphcast"]) == 0
     printed = capsys.readouterr().out
-    assert "Note: the mean of t is another one in the file, by up to 4." in printed
+    assert "Note: the file has another mean of t: it differs by up to 4." in printed
     assert "variance" not in printed
 
 
@@ -164,7 +163,8 @@ MISTAKES = {
     "it holds other JSON": ["other.json"],
     "it is no JSON, or cut off": ["cut.json"],
     "must be no pickle": ["scaler.pkl"],
-    "must end in .safetensors or .json": ["text.txt"],
+    "damaged/global_means.npy must hold ": ["damaged"],
+    "text.txt must be statistics in a known format: it is none": ["text.txt"],
 }
 
 
@@ -178,6 +178,9 @@ def test_files_that_are_none(command, message, capsys):
     }.items():
         Path(name).write_text(text)
     Path("scaler.pkl").write_bytes(b"\x80\x04N.")
+    Path("damaged").mkdir()
+    for name in ("global_means.npy", "global_stds.npy"):
+        Path("damaged", name).write_bytes(b"none")
     assert command(MISTAKES[message]) in (1, 2)
     said = capsys.readouterr().err
     assert message in said
@@ -255,7 +258,7 @@ def test_leaves_are_renamed(rng, capsys):
     assert set(flat.rename({"data/y": "y"}).mean) == {"data/x", "y", "z"}
     with pytest.raises(ValueError, match="names must be of leaves that are fitted"):
         fitted.rename({"state": "x"})
-    with pytest.raises(ValueError, match="leaves must have names of their own"):
+    with pytest.raises(ValueError, match=r"a name of its own: 'observation\.state' would be of 2"):
         fitted.rename({"action": "observation.state"})
 
 

@@ -26,8 +26,8 @@ LEVEL = "level"
 # (x - mean) / stddev
 FORMULA = Formula(missing="warn")
 NOTES: tuple[str, ...] = (
-    "A variable that has no statistics is left unchanged, with a warning, as GraphCast does. Both "
-    "take no notice of statistics whose variable is not there.",
+    "A variable that has no statistics is left unchanged, with a warning, and statistics whose "
+    "variable is not there are not used, as in GraphCast.",
     "GraphCast adds nothing to deviations: a deviation of 0 gives NaN or inf.",
 )
 NO_MEAN = "GraphCast subtracts no mean from differences: it is 0 here."

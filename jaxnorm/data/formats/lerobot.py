@@ -34,8 +34,8 @@ NOTES = (
     "LeRobot counts images, not pixels, of those that it sampled.",
 )
 QUANTILE_NOTE = (
-    "Quantiles of episodes do not give those of all data. As in LeRobot they are bounds: the "
-    "smallest of the episodes up to the median, and the largest above it."
+    "Quantiles that were merged from those of episodes, as LeRobot does, are bounds: the smallest "
+    "of the episodes up to the median, and the largest above it."
 )
 NO_COUNT = "The file has no count, as in data format 2.0: its statistics cannot be merged."
 

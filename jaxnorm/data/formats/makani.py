@@ -166,7 +166,8 @@ def _maps(leaf: str, array: np.ndarray) -> np.ndarray:
     if array.ndim != 3 or array.shape[1:] == (1, 1):
         raise FormatError(
             f"Makani's {CLIMATOLOGY} must have a mean for each channel at each grid point: "
-            f"{leaf!r} has shape {array.shape}. Fit it over time alone: '[time] c lat lon'."
+            f"{repr(leaf) if leaf else 'the array'} has shape {array.shape}. Fit it over time "
+            "alone: '[time] c lat lon'."
         )
     return array
 

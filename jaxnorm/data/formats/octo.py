@@ -115,7 +115,7 @@ def write_keys(
         if name not in LEAVES or "/" in dataset or bool(dataset) != _in_datasets(leaves):
             raise FormatError(
                 f"{named} must hold 'action' and 'proprio', or those of data sets, as in "
-                f"'bridge/action': got {leaf!r}. Name the leaves so."
+                f"'bridge/action': got {leaf!r}. Rename it by --rename or Normalizer.rename."
             )
         own = contents.setdefault(dataset, {}) if dataset else contents
         own[name] = _entry(named, leaf, statistics, quantiles)
