@@ -11,7 +11,7 @@ from jaxnorm.flax_common.choices import Chosen, frozen_among
 from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import Edited, check_module, check_variables, naming_call
-from jaxnorm.linen.surgery import call_arguments, visited
+from jaxnorm.linen.surgery import call_arguments, visited, with_mutable
 
 __all__ = ["freeze", "unfreeze"]
 
@@ -58,7 +58,8 @@ def freeze(
         report.
       only: the norms to freeze: a class, a path such as ``"encoder/BatchNorm_0"``, which includes
         all norms below it, a function of path and module, or several of these. None takes all.
-      **arguments: further arguments of ``model.apply``, such as ``train=False``.
+      **arguments: further arguments of ``model.apply``, such as ``train=False``. Unless ``mutable``
+        is among them, all collections but parameters may be updated, and the updates are dropped.
 
     Returns:
       The new model, whose ``apply`` is called as the model's, and a report, with the largest
@@ -74,7 +75,7 @@ def freeze(
     >>> from jaxnorm import linen as nn
     >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
     >>> variables = norm.init(jax.random.key(0), x)
-    >>> frozen, report = nn.freeze(norm, variables, x, mutable=["batch_stats"])
+    >>> frozen, report = nn.freeze(norm, variables, x)
     >>> frozen.apply(variables, x).round(3).tolist(), report.rows[0].outcome
     ([[1.0], [2.0]], 'frozen')
     >>> round(report.difference, 3)
@@ -115,7 +116,7 @@ def unfreeze(
     >>> import jax, jax.numpy as jnp
     >>> from jaxnorm import linen as nn
     >>> norm, x = nn.BatchNorm(use_running_average=False), jnp.array([[1.0], [2.0]])
-    >>> frozen, _ = nn.freeze(norm, norm.init(jax.random.key(0), x), x, mutable=["batch_stats"])
+    >>> frozen, _ = nn.freeze(norm, norm.init(jax.random.key(0), x), x)
     >>> thawed, report = nn.unfreeze(frozen)
     >>> thawed is norm, report.rows[0].outcome
     (True, 'unfrozen')
@@ -138,7 +139,8 @@ def _outputs(
     """Return what a model returns without its state, or None if there are no values to run on."""
     if variables is None or not are_values((variables, inputs, arguments)):
         return None
-    state = arguments.get("mutable", False) is not False or arguments.get("capture_intermediates")
+    arguments = with_mutable(variables, arguments)
+    state = arguments["mutable"] is not False or arguments.get("capture_intermediates")
 
     def run(variables: Mapping[str, Any]) -> Any:
         with naming_call(unfreeze, model, inputs, arguments):

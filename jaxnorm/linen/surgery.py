@@ -138,6 +138,11 @@ def call_arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
     return dict(list(found.items())[1:])
 
 
+def with_mutable(variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of ``apply`` by which norms may update their state, as in training."""
+    return {"mutable": [name for name in variables if name != "params"], **arguments}
+
+
 def visited(
     function: Callable[..., Any],
     model: Any,
@@ -178,7 +183,7 @@ def visited(
 
     def run(variables: Any) -> Any:
         with naming_call(function, model, inputs, arguments), intercepting(intercept):
-            return model.apply(variables, *inputs, **arguments)
+            return model.apply(variables, *inputs, **with_mutable(variables, arguments))
 
     jax.eval_shape(run, variables)
     check_named("only", chosen, called)

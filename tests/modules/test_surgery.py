@@ -371,6 +371,11 @@ class TestFreezing:
         assert (report.difference, report.largest) == pytest.approx((apart, sizes[0]), rel=1e-6)
         _, report = jn.linen.unfreeze(frozen, variables, X, **training)
         assert (report.difference, report.largest) == pytest.approx((apart, sizes[1]), rel=1e-6)
+        # no collection need be named as mutable
+        frozen, report = jn.linen.freeze(model, variables, X, train=True)
+        _, back = jn.linen.unfreeze(frozen, variables, X, train=True)
+        assert report.difference == back.difference == pytest.approx(apart, rel=1e-6)
+        assert jn.linen.swap(model, variables, X, to="rms", train=True)[2].rows
         assert jn.linen.freeze(model, variables, X)[1].difference == 0
         assert jax.eval_shape(lambda v: jn.linen.freeze(model, v, X)[0].apply(v, X), variables)
         twin = Nnx(fnx.Rngs(0))

@@ -224,5 +224,5 @@ def test_batches_of_a_population():
 def test_what_the_call_updates_must_be_mutable():
     norm = fnn.BatchNorm(use_running_average=False)
     variables = norm.init(KEY, jnp.asarray(X))
-    text = said(jn.linen.freeze, norm, variables, X)[1]
+    text = said(jn.linen.freeze, norm, variables, X, mutable=False)[1]
     assert text.startswith("mutable must name what the call updates: BatchNorm raises Modify")
