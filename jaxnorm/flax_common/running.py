@@ -134,17 +134,22 @@ def gather(
             f"batches must be an iterable of batches: got one array, of shape {batches.shape}. Put "
             "it in a list."
         )
+    number = 0
     for number, batch in enumerate(_tracked(batches) if progress is True else batches, 1):
         seen = step(seen, batch)
         if callable(progress):
             progress(number, seen)
     # Whether the norms of a model use their batch shows only in what they have seen.
     if not any(bool((moments.count > 0).any()) for moments in seen.values()):
+        if not number:
+            raise ValueError(
+                "batches must hold at least one batch: got none. An iterator can be read only once."
+            )
         raise ValueError(
             "a BatchNorm or SwitchableNorm of the model must use the statistics of its batch: none "
             "has seen any. "
-            "Pass what puts the model into training mode, for example train=True, and at least one "
-            "batch. Flax's own norms count only as jaxnorm's: adopt them. "
+            "Pass what puts the model into training mode, for example train=True. "
+            "Flax's own norms count only as jaxnorm's: adopt them. "
             "Layers that linen lifts, by nn.scan or nn.vmap, must lift the collection "
             "batch_moments too."
         )

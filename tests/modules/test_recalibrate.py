@@ -248,8 +248,11 @@ def test_errors(rng, ordinary_promotion):
     variables = variables_of(parts[0])
     with pytest.raises(ValueError, match="must use the statistics of its batch: none has seen any"):
         jnn.recalibrate(Net(), variables, parts, train=False)
-    with pytest.raises(ValueError, match="at least one batch"):
-        jnnx.recalibrate(model, [])
+    for nothing in ([], iter(())):
+        with pytest.raises(ValueError, match=r"batches must hold at least one batch: got none\."):
+            jnnx.recalibrate(model, nothing)
+        with pytest.raises(ValueError, match=r"batches must hold at least one batch: got none\."):
+            jnn.recalibrate(Net(), variables, nothing, train=True)
     for call in (partial(jnn.recalibrate, Net(), variables), partial(jnnx.recalibrate, model)):
         with pytest.raises(
             TypeError,
