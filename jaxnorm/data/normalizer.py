@@ -342,10 +342,9 @@ class Normalizer(Fitting):
         return self._copy(sharing.shared(self._state, groups))
 
     def __repr__(self) -> str:
-        return (
-            f"Normalizer({self._described()}: {self.batches} batches, "
-            f"leaves {sorted(self._state.leaves)})"
-        )
+        given = self._state.leaves and not self.batches
+        source = "given statistics" if given else f"{self._described()}: {self.batches} batches"
+        return f"Normalizer({source}, leaves {sorted(self._state.leaves)})"
 
     # internals -----------------------------------------------------------------------------------
 

@@ -446,6 +446,8 @@ def test_moments_are_mergeable_values(rng):
     assert isinstance(fitted.moments, host.Moments)
     assert fitted.moments.merge(1).count.item() == 45
     assert repr(fitted) == "Normalizer(0: 3 batches, leaves [''])"
+    given = Normalizer.from_statistics(mean=np.zeros(2), std=np.ones(2))
+    assert repr(given) == "Normalizer(given statistics, leaves [''])"
 
 
 def test_progress_is_shown_on_terminals_only(capsys, rng):
