@@ -9,9 +9,15 @@ from typing import Any
 from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, formats
 from jaxnorm.data.fit_files import ENGINES
-from jaxnorm.data.formats import WRITABLE, graphcast
+from jaxnorm.data.formats import WRITABLE, graphcast, makani
 from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.normalizer import OWN
+
+# Formats that keep differences in a file of its own: their library, the file, and a pattern of it.
+OF_DIFFERENCES = {
+    "graphcast": ("GraphCast", graphcast.DIFFERENCES, graphcast.ALONE),
+    "makani": ("Makani", "time_diff_stds_dt1.npy", makani.DIFFERENCES),
+}
 
 
 class UsageError(ValueError):
@@ -287,20 +293,15 @@ def check_names(options: argparse.Namespace, leaves: Collection[str]) -> None:
 
 
 def check_differences(diff: int | str | None, format: str, out: Path) -> None:
-    """Refuse files of fields for statistics of differences, and a file of differences for others.
-
-    GraphCast and Makani keep both, in files of other names.
-    """
-    if diff is not None and format == "makani":
-        raise UsageError(
-            "--diff must be left out with --format makani: it writes global_means.npy and "
-            "global_stds.npy, which Makani reads as those of fields. Leave out --format."
-        )
-    if format == "graphcast" and (diff is not None) != (out.name == graphcast.DIFFERENCES):
+    """Refuse files of fields for statistics of differences, and the other way round."""
+    if format not in OF_DIFFERENCES:
+        return
+    title, name, pattern = OF_DIFFERENCES[format]
+    if (diff is not None) != bool(re.fullmatch(pattern, out.name)):
         must = "be a file" if diff is not None else "not be a file"
         raise UsageError(
-            f"--out must {must} named {graphcast.DIFFERENCES} with --format graphcast and "
-            f"{'--diff' if diff is not None else 'without --diff'}, as GraphCast reads statistics "
+            f"--out must {must} named {name} with --format {format} and "
+            f"{'--diff' if diff is not None else 'without --diff'}, as {title} reads statistics "
             f"of differences from it alone: got {str(out)!r}."
         )
 

@@ -182,7 +182,8 @@ def test_the_command_keeps_differences_and_fields_apart(tmp_path, rng, capsys, m
     for arguments, said in [
         (["graphcast", "--diff", "0", "--out", "stats"], "--out must be a file named diffs_stddev"),
         (["graphcast", "--out", graphcast.DIFFERENCES], "--out must not be a file named diffs_st"),
-        (["makani", "--diff", "0", "--out", "stats"], "--diff must be left out with --format maka"),
+        (["makani", "--diff", "0", "--out", "stats"], "--out must be a file named time_diff_stds"),
+        (["makani", "--out", "time_diff_stds_dt1.npy"], "--out must not be a file named time_diff"),
     ]:
         assert main([*common, *arguments]) == 2
         assert said in capsys.readouterr().err

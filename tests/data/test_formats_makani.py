@@ -112,6 +112,26 @@ def test_the_climatology_is_written(tmp_path, rng, features):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["time_means.npy", "x.npy"]
 
 
+@pytest.mark.parametrize("tail", ["", "_dt6"])
+def test_statistics_of_differences_are_written(tmp_path, rng, tail):
+    x = rng.standard_normal((6, 2, 3, 4))
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "stats").mkdir()
+    channels(tmp_path / "stats", maxs=[9.0, 320])
+    before = {path: path.read_bytes() for path in (tmp_path / "stats").iterdir()}
+    path = tmp_path / "stats" / f"time_diff_stds{tail}.npy"
+    arguments = ["--pattern", "[t] c [h w]", "--diff", "t", "--format", "makani", "--out", path]
+    assert main(list(map(str, [tmp_path / "x.npy", *arguments]))) == 0
+    steps = np.diff(x, axis=0)
+    for name, expected in (("means", steps.mean((0, 2, 3))), ("stds", steps.std((0, 2, 3)))):
+        stored = np.load(path.with_name(f"time_diff_{name}{tail}.npy"))
+        assert (stored.shape, stored.dtype.name) == ((1, 2, 1, 1), "float32")
+        np.testing.assert_allclose(stored.ravel(), expected, rtol=1e-6, atol=1e-7)
+    # the statistics of fields stay, and nothing else is written
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list(path.parent.iterdir())) == len(before) + 2
+
+
 def test_what_is_no_climatology_is_refused(tmp_path):
     path = tmp_path / "time_means.npy"
     channels(tmp_path, global_stds=[1.0, 2])

@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 # The module of each format, which has recognizes(path), read(path) and write(path, leaves). Some
-# have target(path), the file of its own name in a folder; ALONE, names of files that are written
-# instead of a folder; and check(path), which refuses a path that cannot be written.
+# have target(path), the file of its own name in a folder; ALONE, a pattern of names of files that
+# are written instead of a folder; and check(path), which refuses a path that cannot be written.
 FORMATS = {
     "openpi": "openpi",
     "octo": "octo",
@@ -110,7 +110,7 @@ def check_target(path: Path, name: str) -> None:
         return
     suffix = SUFFIXES.get(name)
     if suffix is None:
-        own = path.name in getattr(writer, "ALONE", ())
+        own = hasattr(writer, "ALONE") and bool(writer.ALONE.fullmatch(path.name))
         if path.suffix.lower() in OF_FILES and not own:
             raise FormatError(
                 f"the name of a folder of {name!r} must not end as a file's: got {str(path)!r}. "

@@ -5,6 +5,7 @@ The files are ``mean_by_level.nc`` and ``stddev_by_level.nc``, and for differenc
 ``weathernext.utils.normalization`` (https://github.com/google-deepmind/graphcast).
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ NAME = "graphcast"
 check = netcdf.check
 MEAN, STD, MIN = "mean_by_level.nc", "stddev_by_level.nc", "min_by_level.nc"
 DIFFERENCES = "diffs_stddev_by_level.nc"
-# The files that are read and written alone, by their own name.
-ALONE = (DIFFERENCES,)
+# The file that is written in place of a folder of fields, by its own name.
+ALONE = re.compile(re.escape(DIFFERENCES))
 LEVEL = "level"
 # (x - mean) / stddev
 FORMULA = Formula(missing="warn")

@@ -22,8 +22,8 @@ GLOBAL = {"mean": "global_means.npy", "std": "global_stds.npy"}
 EXTREMES = {"min": "mins.npy", "max": "maxs.npy"}
 DIFFERENCES = re.compile(r"time_diff_(?:means|stds)(|_dt\d+)\.npy")
 CLIMATOLOGY = "time_means.npy"
-# The files that are read and written alone, by their own name.
-ALONE = (CLIMATOLOGY,)
+# The files that are written in place of a folder of fields, by their own name.
+ALONE = re.compile(f"{re.escape(CLIMATOLOGY)}|{DIFFERENCES.pattern}")
 # (x - mean) / std
 FORMULA = Formula()
 NOTES = (
@@ -44,8 +44,8 @@ def recognizes(path: Path) -> bool:
     path = Path(path)
     if path.is_dir():
         return all((path / name).is_file() for name in GLOBAL.values())
-    known = {*GLOBAL.values(), *EXTREMES.values(), *ALONE}
-    return path.is_file() and (path.name in known or bool(DIFFERENCES.fullmatch(path.name)))
+    known = {*GLOBAL.values(), *EXTREMES.values()}
+    return path.is_file() and (path.name in known or bool(ALONE.fullmatch(path.name)))
 
 
 def read(path: Path) -> Contents:
@@ -58,8 +58,7 @@ def read(path: Path) -> Contents:
         return _climatology(path)
     folder = path if path.is_dir() else path.parent
     names = GLOBAL | {key: name for key, name in EXTREMES.items() if (folder / name).is_file()}
-    if found := DIFFERENCES.fullmatch(path.name):
-        names = {key: f"time_diff_{key}s{found[1]}.npy" for key in ("mean", "std")}
+    names = _of_differences(path) or names
     for name in names.values():
         if not (folder / name).is_file():
             raise FormatError(f"{folder} must hold {' and '.join(names.values())}: no {name}.")
@@ -72,7 +71,8 @@ def read(path: Path) -> Contents:
 def write(path: Path, leaves: dict[str, Statistics]) -> None:
     """Write global statistics of one leaf into a folder, in float32 as Makani does.
 
-    A path named ``time_means.npy`` is that file, of the means at each grid point alone.
+    A path named ``time_means.npy`` is that file, of the means at each grid point alone. A path
+    named ``time_diff_stds_dt1.npy`` stands for the two files of differences, without extremes.
     """
     path = folder = Path(path)
     of_climatology = path.name == CLIMATOLOGY and not path.is_dir()
@@ -87,8 +87,10 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
         files.replace({path: _dumped(_maps(leaf, statistics.mean))})
         return
     arrays = {"mean": statistics.mean, "std": np.sqrt(statistics.var)}
-    names = dict(GLOBAL)
-    for key, name in EXTREMES.items():
+    names, extremes = dict(GLOBAL), EXTREMES
+    if (own := _of_differences(path)) and not path.is_dir():
+        folder, names, extremes = path.parent, own, {}
+    for key, name in extremes.items():
         if (array := getattr(statistics, key)) is not None:
             arrays[key], names[key] = array, name
         elif (folder / name).exists():
@@ -97,10 +99,16 @@ def write(path: Path, leaves: dict[str, Statistics]) -> None:
                 "Remove it, or name another folder."
             )
     files.make_folder(folder)
-    files.placeable(folder / GLOBAL["mean"])
+    files.placeable(folder / names["mean"])
     files.replace(
         {folder / names[key]: _dumped(_columns(leaf, array)) for key, array in arrays.items()}
     )
+
+
+def _of_differences(path: Path) -> dict[str, str]:
+    """Return the names of the files of differences that a path names; none if it names no such."""
+    found = DIFFERENCES.fullmatch(path.name)
+    return {key: f"time_diff_{key}s{found[1]}.npy" for key in ("mean", "std")} if found else {}
 
 
 def _climatology(path: Path) -> Contents:
