@@ -69,8 +69,7 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
     check_differences(options.diff, options.format, options.out)
     check_out(options.out, options.format)
     given = {name: getattr(options, name) for name in ("weights", "diff", "skip_nan")}
-    ranks = {*(options.quantiles or ()), *formats.NEEDED_RANKS.get(options.format, ())}
-    given["quantiles"] = sorted(ranks) or None
+    given["quantiles"] = _ranks(options)
     given["horizons"] = windows.parsed(horizon, relative, absolute)
     # a shell leaves patterns in quotation marks as they are
     paths = fit_files.with_local_patterns(options.files)
@@ -96,6 +95,16 @@ def _fit(options: argparse.Namespace, resume_command: str) -> Normalizer:
         raise
     state.remove()
     return fitted
+
+
+def _ranks(options: argparse.Namespace) -> list[float] | None:
+    """Return the ranks of ``--quantiles``, and those that the format has.
+
+    Quantiles of weighted elements are refused, so that weights leave the format's out.
+    """
+    known = options.format != OWN and not options.weights
+    of_format = formats.ranks(options.format) if known else ()
+    return sorted({*(options.quantiles or ()), *of_format}) or None
 
 
 def _saved(fitted: Normalizer, options: argparse.Namespace, state: Unfinished) -> Normalizer:

@@ -87,8 +87,8 @@ def _add_statistics(add: Callable) -> None:
         "--quantiles",
         type=_ranks,
         metavar="RANKS",
-        help="ranks from 0 to 1 of quantiles to fit as well, such as 0.01,0.99, which formats that "
-        "cannot do without are given in any case",
+        help="ranks from 0 to 1 of quantiles to fit as well, such as 0.01,0.99; with "
+        "--format also those that its own programs write",
     )
     help_weights = (
         "an array of the same files along one axis, whose values weight what lies along it; "

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxnorm.data import Normalizer, formats
+from jaxnorm.data.command import main as fit
 from jaxnorm.data.formats import FormatError, Statistics, openpi
 
 STATE = {"mean": [1.0, 2.0, 0.0], "std": [0.0, 2.0, 1.0], "q01": [1.0, 0, -1], "q99": [1.0, 4, 1]}
@@ -156,3 +157,13 @@ def test_what_the_format_cannot_say_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(FormatError, match=r"format must be one of 'openpi'.*: got 'pickle'"):
         formats.write(tmp_path / "x", {}, "pickle")
+
+
+def test_a_fit_has_the_quantiles_that_openpi_writes(tmp_path, rng):
+    np.savez(tmp_path / "set.npz", state=rng.normal(size=(40, 2)), w=np.ones(40))
+    out, command = tmp_path / "norm_stats.json", [str(tmp_path / "set.npz"), "--format", "openpi"]
+    pattern = ["--pattern", "state=[w] f", "--out", str(out)]
+    for weights, known in (([], True), (["--weights", "w"], False)):
+        assert fit([*command, *pattern, *weights]) == 0
+        held = json.loads(out.read_text())["norm_stats"]["state"]
+        assert (held["q01"] is not None, held["q99"] is not None) == (known, known)

@@ -10,7 +10,6 @@ from jaxnorm.data.formats.contents import Contents, FormatError, Statistics, tre
 
 __all__ = [
     "FORMATS",
-    "NEEDED_RANKS",
     "WRITABLE",
     "Contents",
     "FormatError",
@@ -18,6 +17,7 @@ __all__ = [
     "check_replaceable",
     "check_target",
     "of_object",
+    "ranks",
     "read",
     "recognize",
     "write",
@@ -25,7 +25,8 @@ __all__ = [
 
 # The module of each format, which has recognizes(path), read(path) and write(path, leaves). Some
 # have target(path), the file of its own name in a folder; ALONE, a pattern of names of files that
-# are written instead of a folder; and check(path), which refuses a path that cannot be written.
+# are written instead of a folder; check(path), which refuses a path that cannot be written; and
+# QUANTILES, the ranks of the quantiles that its own programs write, by their keys if there are.
 FORMATS = {
     "openpi": "openpi",
     "octo": "octo",
@@ -41,8 +42,6 @@ FORMATS = {
 WRITABLE = tuple(name for name in FORMATS if name != "lerobot_policy")
 # Formats that say how many episodes there are, which notes tell.
 OF_EPISODES = ("octo", "openvla")
-# The ranks of the quantiles without which a file of these formats cannot be written.
-NEEDED_RANKS = dict.fromkeys(OF_EPISODES, (0.01, 0.99))
 # The suffix of each format that is a file; the other ones are folders.
 SUFFIXES = {
     "openpi": ".json",
@@ -82,6 +81,12 @@ def of_object(held: Any, *, without_prior: bool = False) -> Contents:
     if get("mean") is not None and get("std") is not None and not without_prior:
         return import_module(f"{__name__}.brax").contents(held)
     return import_module(f"{__name__}.attributes").contents(held, without_prior=without_prior)
+
+
+def ranks(name: str) -> tuple[float, ...]:
+    """Return the ranks of the quantiles that the own programs of a format write."""
+    found = getattr(module(name), "QUANTILES", ())
+    return tuple(found.values() if isinstance(found, Mapping) else found)
 
 
 def write(
