@@ -10,7 +10,8 @@ import numpy as np
 from jaxnorm.data.fitted import Fitted
 from jaxnorm.data.formats import FORMATS, WRITABLE
 from jaxnorm.data.normalizer import OWN, Normalizer
-from jaxnorm.data.options import UsageError, add_share, check_names, check_out, name_and_new
+from jaxnorm.data.option_values import name_and_new
+from jaxnorm.data.options import UsageError, add_share, check_names, check_out
 from jaxnorm.data.show import CannotLoad, loaded
 
 # Float64 keeps a number to the first, and float32 to the second of it, or to the smallest number.

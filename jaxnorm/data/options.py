@@ -10,8 +10,17 @@ from jaxnorm.arguments.axes import Axes
 from jaxnorm.data import files, formats
 from jaxnorm.data.fit_files import ENGINES
 from jaxnorm.data.formats import WRITABLE, graphcast, makani
-from jaxnorm.data.host.sketch import ranks
 from jaxnorm.data.normalizer import OWN
+from jaxnorm.data.option_values import (
+    key_and,
+    key_and_features,
+    key_and_steps,
+    members,
+    name_and_new,
+    number_or_name,
+    ranks_of,
+    size,
+)
 
 # Formats that keep differences in a file of its own: their library, the file, and a pattern of it.
 OF_DIFFERENCES = {
@@ -63,7 +72,7 @@ def _add_data(add: Callable) -> None:
         "--size",
         action="append",
         default=[],
-        type=_size,
+        type=size,
         metavar="NAME=SIZE",
         help="the size of a split axis in a pattern",
     )
@@ -75,7 +84,7 @@ def _add_data(add: Callable) -> None:
         "--where",
         action="append",
         default=[],
-        type=_key_and("MASK_KEY"),
+        type=key_and("MASK_KEY"),
         metavar="KEY=MASK_KEY",
         help=help_where,
     )
@@ -85,7 +94,7 @@ def _add_statistics(add: Callable) -> None:
     """Add what is fitted, and of which elements."""
     add(
         "--quantiles",
-        type=_ranks,
+        type=ranks_of,
         metavar="RANKS",
         help="ranks from 0 to 1 of quantiles to fit as well, such as 0.01,0.99; with "
         "--format also those that its own programs write",
@@ -99,7 +108,7 @@ def _add_statistics(add: Callable) -> None:
         "fit the differences from one index to the next along this axis: a dimension of the file, "
         "a name in the pattern or a number"
     )
-    add("--diff", type=_number_or_name, metavar="AXIS", help=help_diff)
+    add("--diff", type=number_or_name, metavar="AXIS", help=help_diff)
     _add_horizon(add)
     add("--skip-nan", action="store_true", help="leave out elements that are NaN")
 
@@ -115,9 +124,9 @@ def _add_horizon(add: Callable) -> None:
     )
     help_absolute = "features from which --relative subtracts nothing, such as grippers: 6,-1"
     for option, type_, metavar, help_text in (
-        ("--horizon", _key_and_steps, "KEY=STEPS", help_horizon),
-        ("--relative", _key_and("OTHER"), "KEY=OTHER", help_relative),
-        ("--absolute", _key_and_features, "KEY=FEATURES", help_absolute),
+        ("--horizon", key_and_steps, "KEY=STEPS", help_horizon),
+        ("--relative", key_and("OTHER"), "KEY=OTHER", help_relative),
+        ("--absolute", key_and_features, "KEY=FEATURES", help_absolute),
     ):
         add(option, action="append", default=[], type=type_, metavar=metavar, help=help_text)
 
@@ -160,77 +169,13 @@ def add_share(add: Callable) -> None:
         "--share",
         action="append",
         default=[],
-        type=_members,
+        type=members,
         metavar="NAMES",
         help=(
             "arrays that share one deviation, feature by feature, such as u10,v10; or features, "
             "wind[0],wind[1], or 0,1 of a single array; repeat it for each group"
         ),
     )
-
-
-def _number_or_name(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"-?\d+", text) else text
-
-
-def _size(text: str) -> tuple[str, int]:
-    name, _, size = text.partition("=")
-    if not name.isidentifier() or not size.isdecimal() or not int(size):
-        raise argparse.ArgumentTypeError(f"must be NAME=SIZE: got {text!r}.")
-    return name, int(size)
-
-
-def _members(text: str) -> list[Any]:
-    """Parse a group of leaves and features, as ``Normalizer.share_deviation`` takes them.
-
-    >>> _members("u10,wind[1],2")
-    ['u10', ('wind', 1), 2]
-    """
-    members: list[Any] = []
-    for word in text.split(","):
-        if feature := re.fullmatch(r"(.+)\[(\d+)\]", word):
-            members.append((feature[1], int(feature[2])))
-        else:
-            members.append(int(word) if word.isdecimal() else word)
-    if len(members) < 2:
-        raise argparse.ArgumentTypeError(f"must name two or more, such as u10,v10: got {text!r}.")
-    return members
-
-
-def name_and_new(text: str) -> tuple[str, str]:
-    """Parse the old and the new name of a leaf."""
-    old, _, new = text.rpartition("=")
-    if not old or not new:
-        raise argparse.ArgumentTypeError(f"must be OLD=NEW: got {text!r}.")
-    return old, new
-
-
-def _key_and(name: str) -> Callable[[str], tuple[str, str]]:
-    """Return a parser of the key of an array and of another one, which the help calls ``name``."""
-
-    def parsed(text: str) -> tuple[str, str]:
-        key, _, other = text.partition("=")
-        if not key or not other:
-            raise argparse.ArgumentTypeError(f"must be KEY={name}: got {text!r}.")
-        return key, other
-
-    return parsed
-
-
-def _key_and_steps(text: str) -> tuple[str, int]:
-    # one array without a name needs no key
-    key, _, steps = text.rpartition("=")
-    if not steps.isdecimal() or not int(steps):
-        raise argparse.ArgumentTypeError(f"must be KEY=STEPS, such as action=16: got {text!r}.")
-    return key, int(steps)
-
-
-def _key_and_features(text: str) -> tuple[str, list[int]]:
-    key, _, features = text.rpartition("=")
-    if not key or not re.fullmatch(r"-?\d+(,-?\d+)*", features):
-        form = "KEY=FEATURES, such as action=6,-1"
-        raise argparse.ArgumentTypeError(f"must be {form}: got {text!r}.")
-    return key, [int(feature) for feature in features.split(",")]
 
 
 def parse_axes(patterns: Sequence[str]) -> Axes | dict[str, Axes]:
@@ -267,15 +212,6 @@ def check_sizes(axes: Axes | dict[str, Axes], sizes: dict[str, int]) -> None:
             f"--size must give the size of a name in a --pattern: got {', '.join(unknown)}, "
             f"patterns {given}."
         )
-
-
-def _ranks(text: str) -> tuple[float, ...]:
-    try:
-        return ranks([float(part) for part in text.split(",")])
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be ranks from 0 to 1, such as 0.01,0.99: got {text!r}."
-        ) from None
 
 
 def check_names(options: argparse.Namespace, leaves: Collection[str]) -> None:
