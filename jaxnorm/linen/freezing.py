@@ -83,8 +83,8 @@ def freeze(
     """
     check_module("freeze", model)
     found = visited(freeze, model, variables, inputs, arguments, only, _runs)
-    edits = tuple((path, Frozen(module)) for path, (module, _) in found.items())
-    rows = [Row(path, type(module).__name__, "frozen") for path, (module, _) in found.items()]
+    edits = tuple((path, Frozen(one.module)) for path, one in found.items())
+    rows = [Row(path, type(one.module).__name__, "frozen") for path, one in found.items()]
     frozen, given = Edited(model, edits), (variables, inputs, arguments)
     return frozen, changed(rows, _outputs(model, *given), _outputs(frozen, *given))
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,8 @@ def swap(
     Parameters and statistics of the same name and shape keep their values, such as scale and bias
     of a batch norm that becomes a group norm. So do ``dtype``, ``param_dtype``, ``use_scale``,
     ``use_bias``, ``axis_name`` and, where both add it to a variance or mean square, ``epsilon``.
-    Variables keep the names of the modules in the code, such as ``BatchNorm_0``.
+    Variables keep the names of the modules in the code, such as ``BatchNorm_0``. A norm of layers
+    that ``nn.scan`` stacks, along the first axes, gets variables for each layer.
 
     Args:
       model: the model, which stays as it is.
@@ -108,11 +109,11 @@ def swap(
     row, given = target(to), dict(options or {})
     found = visited(swap, model, variables, inputs, arguments, only, _is_norm)
     new, edits, rows = core.unfreeze(dict(variables)), {}, []
-    for path, (module, x) in found.items():
+    for path, (module, x, stack) in found.items():
         make = table.maker("linen", sys.modules["jaxnorm.linen"], to)
         own = carried(path, module, row, make) | given
         norm = make(**own)
-        fresh = _fresh(path, norm, x)
+        fresh = _fresh(path, norm, x, stack)
         shared: dict[str, dict[str, Any]] = {}
         names: tuple[tuple[str, ...], ...] = ((), (), ())
         for collection in COLLECTIONS:
@@ -126,6 +127,20 @@ def swap(
         rows.append(swapped_row(path, type(module).__name__, type(norm).__name__, names, own))
     edited = Edited(model, tuple(edits.items()))
     return edited, frozen_like(variables, new), Report(tuple(rows))
+
+
+class Visited(NamedTuple):
+    """A module that a call runs, unbound.
+
+    Attributes:
+      module: the module.
+      x: the shape and dtype of its first argument, of one layer.
+      stack: the axes of layers that its variables are stored with.
+    """
+
+    module: nn.Module
+    x: jax.ShapeDtypeStruct
+    stack: tuple[int, ...]
 
 
 def _is_norm(module: Any) -> bool:
@@ -151,8 +166,8 @@ def visited(
     arguments: Mapping[str, Any],
     only: Chosen,
     wanted: Callable[[Any], bool],
-) -> dict[str, tuple[nn.Module, Any]]:
-    """Return the modules that a call runs, unbound, with their first arguments, by their paths.
+) -> dict[str, Visited]:
+    """Return the modules that a call runs, by their paths.
 
     Args:
       function: the function that looks for them.
@@ -165,7 +180,7 @@ def visited(
     """
     check_variables(variables)
     chosen = choices("only", only)
-    found: dict[str, tuple[nn.Module, Any]] = {}
+    found: dict[str, Visited] = {}
     called: dict[str, None] = {}  # all that could be chosen
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
@@ -177,8 +192,8 @@ def visited(
         if ours and is_chosen(chosen, path, module):
             x = next(iter(call_arguments(module, given, named).values()))
             shape = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-            _check_stored(path, module, variables)
-            found[path] = module.clone(parent=None), shape
+            stack = _stack(path, module, variables)
+            found[path] = Visited(module.clone(parent=None), shape, stack)
         return call(*given, **named)
 
     def run(variables: Any) -> Any:
@@ -196,23 +211,44 @@ def visited(
     return found
 
 
-def _check_stored(path: str, module: nn.Module, variables: Mapping[str, Any]) -> None:
-    """Raise an error if a module gets other variables than the model stores at its path."""
-    for collection in COLLECTIONS:
-        stored = meta.unbox(subtree(variables, collection, path))
-        for name, value in module.variables.get(collection, {}).items():
-            if jnp.shape(stored.get(name)) != jnp.shape(meta.unbox(value)):
-                raise RefusedError(
-                    f"{path} must get its variables as the model stores them: {name} of "
-                    f"{jnp.shape(meta.unbox(value))} is stored as {jnp.shape(stored.get(name))}, "
-                    "as nn.scan and nn.vmap do. Leave it out by only=."
-                )
+def _stack(path: str, module: nn.Module, variables: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the axes of layers in front of the variables that the model stores at a path.
+
+    ``nn.scan`` and ``nn.vmap`` stack the variables of a module, and give it those of one layer.
+
+    Raises:
+      RefusedError: variables are stored in another way than that.
+    """
+    own = {
+        (collection, name): jnp.shape(meta.unbox(value))
+        for collection in COLLECTIONS
+        for name, value in module.variables.get(collection, {}).items()
+    }
+    stored = {
+        (collection, name): jnp.shape(meta.unbox(subtree(variables, collection, path)).get(name))
+        for collection, name in own
+    }
+    stacks = {stored[key][: len(stored[key]) - len(own[key])] for key in own} or {()}
+    stack = next(iter(stacks))
+    if len(stacks) > 1 or any(stored[key] != stack + own[key] for key in own):
+        shown = ", ".join(f"{key[1]} of {own[key]} is stored as {stored[key]}" for key in own)
+        raise RefusedError(
+            f"{path} must get its variables as the model stores them, or layer by layer from their "
+            f"first axes: {shown}. Leave it out by only=."
+        )
+    return stack
 
 
-def _fresh(path: str, norm: nn.Module, x: jax.ShapeDtypeStruct) -> dict[str, Any]:
-    """Return the variables of a new norm."""
+def _fresh(
+    path: str, norm: nn.Module, x: jax.ShapeDtypeStruct, stack: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the variables of a new norm, for each layer of a stack."""
     named: dict[str, Any] = {MODE: True} if getattr(norm, MODE, True) is None else {}
+    init = lambda key: norm.init(key, jnp.zeros(x.shape, x.dtype), **named)
+    for _ in stack:
+        init = jax.vmap(init)
+    keys = jax.random.split(jax.random.key(0), stack) if stack else jax.random.key(0)
     try:
-        return dict(norm.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype), **named))
+        return dict(init(keys))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error

@@ -205,20 +205,48 @@ def test_features_must_be_the_last_axis():
     assert swapped.axis == 1
 
 
-def test_norms_that_nn_scan_stacks_are_refused():
-    class Looped(fnn.Module):
-        @fnn.compact
-        def __call__(self, x):
-            block = fnn.scan(
-                lambda own, x, _: (own(x), None),
-                variable_axes={"params": 0},
-                split_rngs={"params": True},
-                length=2,
-            )
-            return block(fnn.LayerNorm(name="norm"), x, None)[0]
+class Looped(fnn.Module):
+    """Two batch norms in a loop, with their variables along an axis."""
 
+    axis: int = 0
+
+    @fnn.compact
+    def __call__(self, x, train=False):
+        block = fnn.scan(
+            lambda own, x, _: (2 * own(x, use_running_average=not train), None),
+            variable_axes={"params": self.axis, "batch_stats": self.axis},
+            split_rngs={"params": True},
+            length=2,
+        )
+        return block(fnn.BatchNorm(name="norm"), x, None)[0]
+
+
+def test_norms_that_nn_scan_stacks_are_swapped_layer_by_layer():
     model = Looped()
-    with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(2, 8\)"):
+    variables = variables_of(model)
+    scale = variables["params"]["norm"]["scale"] * jnp.array([[1.0], [3.0]])
+    variables["params"]["norm"]["scale"] = scale
+    swapped, new, report = jn.linen.swap(model, variables, X, to="rms")
+    assert report.rows[0].kept == ("scale", "epsilon=1e-05")
+    expected = X
+    for row in scale:
+        expected = 2 * jn.rms_norm(expected, epsilon=1e-5, scale=row)
+    np.testing.assert_allclose(swapped.apply(new, X), expected, rtol=1e-5)
+    shapes = jax.tree.map(jnp.shape, swapped.init(KEY, X))
+    assert shapes == jax.tree.map(jnp.shape, new) == {"params": {"norm": {"scale": (2, 8)}}}
+    _, new, report = jn.linen.swap(model, variables, X, to="dynamic_tanh")
+    assert report.rows[0].added == ("alpha",)
+    assert new["params"]["norm"]["alpha"].shape == (2, 1)
+    frozen, _ = jn.linen.freeze(model, variables, X)
+    given = {"train": True, "mutable": ["batch_stats"]}
+    y, updated = frozen.apply(variables, X, **given)
+    np.testing.assert_array_equal(y, model.apply(variables, X))
+    jax.tree.map(np.testing.assert_array_equal, updated["batch_stats"], variables["batch_stats"])
+
+
+def test_norms_that_are_stacked_behind_their_features_are_refused():
+    model = Looped(axis=1)
+    with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(8, 2\)"):
         jn.linen.swap(model, variables_of(model), X, to="rms")
 
 
