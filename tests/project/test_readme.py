@@ -28,7 +28,6 @@ def test_the_training_guide_computes_what_it_says():
 BLOCKS = [(page, i) for page in PAGES if page != "README.md" for i in range(len(blocks(page)))]
 
 
-@pytest.mark.slow  # the README's own run at once
 @pytest.mark.parametrize(("page", "number"), BLOCKS)
 def test_every_block_of_code_runs_by_itself(page, number):
     run(blocks(page)[number])
