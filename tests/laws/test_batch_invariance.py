@@ -68,6 +68,7 @@ def test_the_order_costs_no_digits(rng):
     assert np.abs(found - truth).max() < 1e-6 * np.abs(truth).max()
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="this XLA adds rows alike on a CPU")
 def test_without_the_option_the_bits_differ(rng):
     """Or there would be no need for it; this may change with XLA."""
     x = jnp.asarray(rng.normal(3, 1, (64, 1024)), jnp.float32)

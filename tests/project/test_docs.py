@@ -22,6 +22,7 @@ from pages import PAGES, ROOT
 
 import jaxnorm
 from jaxnorm import linen, nnx
+from jaxnorm.nnx import flax_versions
 
 TOOLS = ROOT / "docs" / "tools"
 OF_TABLE = ("register_norm", "unregister_norm")
@@ -198,7 +199,12 @@ def has(owner, names):
 
 
 def exists(reference, owners):
-    """Whether a dotted name is in a package, or in one of the owners if it names no package."""
+    """Whether a dotted name is in a package, or in one of the owners if it names no package.
+
+    What has a stand-in here is in newer versions of Flax.
+    """
+    if reference.startswith("flax.nnx.") and hasattr(flax_versions, reference.split(".")[2]):
+        return True
     names = reference.split(".")
     if names[0] not in ("flax", "jax", "jaxnorm"):
         return any(has(owner, names) for owner in owners)
