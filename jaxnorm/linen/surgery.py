@@ -13,7 +13,6 @@ from flax import linen as nn
 from flax.core import meta
 
 from jaxnorm.flax_common.choices import Chosen, check_named, choices, is_chosen
-from jaxnorm.flax_common.inputs import RefusedError
 from jaxnorm.flax_common.surgery import Report
 from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swapped_row, target
 from jaxnorm.flax_common.watching import MODE
@@ -72,8 +71,8 @@ def swap(
     Parameters and statistics of the same name and shape keep their values, such as scale and bias
     of a batch norm that becomes a group norm. So do ``dtype``, ``param_dtype``, ``use_scale``,
     ``use_bias``, ``axis_name`` and, where both add it to a variance or mean square, ``epsilon``.
-    Variables keep the names of the modules in the code, such as ``BatchNorm_0``. A norm of layers
-    that ``nn.scan`` stacks, along the first axes, gets variables for each layer.
+    Variables keep the names of the modules in the code, such as ``BatchNorm_0``, and their metadata
+    of partitioning. A norm of layers that ``nn.scan`` stacks gets variables for each layer.
 
     Args:
       model: the model, which stays as it is.
@@ -92,7 +91,8 @@ def swap(
     Raises:
       TypeError: no ``to``; options that the class does not take; ``only`` is something else.
       ValueError: an unknown norm, or one that needs more than ``x``; features that are not the last
-        axis; ``only`` names no norm, or the model calls none.
+        axis; ``nn.scan`` does not lift state that a new norm adds; ``only`` names no norm, or the
+        model calls none.
       TypeError or ValueError: variables or inputs do not fit the model, whose error is the cause.
 
     >>> import jax, jax.numpy as jnp
@@ -108,24 +108,23 @@ def swap(
     check_module("swap", model)
     row, given = target(to), dict(options or {})
     found = visited(swap, model, variables, inputs, arguments, only, _is_norm)
-    new, edits, rows = core.unfreeze(dict(variables)), {}, []
-    for path, (module, x, stack) in found.items():
+    options_of, norms = {}, {}
+    for path, one in found.items():
         make = table.maker("linen", sys.modules["jaxnorm.linen"], to)
-        own = carried(path, module, row, make) | given
-        norm = make(**own)
-        fresh = _fresh(path, norm, x, stack)
-        shared: dict[str, dict[str, Any]] = {}
-        names: tuple[tuple[str, ...], ...] = ((), (), ())
+        options_of[path] = carried(path, one.module, row, make) | given
+        norms[path] = make(**options_of[path])
+    edited = Edited(model, tuple((path, Replaced(norm)) for path, norm in norms.items()))
+    new, rows = core.unfreeze(dict(variables)), []
+    for path, (fresh, *names) in _fresh(edited, found, norms, new, inputs, arguments).items():
         for collection in COLLECTIONS:
             old = subtree(new, collection, path)
-            values, *more = matched(old, fresh.get(collection, {}))
-            names = tuple(a + b for a, b in zip(names, more, strict=True))
-            shared[collection] = values
-        for collection, values in shared.items():
+            values = {
+                name: old[name] if name in names[0] else value
+                for name, value in fresh.get(collection, {}).items()
+            }
             new = with_subtree(new, collection, path, values)
-        edits[path] = Replaced(norm)
-        rows.append(swapped_row(path, type(module).__name__, type(norm).__name__, names, own))
-    edited = Edited(model, tuple(edits.items()))
+        kinds = type(found[path].module).__name__, type(norms[path]).__name__
+        rows.append(swapped_row(path, *kinds, names, options_of[path]))
     return edited, frozen_like(variables, new), Report(tuple(rows))
 
 
@@ -135,12 +134,14 @@ class Visited(NamedTuple):
     Attributes:
       module: the module.
       x: the shape and dtype of its first argument, of one layer.
-      stack: the axes of layers that its variables are stored with.
+      own: the shapes of its variables, of one layer, by name.
+      lifted: whether a lifted transformation runs it, such as ``nn.scan``.
     """
 
     module: nn.Module
     x: jax.ShapeDtypeStruct
-    stack: tuple[int, ...]
+    own: dict[str, jax.ShapeDtypeStruct]
+    lifted: bool
 
 
 def _is_norm(module: Any) -> bool:
@@ -182,9 +183,11 @@ def visited(
     chosen = choices("only", only)
     found: dict[str, Visited] = {}
     called: dict[str, None] = {}  # all that could be chosen
+    roots: list[Any] = []  # of scopes; lifted transformations have their own
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
         module, path = context.module, path_of(context.module)
+        roots.append(module.scope.root)
         ours = context.method_name == "__call__" and wanted(module)
         ours = ours and not hasattr(module, "is_edit")
         if ours:
@@ -192,8 +195,8 @@ def visited(
         if ours and is_chosen(chosen, path, module):
             x = next(iter(call_arguments(module, given, named).values()))
             shape = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-            stack = _stack(path, module, variables)
-            found[path] = Visited(module.clone(parent=None), shape, stack)
+            lifted = module.scope.root is not roots[0]
+            found[path] = Visited(module.clone(parent=None), shape, _own(module.variables), lifted)
         return call(*given, **named)
 
     def run(variables: Any) -> Any:
@@ -211,44 +214,72 @@ def visited(
     return found
 
 
-def _stack(path: str, module: nn.Module, variables: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the axes of layers in front of the variables that the model stores at a path.
-
-    ``nn.scan`` and ``nn.vmap`` stack the variables of a module, and give it those of one layer.
-
-    Raises:
-      RefusedError: variables are stored in another way than that.
-    """
-    own = {
-        (collection, name): jnp.shape(meta.unbox(value))
+def _own(variables: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the variables of a norm, by name."""
+    return {
+        name: jax.eval_shape(lambda value=value: meta.unbox(value))
         for collection in COLLECTIONS
-        for name, value in module.variables.get(collection, {}).items()
+        for name, value in variables.get(collection, {}).items()
     }
-    stored = {
-        (collection, name): jnp.shape(meta.unbox(subtree(variables, collection, path)).get(name))
-        for collection, name in own
-    }
-    stacks = {stored[key][: len(stored[key]) - len(own[key])] for key in own} or {()}
-    stack = next(iter(stacks))
-    if len(stacks) > 1 or any(stored[key] != stack + own[key] for key in own):
-        shown = ", ".join(f"{key[1]} of {own[key]} is stored as {stored[key]}" for key in own)
-        raise RefusedError(
-            f"{path} must get its variables as the model stores them, or layer by layer from their "
-            f"first axes: {shown}. Leave it out by only=."
-        )
-    return stack
 
 
 def _fresh(
-    path: str, norm: nn.Module, x: jax.ShapeDtypeStruct, stack: tuple[int, ...]
-) -> dict[str, Any]:
-    """Return the variables of a new norm, for each layer of a stack."""
+    edited: Edited,
+    found: Mapping[str, Visited],
+    norms: Mapping[str, nn.Module],
+    variables: Mapping[str, Any],
+    inputs: tuple,
+    arguments: Mapping[str, Any],
+) -> dict[str, tuple]:
+    """Return the variables of new norms, and the names that are kept, dropped and added."""
+    fresh = {}
+    for path, norm in norms.items():
+        own = _initial(path, norm, found[path].x)
+        fresh[path] = own, *matched(found[path].own, _own(own))[1:]
+    if lifted := [path for path, (*_, added) in fresh.items() if added and found[path].lifted]:
+        as_lifted = _lifted(edited, lifted, variables, inputs, arguments)
+        fresh |= {path: (own, *fresh[path][1:]) for path, own in as_lifted.items()}
+    return fresh
+
+
+def _initial(path: str, norm: nn.Module, x: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """Return the variables of a new norm alone."""
     named: dict[str, Any] = {MODE: True} if getattr(norm, MODE, True) is None else {}
-    init = lambda key: norm.init(key, jnp.zeros(x.shape, x.dtype), **named)
-    for _ in stack:
-        init = jax.vmap(init)
-    keys = jax.random.split(jax.random.key(0), stack) if stack else jax.random.key(0)
     try:
-        return dict(init(keys))
+        return dict(norm.init(jax.random.key(0), jnp.zeros(x.shape, x.dtype), **named))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
+
+
+def _lifted(
+    edited: Edited,
+    paths: list[str],
+    variables: Mapping[str, Any],
+    inputs: tuple,
+    arguments: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """Return the variables of new norms that lifted transformations run, as these make them.
+
+    ``nn.scan`` and ``nn.vmap`` stack them along axes of their own, and name these in metadata.
+    """
+    rest = dict(variables)
+    for collection in COLLECTIONS:
+        for path in paths:
+            rest = with_subtree(rest, collection, path, {})
+    shapes = jax.eval_shape(lambda: rest)
+    rngs = arguments.get("rngs") or {}
+    rngs = {"params": jax.random.key(0), **rngs} if isinstance(rngs, Mapping) else rngs
+    options = {**arguments, "rngs": rngs, "mutable": [*{*rest, *COLLECTIONS}]}
+
+    def run() -> dict[str, dict[str, Any]]:  # nothing but initial values is left to compute
+        zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+        _, made = edited.apply(zeros, *inputs, **options)
+        return {path: {name: subtree(made, name, path) for name in COLLECTIONS} for path in paths}
+
+    try:
+        return jax.jit(run)()
+    except Exception as error:
+        raise ValueError(
+            f"{', '.join(paths)} cannot become this norm within nn.scan or nn.vmap: {error} These "
+            "must lift the collections of all its variables. Leave it out by only=."
+        ) from error

@@ -128,34 +128,6 @@ def test_nnx_swaps_as_linen():
     assert not hasattr(model.block.layers[1], "epsilon")
 
 
-def stacked(axis=0):
-    """Return three layer norms of nnx with their variables along an axis, and no default values."""
-    make = fnx.vmap(lambda key: fnx.LayerNorm(8, rngs=fnx.Rngs(key)), in_axes=0, out_axes=axis)
-    norm = make(jax.random.split(KEY, 3))
-    for variable in (norm.scale, norm.bias):
-        variable[...] += jax.random.uniform(KEY, variable.shape)
-    return norm
-
-
-def test_nnx_swaps_norms_of_stacked_layers():
-    @fnx.scan(in_axes=(fnx.Carry, 0), out_axes=fnx.Carry)
-    def run(x, norm):
-        return norm(x)
-
-    norm = stacked()
-    swapped, report = jn.nnx.swap(norm, to="rms")
-    assert (report.rows[0].kept, report.rows[0].dropped) == (("scale", "epsilon=1e-06"), ("bias",))
-    expected = X
-    for scale in norm.scale[...]:
-        expected = jn.rms_norm(expected, scale=scale)
-    np.testing.assert_allclose(run(X, swapped), expected, rtol=1e-6)
-    with_alpha, report = jn.nnx.swap(norm, to="dynamic_tanh")
-    assert (report.rows[0].added, with_alpha.alpha.shape) == (("alpha",), (3, 1))
-    assert run(X, with_alpha).shape == X.shape
-    with pytest.raises(ValueError, match=r"before 8 features: got .*scale \(8, 3\)"):
-        jn.nnx.swap(stacked(axis=1), to="rms")
-
-
 def both(change):
     """Return what a change raises in either family."""
     model = Linen()
@@ -203,51 +175,6 @@ def test_features_must_be_the_last_axis():
     swapped, _ = jn.nnx.swap(fnx.BatchNorm(3, axis=1, rngs=fnx.Rngs(0)), to="ghost_batch",
                              options={"num_chunks": 2})  # fmt: skip
     assert swapped.axis == 1
-
-
-class Looped(fnn.Module):
-    """Two batch norms in a loop, with their variables along an axis."""
-
-    axis: int = 0
-
-    @fnn.compact
-    def __call__(self, x, train=False):
-        block = fnn.scan(
-            lambda own, x, _: (2 * own(x, use_running_average=not train), None),
-            variable_axes={"params": self.axis, "batch_stats": self.axis},
-            split_rngs={"params": True},
-            length=2,
-        )
-        return block(fnn.BatchNorm(name="norm"), x, None)[0]
-
-
-def test_norms_that_nn_scan_stacks_are_swapped_layer_by_layer():
-    model = Looped()
-    variables = variables_of(model)
-    scale = variables["params"]["norm"]["scale"] * jnp.array([[1.0], [3.0]])
-    variables["params"]["norm"]["scale"] = scale
-    swapped, new, report = jn.linen.swap(model, variables, X, to="rms")
-    assert report.rows[0].kept == ("scale", "epsilon=1e-05")
-    expected = X
-    for row in scale:
-        expected = 2 * jn.rms_norm(expected, epsilon=1e-5, scale=row)
-    np.testing.assert_allclose(swapped.apply(new, X), expected, rtol=1e-5)
-    shapes = jax.tree.map(jnp.shape, swapped.init(KEY, X))
-    assert shapes == jax.tree.map(jnp.shape, new) == {"params": {"norm": {"scale": (2, 8)}}}
-    _, new, report = jn.linen.swap(model, variables, X, to="dynamic_tanh")
-    assert report.rows[0].added == ("alpha",)
-    assert new["params"]["norm"]["alpha"].shape == (2, 1)
-    frozen, _ = jn.linen.freeze(model, variables, X)
-    given = {"train": True, "mutable": ["batch_stats"]}
-    y, updated = frozen.apply(variables, X, **given)
-    np.testing.assert_array_equal(y, model.apply(variables, X))
-    jax.tree.map(np.testing.assert_array_equal, updated["batch_stats"], variables["batch_stats"])
-
-
-def test_norms_that_are_stacked_behind_their_features_are_refused():
-    model = Looped(axis=1)
-    with pytest.raises(ValueError, match=r"norm must get its variables .* is stored as \(8, 2\)"):
-        jn.linen.swap(model, variables_of(model), X, to="rms")
 
 
 def test_every_version_of_flax_keeps_the_options_of_an_instance_norm():
