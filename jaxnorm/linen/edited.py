@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax.core import FrozenDict, freeze
 
 from jaxnorm.flax_common.inputs import naming_inputs
+from jaxnorm.flax_common.watching import MODE
 
 Variables = TypeVar("Variables", bound=Mapping[str, Any])
 # arguments of apply that are not the model's
@@ -26,6 +27,26 @@ class Edit(Protocol):
 
     def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
         """Return what the module returns; ``call(*given, **named)`` is the call as it was."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Call another module in the place of one, with its variables."""
+
+    module: nn.Module
+
+    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
+        """Return what the other module returns. It is not asked for the mode of a batch norm."""
+        arguments = call_arguments(module, given, named)
+        takes = signature(type(self.module).__call__).parameters
+        names = {name: value for name, value in arguments.items() if value is not None}
+        x = names.pop(next(iter(arguments)))
+        if MODE not in takes or getattr(self.module, MODE, None) is not None:
+            names.pop(MODE, None)
+        # with the variables of the module, which has not read them
+        new = self.module.clone(parent=module.scope.rewound() if module.scope else None)
+        object.__setattr__(new, "is_edit", True)
+        return new(x, **names)
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,12 @@ class Edited:
     def _in_force(self) -> Iterator[None]:
         with distinct(self.key), intercepting(_by_path(self.edits)):
             yield
+
+
+def call_arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
+    """Return the arguments of the call of a module by their names."""
+    found = signature(type(module).__call__).bind(module, *given, **named).arguments
+    return dict(list(found.items())[1:])
 
 
 def path_of(module: Any) -> str:

@@ -10,8 +10,14 @@ from flax import linen as nn
 from jaxnorm.flax_common.choices import Chosen, frozen_among
 from jaxnorm.flax_common.surgery import Report, Row, are_values, changed
 from jaxnorm.flax_common.watching import MODE
-from jaxnorm.linen.edited import Edited, check_module, check_variables, naming_call
-from jaxnorm.linen.surgery import call_arguments, visited, with_mutable
+from jaxnorm.linen.edited import (
+    Edited,
+    call_arguments,
+    check_module,
+    check_variables,
+    naming_call,
+)
+from jaxnorm.linen.surgery import visited, with_mutable
 
 __all__ = ["freeze", "unfreeze"]
 

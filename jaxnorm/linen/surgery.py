@@ -2,8 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +16,9 @@ from jaxnorm.flax_common.swapping import asking_for_norm, carried, matched, swap
 from jaxnorm.flax_common.watching import MODE
 from jaxnorm.linen.edited import (
     Edited,
+    Replaced,
     Variables,
+    call_arguments,
     check_module,
     check_variables,
     frozen_like,
@@ -34,26 +34,6 @@ from jaxnorm.norms import table
 __all__ = ["swap"]
 
 COLLECTIONS = ("params", "batch_stats")
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Call another module in the place of one, with its variables."""
-
-    module: nn.Module
-
-    def run(self, call: Callable[..., Any], module: nn.Module, given: tuple, named: dict) -> Any:
-        """Return what the other module returns. It is not asked for the mode of a batch norm."""
-        arguments = call_arguments(module, given, named)
-        takes = signature(type(self.module).__call__).parameters
-        names = {name: value for name, value in arguments.items() if value is not None}
-        x = names.pop(next(iter(arguments)))
-        if MODE not in takes or getattr(self.module, MODE, None) is not None:
-            names.pop(MODE, None)
-        # with the variables of the module, which has not read them
-        new = self.module.clone(parent=module.scope.rewound() if module.scope else None)
-        object.__setattr__(new, "is_edit", True)
-        return new(x, **names)
 
 
 @asking_for_norm
@@ -146,12 +126,6 @@ class Visited(NamedTuple):
 
 def _is_norm(module: Any) -> bool:
     return type(module) in NORMS
-
-
-def call_arguments(module: Any, given: tuple, named: dict) -> dict[str, Any]:
-    """Return the arguments of the call of a module by their names."""
-    found = signature(type(module).__call__).bind(module, *given, **named).arguments
-    return dict(list(found.items())[1:])
 
 
 def with_mutable(variables: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
