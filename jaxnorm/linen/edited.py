@@ -45,7 +45,7 @@ class Replaced:
             names.pop(MODE, None)
         # with the variables of the module, which has not read them
         new = self.module.clone(parent=module.scope.rewound() if module.scope else None)
-        object.__setattr__(new, "is_edit", True)
+        object.__setattr__(new, "stands_in", self)
         return new(x, **names)
 
 
@@ -79,7 +79,7 @@ class Edited:
 
     @contextmanager
     def _in_force(self) -> Iterator[None]:
-        with distinct(self.key), intercepting(_by_path(self.edits)):
+        with distinct(self.key), intercepting(_by_path(self)):
             yield
 
 
@@ -153,15 +153,34 @@ def check_variables(variables: Any) -> None:
         )
 
 
-def _by_path(edits: tuple[tuple[str, Edit], ...]) -> Callable[..., Any]:
-    """Return the interceptor that runs the edits of a model."""
-    by_path = dict(edits)
+def replacement(model: Any, path: str) -> Replaced | None:
+    """Return the last edit of a model that calls another module in the place of the one at a path.
+
+    The module that it calls has the edit as its attribute ``stands_in``.
+    """
+    while isinstance(model, Edited):
+        edit = dict(model.edits).get(path)
+        if isinstance(edit, Replaced):
+            return edit
+        model = model.model
+    return None
+
+
+def _by_path(edited: Edited) -> Callable[..., Any]:
+    """Return the interceptor that runs the edits of a model.
+
+    It sees a module before what the model inside calls in its place. A replacement takes the place
+    of either; other edits are of the latter.
+    """
+    edits = dict(edited.edits)
 
     def intercept(call: Callable[..., Any], given: tuple, named: dict, context: Any) -> Any:
-        edit = by_path.get(path_of(context.module))
-        # what stands in for a module has its path
-        stands_in = hasattr(context.module, "is_edit")
-        if edit is None or context.method_name != "__call__" or stands_in:
+        path = path_of(context.module)
+        edit = edits.get(path)
+        if edit is None or context.method_name != "__call__":
+            return call(*given, **named)
+        edits_of = None if isinstance(edit, Replaced) else replacement(edited.model, path)
+        if getattr(context.module, "stands_in", None) is not edits_of:
             return call(*given, **named)
         return edit.run(call, context.module, given, named)
 

@@ -88,7 +88,7 @@ def freeze(
     2.0
     """
     check_module("freeze", model)
-    found = visited(freeze, model, variables, inputs, arguments, only, _runs)
+    found = visited(freeze, model, variables, inputs, arguments, only, _runs, replaced=True)
     edits = tuple((path, Frozen(one.module)) for path, one in found.items())
     rows = [Row(path, type(one.module).__name__, "frozen") for path, one in found.items()]
     frozen, given = Edited(model, edits), (variables, inputs, arguments)

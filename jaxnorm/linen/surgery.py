@@ -25,6 +25,7 @@ from jaxnorm.linen.edited import (
     intercepting,
     naming_call,
     path_of,
+    replacement,
     subtree,
     with_subtree,
 )
@@ -141,6 +142,7 @@ def visited(
     arguments: Mapping[str, Any],
     only: Chosen,
     wanted: Callable[[Any], bool],
+    replaced: bool = False,
 ) -> dict[str, Visited]:
     """Return the modules that a call runs, by their paths.
 
@@ -152,6 +154,7 @@ def visited(
       arguments: further arguments of ``model.apply``.
       only: which modules.
       wanted: whether a module can be among them.
+      replaced: whether to return what an edited model calls in the place of its modules.
     """
     check_variables(variables)
     chosen = choices("only", only)
@@ -163,7 +166,8 @@ def visited(
         module, path = context.module, path_of(context.module)
         roots.append(module.scope.root)
         ours = context.method_name == "__call__" and wanted(module)
-        ours = ours and not hasattr(module, "is_edit")
+        stands_in = replacement(model, path) if replaced else None
+        ours = ours and getattr(module, "stands_in", None) is stands_in
         if ours:
             called[path] = None
         if ours and is_chosen(chosen, path, module):

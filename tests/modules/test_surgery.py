@@ -239,6 +239,24 @@ class TestFreezing:
             assert jn.linen.unfreeze(part, only="BatchNorm_0")[0] is model
         assert jn.linen.unfreeze(model) == (model, Report(()))
 
+    def test_linen_swapped(self):
+        options = {"use_running_average": False}
+        for norm in (fnn.BatchNorm(use_running_average=False), fnn.LayerNorm()):
+            model = fnn.Sequential([norm])
+            variables = variables_of(model)
+            swapped, new, _ = jn.linen.swap(model, variables, X, to="batch", options=options)
+            frozen, report = jn.linen.freeze(swapped, new, X)
+            assert report.difference > 1
+            y, updated = frozen.apply(new, X, mutable=["batch_stats"])
+            given = {name: values["layers_0"] for name, values in new.items()}
+            evaluated = jn.linen.BatchNorm(True, epsilon=norm.epsilon).apply(given, X)
+            np.testing.assert_array_equal(y, evaluated)
+            jax.tree.map(np.testing.assert_array_equal, updated["batch_stats"], new["batch_stats"])
+            assert jn.linen.unfreeze(frozen)[0] == swapped
+        without, new, _ = jn.linen.swap(swapped, new, X, to="rms")
+        with pytest.raises(ValueError, match="calls none"):
+            jn.linen.freeze(without, new, X)
+
     @pytest.mark.parametrize(
         ("only", "error", "message"),
         [
