@@ -94,15 +94,17 @@ def _made(
     make: Callable[..., Any], old: Any, rngs: nnx.Rngs, options: Mapping[str, Any]
 ) -> nnx.Module:
     """Return the new norm, with variables for each layer where the old one's are of a stack."""
+    # group norms of Flax keep the number of groups alone
+    features = getattr(old, "num_features", None) or old.num_groups * old.group_size
     stacks = {value.shape[:-1] for value in values(old).values()} or {()}
-    if len(stacks) > 1 or {value.shape[-1] for value in values(old).values()} - {old.num_features}:
+    if len(stacks) > 1 or {value.shape[-1] for value in values(old).values()} - {features}:
         shapes = ", ".join(f"{name} {value.shape}" for name, value in values(old).items())
         raise ValueError(
             f"Its layers must be stacked along the first axes of all variables, before "
-            f"{old.num_features} features: got {shapes}."
+            f"{features} features: got {shapes}."
         )
     (stack,) = stacks
-    norms = [make(old.num_features, rngs=rngs, **options) for _ in range(math.prod(stack))]
+    norms = [make(features, rngs=rngs, **options) for _ in range(math.prod(stack))]
     if stack:
         layers = [values(norm) for norm in norms]
         for name, variable in holders(norms[0]).items():

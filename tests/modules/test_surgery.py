@@ -177,6 +177,15 @@ def test_features_must_be_the_last_axis():
     assert swapped.axis == 1
 
 
+@pytest.mark.parametrize("norms", [fnx, jn.nnx])
+@pytest.mark.parametrize("groups", [{"num_groups": 2}, {"num_groups": None, "group_size": 4}])
+def test_nnx_swaps_group_norms(norms, groups):
+    norm = norms.GroupNorm(8, **groups, rngs=fnx.Rngs(0))
+    swapped, report = jn.nnx.swap(norm, to="rms")
+    assert (report.rows[0].kept, report.rows[0].dropped) == (("scale", "epsilon=1e-06"), ("bias",))
+    np.testing.assert_array_equal(swapped(X), jn.rms_norm(X, scale=jnp.ones(8)))
+
+
 def test_every_version_of_flax_keeps_the_options_of_an_instance_norm():
     norm = fnx.BatchNorm(8, epsilon=0.1, use_bias=False, rngs=fnx.Rngs(0))
     swapped, report = jn.nnx.swap(norm, to="instance")
