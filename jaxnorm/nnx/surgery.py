@@ -81,8 +81,12 @@ def swap(
         except (TypeError, ValueError) as error:
             raise type(error)(f"{path or 'the model'} cannot become this norm. {error}") from error
         kept, *names = matched(values(old), values(new))
+        before = holders(old)
         for name, variable in holders(new).items():
-            set_value(variable, kept[name])
+            if name in names[0] and type(before[name]) is type(variable):
+                setattr(new, name, before[name])  # with its metadata
+            else:
+                set_value(variable, kept[name])
         made.append((old, new))
         rows.append(swapped_row(path, type(old).__name__, type(new).__name__, names, own))
     for old, new in made:

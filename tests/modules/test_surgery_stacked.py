@@ -44,6 +44,17 @@ def test_nnx_swaps_norms_of_stacked_layers():
         jn.nnx.swap(stacked(axis=1), to="rms")
 
 
+def test_nnx_keeps_the_metadata_of_parameters():
+    norm = stacked()
+    norm.scale = fnx.Param(norm.scale[...], of_axes=("layers", "embed"))
+    swapped, _ = jn.nnx.swap(norm, to="rms")
+    assert swapped.scale.get_metadata()["of_axes"] == ("layers", "embed")
+    assert swapped.scale is not norm.scale
+    same, _ = jn.nnx.swap(norm, to="rms", copy=False)
+    assert same is norm
+    np.testing.assert_array_equal(norm.scale[...], swapped.scale[...])
+
+
 class Looped(fnn.Module):
     """Two batch norms in a loop, with their variables along an axis."""
 
