@@ -245,7 +245,7 @@ def _lifted(
         for path in paths:
             rest = with_subtree(rest, collection, path, {})
     shapes = jax.eval_shape(lambda: rest)
-    rngs = arguments.get("rngs") or {}
+    rngs = {} if (given := arguments.get("rngs")) is None else given
     rngs = {"params": jax.random.key(0), **rngs} if isinstance(rngs, Mapping) else rngs
     options = {**arguments, "rngs": rngs, "mutable": [*{*rest, *COLLECTIONS}]}
 

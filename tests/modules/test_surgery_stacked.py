@@ -130,9 +130,10 @@ def test_norms_that_are_stacked_behind_their_features_are_swapped(length):
     assert jax.eval_shape(swapped.apply, new, X).shape == X.shape
 
 
-def test_stacked_norms_without_parameters_get_those_of_each_layer():
+@pytest.mark.parametrize("rngs", [None, KEY, jax.random.PRNGKey(0), {"dropout": KEY}])
+def test_stacked_norms_without_parameters_get_those_of_each_layer(rngs):
     model = LoopedWith(partial(fnn.LayerNorm, use_scale=False, use_bias=False))
-    swapped, new, _ = jn.linen.swap(model, {}, X, to="dynamic_tanh")
+    swapped, new, _ = jn.linen.swap(model, {}, X, to="dynamic_tanh", rngs=rngs)
     assert jax.tree.map(jnp.shape, new) == {"params": {"norm": {"alpha": (2, 1)}}}
     expected = X
     for alpha in new["params"]["norm"]["alpha"]:
