@@ -115,10 +115,10 @@ def _divided(xp, x, divisor: np.ndarray) -> Any:
     XLA multiplies by the reciprocal of a divisor that is broadcast, and takes subnormal numbers for
     0. In float32 that concerns divisors above 8.5e37, which are scaled together with x.
     """
-    has_reciprocal = 1 / divisor >= np.finfo(divisor.dtype).tiny
-    if xp is np or has_reciprocal.all():
+    # the reciprocal of the smallest normal number is exact
+    if xp is np or not (is_large := divisor > 1 / np.finfo(divisor.dtype).tiny).any():
         return x / divisor
-    scale = np.where(has_reciprocal, 1, 0.125).astype(divisor.dtype)
+    scale = np.where(is_large, 0.125, 1).astype(divisor.dtype)
     # without the barrier, XLA multiplies by both constants at once again
     return x * _behind_barrier(xp, scale) / (divisor * scale)
 
