@@ -138,14 +138,9 @@ def _of_file(
     own = {leaf: axes[str(prefix_of(axes, leaf))] for leaf in named}
     of_file = choosing.dimensions_of(guarded(path, lambda reader: reader.leaves))
     fitted = horizons.with_steps(named, wanted.horizons)
-    stepped = {horizon.leaf for horizon in wanted.horizons}
     for leaf in named:
-        try:
-            dimensions.check(path, leaf, fitted[leaf], own[leaf], leaf in axes, of_file)
-        except PatternError as error:
-            if leaf in stepped and "must name every axis" in str(error):
-                error.add_note("The horizon adds the second axis, of steps: '[n] step f'.")
-            raise
+        hint = horizons.HINT if fitted[leaf] is not named[leaf] else ""
+        dimensions.check(path, leaf, fitted[leaf], own[leaf], leaf in axes, of_file, hint)
     diff = {} if wanted.diff is None else choosing.differenced(path, named, own, axes, wanted)
     if diff:
         named = {leaf: named[leaf] for leaf in diff}

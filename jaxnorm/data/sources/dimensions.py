@@ -40,12 +40,19 @@ def lacking(leaf: Leaf, axes: Axes, of_file: Collection[str]) -> list[str]:
 
 
 def check(
-    path: str, name: str, leaf: Leaf, axes: Axes, is_named: bool, of_file: Collection[str]
+    path: str,
+    name: str,
+    leaf: Leaf,
+    axes: Axes,
+    is_named: bool,
+    of_file: Collection[str],
+    hint: str = "",
 ) -> None:
     """Refuse a pattern that names dimensions of the file, but not as the leaf has them.
 
     A pattern with none of their names goes by position. ``is_named`` says whether the pattern was
-    given for this leaf, ``of_file`` names the dimensions of all leaves.
+    given for this leaf, ``of_file`` names the dimensions of all leaves. The hint is added where a
+    pattern has another number of names than the leaf has axes.
     """
     if not isinstance(axes, str):
         return
@@ -54,8 +61,12 @@ def check(
         found = arguments.names(axes, leaf.shape)
     except ValueError as error:
         # too few names or too many may be told by those of the file
-        if not dims & set(re.findall(r"\w+", axes)) or "must name every axis" not in str(error):
-            raise PatternError(f"{path}{f', {name!r}' if name else ''}: {error}") from None
+        is_number = "must name every axis" in str(error)
+        if not dims & set(re.findall(r"\w+", axes)) or not is_number:
+            refused = PatternError(f"{path}{f', {name!r}' if name else ''}: {error}")
+            if hint and is_number:
+                refused.add_note(hint)
+            raise refused from None
         found = None
     is_lacking = bool(lacking(leaf, axes, of_file))
     if (

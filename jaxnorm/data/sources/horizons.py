@@ -7,6 +7,9 @@ from typing import NamedTuple
 from jaxnorm.data.sources.addresses import PatternError
 from jaxnorm.data.sources.readers import Leaf
 
+# where the pattern of such a leaf has another number of axes
+HINT = "The horizon adds the second axis, of steps: '[n] step f'."
+
 
 class Horizon(NamedTuple):
     """A leaf that is fitted with an axis of steps after its first axis.
