@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxnorm.data import sources
-from jaxnorm.data.sources import SourceError, pieces
+from jaxnorm.data.sources import SourceError, numpy_files, pieces
 
 X = np.arange(4000 * 3, dtype=np.float32).reshape(4000, 3)
 
@@ -76,3 +76,12 @@ def cut(name, share):
     WRITE[name](f"a.{name}", X)
     os.truncate(f"a.{name}", int(os.path.getsize(f"a.{name}") * share))
     return f"a.{name}"
+
+
+def members_opened(monkeypatch):
+    """Return a list that gets an element each time when a member of an archive is opened."""
+    opened, open_member = [], numpy_files._open_member
+    monkeypatch.setattr(
+        numpy_files, "_open_member", lambda *args: opened.append(args) or open_member(*args)
+    )
+    return opened

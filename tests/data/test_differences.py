@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from reading import WRITE
+from reading import WRITE, members_opened
 
 from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.command import main
@@ -76,14 +76,9 @@ def test_float32_is_subtracted_in_float64():
 
 
 def test_a_stream_is_read_once(rng, monkeypatch):
-    from jaxnorm.data.sources import numpy_files
-
     x = rng.standard_normal((400, 3))
     np.savez_compressed("a.npz", x=x)
-    opened, open_member = [], numpy_files._open_member
-    monkeypatch.setattr(
-        numpy_files, "_open_member", lambda *args: opened.append(args) or open_member(*args)
-    )
+    opened = members_opened(monkeypatch)
     fitted = Normalizer.fit_files("a.npz", diff=0)
     assert fitted.batches > 10
     assert len(opened) == 1

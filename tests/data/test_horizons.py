@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lerobot_folders import LENGTHS, feature, write
-from reading import WRITE
+from reading import WRITE, members_opened
 
 from jaxnorm.data import Normalizer, sources
 from jaxnorm.data.command import main
-from jaxnorm.data.sources import SourceError, numpy_files
+from jaxnorm.data.sources import SourceError
 
 pytestmark = pytest.mark.filterwarnings("default")  # zarr warns of format 3
 ROWS = sum(LENGTHS)
@@ -71,10 +71,7 @@ def test_steps_of_every_format(suffix, dtype, rng):
 def test_a_stream_is_read_once(rng, monkeypatch):
     x = rng.standard_normal((400, 3))
     np.savez_compressed("a.npz", x=x)
-    opened, open_member = [], numpy_files._open_member
-    monkeypatch.setattr(
-        numpy_files, "_open_member", lambda *args: opened.append(args) or open_member(*args)
-    )
+    opened = members_opened(monkeypatch)
     fitted = Normalizer.fit_files("a.npz", {"x": "[n] step f"}, horizon={"x": 50})
     assert fitted.batches > 10
     assert len(opened) == 1
