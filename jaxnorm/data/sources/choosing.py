@@ -129,10 +129,11 @@ def _no_number(path: str, name: str, leaves: Mapping[str, Leaf]) -> SourceError:
 def lacking(path: str, axes: Mapping[str, Axes], wanted: Wanted) -> dict[str, str]:
     """Return the leaves that :func:`pieces` leaves out for want of the axis of differences."""
     leaves = leaves_to_fit(expanded([path])[0], axes, wanted.masks)
+    own = {name: axes[str(prefix_of(axes, name))] for name in leaves}
     return {
         name: f"no axis {wanted.diff!r}"
         for name, leaf in leaves.items()
-        if dimensions.axis_of(wanted.diff, leaf, axes[str(prefix_of(axes, name))]) is None  # type: ignore[arg-type]
+        if dimensions.axis_of(wanted.diff, leaf, own[name]) is None  # type: ignore[arg-type]
     }
 
 
